@@ -1,0 +1,1 @@
+"""Federated learning with secure aggregation: the library."""

@@ -1,0 +1,171 @@
+"""One exception tree; a type says who erred, and so who can act.
+
+    FedcoreError
+    ├── UsageError               our own caller: an event out of order, an argument out of range
+    │   └── IllegalTransition
+    ├── ConfigurationError       what a person configured or installed
+    │   ├── UnknownKey
+    │   ├── KitError             a federation or client kit is missing, broken or wrongly signed
+    │   ├── AppError             a Flower app that cannot be loaded, or returns the wrong records
+    │   ├── DataError            a data set that is absent, altered or unreadable
+    │   └── EncodingError        an update or a setting that the codec refuses
+    ├── PeerError                the other side of the protocol or of the connection
+    │   ├── ProtocolViolation    a named check of the secure aggregation protocol failed
+    │   ├── ConflictingMessage   the same message again with other content
+    │   ├── Unauthorized
+    │   └── Refused              the server answered with a problem document
+    ├── RoundFailed              nobody lied; too few parties were left
+    │   ├── CohortTooSmall
+    │   └── UnmaskFailed
+    ├── RunFailed                the run as a whole ended without a model
+    └── EnvironmentFailure       the machine or the network
+        ├── ServerUnreachable
+        ├── PortInUse
+        ├── StorageFull
+        └── WorkerDied
+
+An exception never carries a secret, nor bytes that a peer sent. `exit_code` is the exit status that a command ends
+with when the exception reaches its top.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class FedcoreError(Exception):
+    """Base of every error that fedcore raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(FedcoreError):
+    """Our own caller erred: a bug in the program that uses the library."""
+
+
+class IllegalTransition(UsageError):
+    """An event that the state machine has no transition for; the state is unchanged."""
+
+    def __init__(self, state: str, event: str) -> None:
+        super().__init__(f"event {event!r} is not legal in state {state!r}")
+        self.state = state
+        self.event = event
+
+
+class ConfigurationError(FedcoreError):
+    """What a person configured or installed cannot work; the message says what to change."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class UnknownKey(ConfigurationError):
+    """A configuration key that does not exist; names the nearest one that does."""
+
+    def __init__(self, key: str, known: Iterable[str], where: str) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(names)}"
+        super().__init__(f"unknown key {key!r} in {where}{hint}")
+        self.key = key
+
+
+class KitError(ConfigurationError):
+    """A federation folder or client kit is missing, incomplete, or not signed by its authority."""
+
+
+class AppError(ConfigurationError):
+    """A Flower app that cannot be loaded, or whose replies hold the wrong records."""
+
+
+class DataError(ConfigurationError):
+    """A data set that is absent, altered or unreadable."""
+
+
+class EncodingError(ConfigurationError):
+    """An update, or codec settings, that cannot be encoded without loss of meaning."""
+
+
+class PeerError(FedcoreError):
+    """The other side erred or lied."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class ProtocolViolation(PeerError):
+    """A check of the secure aggregation protocol failed; `check` is its fixed name.
+
+    `peer` is the id of the client whose data failed, where that is known.
+    """
+
+    def __init__(self, check: str, detail: str, *, peer: int | None = None) -> None:
+        super().__init__(f"{check}: {detail}")
+        self.check = check
+        self.peer = peer
+
+
+class ConflictingMessage(PeerError):
+    """A message that was answered before came again with different content."""
+
+
+class Unauthorized(PeerError):
+    """A signature, token or certificate that does not check out."""
+
+
+class Refused(PeerError):
+    """The server answered with a problem document (RFC 9457)."""
+
+    def __init__(self, status: int, kind: str, detail: str) -> None:
+        super().__init__(f"{detail} ({kind}, HTTP {status})")
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+
+
+class RoundFailed(FedcoreError):
+    """A round that ended without a sum although nobody is known to have lied."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class CohortTooSmall(RoundFailed):
+    """Fewer clients than the threshold are left at a step."""
+
+    def __init__(self, step: str, present: int, needed: int) -> None:
+        super().__init__(f"{present} clients are left at step {step!r}, {needed} are needed")
+        self.step = step
+        self.present = present
+        self.needed = needed
+
+
+class UnmaskFailed(RoundFailed):
+    """The shares that came back do not rebuild a secret, whichever subset is taken."""
+
+
+class RunFailed(FedcoreError):
+    """The run ended without a model; the message carries the last reason."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class EnvironmentFailure(FedcoreError):
+    """The machine or the network failed; trying again later may help."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class ServerUnreachable(EnvironmentFailure):
+    """No server answers at the address."""
+
+
+class PortInUse(EnvironmentFailure):
+    """Another process listens on the port already."""
+
+
+class StorageFull(EnvironmentFailure):
+    """The disk that holds the spool or the blobs is full; nothing was taken over."""
+
+
+class WorkerDied(EnvironmentFailure):
+    """A worker or ServerApp process ended without an answer."""
