@@ -1,0 +1,128 @@
+"""Settings of a run: how updates are aggregated, encoded and waited for.
+
+An app may set them in its pyproject.toml under `[tool.fedcore]`, the operator overrides them with `--set key=value`.
+Keys are kebab-case there; an unknown key is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from fedcore.errors import ConfigurationError, UnknownKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """What holds for a whole run.
+
+    aggregation: "secure" (masked, the server learns only sums) or "plain" (readable by the server).
+    field_bits: width of a packed field, 16, 21 or 32; the first exchange of a run always uses 32.
+    w_max: largest number of examples that one client may report.
+    metric_max: largest absolute value of a metric.
+    clip_norm: L2 bound on a client's update; 0 for none.
+    first_scale: bound of the weighted update per element in the first exchange.
+    threshold: survivors needed for a sum; 0 for floor(2n/3) + 1.
+    min_clients: clients that must be connected before an exchange starts.
+    join_seconds: how long to wait for them.
+    train_seconds: time for the local work of one exchange.
+    step_seconds: time for any other step.
+    liveness_seconds: a client that is silent for longer has dropped out.
+    max_attempts: how often a failed exchange is tried before the run fails.
+    """
+
+    aggregation: Literal["secure", "plain"] = "secure"
+    field_bits: Literal[16, 21, 32] = 16
+    w_max: int = 2**17
+    metric_max: float = 2.0**20
+    clip_norm: float = 0.0
+    first_scale: float = 8.0
+    threshold: int = 0
+    min_clients: int = 2
+    join_seconds: float = 300.0
+    train_seconds: float = 3600.0
+    step_seconds: float = 60.0
+    liveness_seconds: float = 15.0
+    max_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        positive = (
+            "w_max", "metric_max", "first_scale", "min_clients", "join_seconds", "train_seconds", "step_seconds",
+            "liveness_seconds", "max_attempts",
+        )  # fmt: skip
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{_kebab(name)} must be greater than 0")
+        for name in ("clip_norm", "threshold"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{_kebab(name)} must not be negative; 0 stands for the default")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:
+        """Build from kebab-case keys; raises UnknownKey or ConfigurationError."""
+        hints = typing.get_type_hints(cls)
+        known = {_kebab(field.name): field.name for field in dataclasses.fields(cls)}
+        arguments: dict[str, Any] = {}
+        for key, value in values.items():
+            if key not in known:
+                raise UnknownKey(key, known, where)
+            arguments[known[key]] = _checked(key, value, hints[known[key]], where)
+        return cls(**arguments)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The inverse of `from_mapping`: every key, kebab-case."""
+        return {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """Read `key=value` words with TOML values, as in `lr=0.1 partition="iid"`; a bare word is a string."""
+    values: dict[str, Any] = {}
+    for text in assignments:
+        key, separator, raw = text.partition("=")
+        key = key.strip().strip('"')
+        if not separator or not key:
+            raise ConfigurationError(f"expected key=value, not {text!r}")
+        try:
+            values[key] = tomllib.loads(f"value = {raw.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = raw.strip()
+    return values
+
+
+def override(defaults: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`defaults` with `changes` laid over; refuses keys that have no default, and values of another type."""
+    merged = dict(defaults)
+    for key, value in changes.items():
+        if key not in merged:
+            raise UnknownKey(key, merged, where)
+        merged[key] = _same_type(key, value, merged[key], where)
+    return merged
+
+
+def _same_type(key: str, value: Any, default: Any, where: str) -> Any:
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ConfigurationError(f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}")
+    return value
+
+
+def _checked(key: str, value: Any, hint: Any, where: str) -> Any:
+    if typing.get_origin(hint) is Literal:
+        options = typing.get_args(hint)
+        if value not in options or isinstance(value, bool):
+            raise ConfigurationError(f"{key} in {where} must be one of {', '.join(map(str, options))}, not {value!r}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not hint or (hint is float and not math.isfinite(value)):
+        raise ConfigurationError(f"{key} in {where} must be a {hint.__name__}, not {value!r}")
+    return value
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")

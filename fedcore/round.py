@@ -1,0 +1,147 @@
+"""What the two sides of an exchange must derive alike: the encoding, and the parameters that ctx binds.
+
+The server (or the simulator) makes a `Task` from an `ExchangeRequest`; every client derives the same
+`RoundParameters` from the task, but with the model and the roster that it holds itself. Where the server lied to one of
+them, the two ctx differ and no signature verifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedcore.codec import CodecSettings, Encoding, Statistics, first_encoding, next_encoding
+from fedcore.config import JobSettings
+from fedcore.secagg import RoundParameters, default_threshold
+from fedcore.state import Layout, ModelState
+from fedcore.wire import MetricValue, ModelRef, Scalar, Task
+
+NO_MODEL = b"\x00" * 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRequest:
+    """One `send_and_receive` of a ServerApp: the same content for every node.
+
+    nodes: client ids. model: None where the message holds no ArrayRecord. configs: every ConfigRecord by its key,
+    bytes as {"base64": ...}. weight_key: the metric that holds the number of examples.
+    """
+
+    message_type: str
+    nodes: tuple[int, ...]
+    server_round: int
+    model: ModelState | None
+    arrays_key: str
+    configs: Mapping[str, Mapping[str, Any]]
+    weight_key: str
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeReply:
+    """One reply: the whole cohort's weighted mean (node 0) in secure mode, one client's answer in plain mode."""
+
+    node: int
+    state: ModelState | None
+    examples: int
+    metrics: Mapping[str, MetricValue]
+
+
+@dataclass(slots=True)
+class EncodingPlan:
+    """Chooses the encoding of each exchange of a run; remembers the aggregated statistics of the last one."""
+
+    settings: JobSettings
+    _statistics: dict[bytes, Statistics] = field(default_factory=dict)
+
+    def encoding(self, layout: Layout | None, n: int) -> Encoding:
+        """The encoding for a cohort of `n` clients; the first one of a layout has 32-bit fields."""
+        codec = codec_settings(self.settings)
+        known = self._statistics.get(layout.digest()) if layout else None
+        if layout is None or known is None:
+            return first_encoding(codec, layout, n)
+        return next_encoding(codec, layout, n, known)
+
+    def learn(self, layout: Layout | None, statistics: Statistics) -> None:
+        """Keep what the last sum told about magnitudes."""
+        if layout is not None:
+            self._statistics[layout.digest()] = statistics
+
+
+def codec_settings(settings: JobSettings) -> CodecSettings:
+    return CodecSettings(
+        field_bits=settings.field_bits,
+        w_max=settings.w_max,
+        metric_max=settings.metric_max,
+        clip_norm=settings.clip_norm or None,
+        first_scale=settings.first_scale,
+    )
+
+
+def threshold_for(settings: JobSettings, n: int) -> int:
+    """Survivors needed of a cohort of `n`: the setting, or floor(2n/3) + 1; one is enough for a plain mean."""
+    if settings.threshold:
+        return settings.threshold
+    return default_threshold(n) if settings.aggregation == "secure" else 1
+
+
+def make_task(
+    request: ExchangeRequest,
+    *,
+    settings: JobSettings,
+    run: str,
+    exchange: int,
+    attempt: int,
+    cohort: Sequence[int],
+    app_sha256: str,
+    run_config: Mapping[str, Scalar],
+    model: ModelRef | None,
+    encoding: Encoding | None,
+) -> Task:
+    """The announcement of one exchange to its cohort."""
+    seconds = min(settings.train_seconds, request.timeout or settings.train_seconds)
+    return Task(
+        run=run,
+        exchange=exchange,
+        attempt=attempt,
+        server_round=request.server_round,
+        message_type=request.message_type,
+        aggregation=settings.aggregation,
+        app_sha256=app_sha256,
+        run_config=dict(run_config),
+        arrays_key=request.arrays_key,
+        configs={key: dict(value) for key, value in request.configs.items()},
+        weight_key=request.weight_key,
+        model=model,
+        cohort=sorted(cohort),
+        threshold=threshold_for(settings, len(cohort)),
+        encoding=encoding.to_json() if encoding else None,
+        seconds=seconds,
+    )
+
+
+def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_hash: bytes | None) -> RoundParameters:
+    """The parameters that ctx is made of, from one party's own view.
+
+    `model_hash` is the SHA-256 of the model file that this party holds itself, `roster_hash` that of its own roster.
+    """
+    encoding = encoding_of(task)
+    return RoundParameters(
+        federation=federation,
+        run=task.run,
+        round=task.exchange,
+        cohort=tuple(task.cohort),
+        threshold=task.threshold,
+        degree=len(task.cohort) - 1,
+        words=encoding.words,
+        encoding=encoding.canonical(),
+        roster_hash=roster_hash,
+        model_hash=model_hash or NO_MODEL,
+        task_hash=task.digest(),
+    )
+
+
+def encoding_of(task: Task) -> Encoding:
+    """The encoding that a secure task announces; raises EncodingError where it is none."""
+    return Encoding.from_json(task.encoding or {})

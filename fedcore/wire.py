@@ -1,0 +1,344 @@
+"""The control messages between client, operator and server, as pydantic models.
+
+Both apps use these models, so the server's OpenAPI schema is what the client really sends. Vectors and models never
+travel in here: they are octet streams, named by their SHA-256. Bytes are base64 in JSON, digests are lower-case hex.
+Every model refuses unknown keys. Sizes are bounded here, before anything is decoded further.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+API_VERSION = "v1"
+MAX_COHORT = 10_000
+SHA256_HEX = r"^[0-9a-f]{64}$"
+
+
+def _decode_base64(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected base64 text")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise ValueError("not valid base64") from None
+
+
+def _encode_base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+Bytes = Annotated[
+    bytes,
+    BeforeValidator(_decode_base64),
+    PlainSerializer(_encode_base64, return_type=str, when_used="json"),
+]
+Key32 = Annotated[Bytes, Field(min_length=32, max_length=32)]
+Signature64 = Annotated[Bytes, Field(min_length=64, max_length=64)]
+Share33 = Annotated[Bytes, Field(min_length=33, max_length=33)]
+Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
+Sha256 = Annotated[str, Field(pattern=SHA256_HEX)]
+ClientId = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+MetricValue = float | list[float]
+Scalar = bool | int | float | str
+
+
+class Message(BaseModel):
+    """Base of all control messages: frozen, and unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+# --- problems ---------------------------------------------------------------------------------------------------
+
+
+class ProblemKind(StrEnum):
+    """The last part of a problem document's `type`; the client acts on it."""
+
+    UNAUTHORIZED = "unauthorized"
+    MALFORMED = "malformed"
+    NOT_FOUND = "not-found"
+    NOT_IN_COHORT = "not-in-cohort"
+    STALE_STEP = "stale-step"
+    CONFLICT = "conflict"
+    TOO_LARGE = "too-large"
+    DIGEST_MISMATCH = "digest-mismatch"
+    STORAGE_FULL = "storage-full"
+    ROUND_FAILED = "round-failed"
+    PROTOCOL_VIOLATION = "protocol-violation"
+    BAD_CONFIGURATION = "bad-configuration"
+    BUSY = "busy"
+    INTERNAL = "internal"
+
+
+class Problem(BaseModel):
+    """A problem document (RFC 9457); `type` is `urn:fedcore:problem:<kind>`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+    @property
+    def kind(self) -> str:
+        return self.type.rsplit(":", 1)[-1]
+
+
+# --- presence ---------------------------------------------------------------------------------------------------
+
+
+class JoinIn(Message):
+    """A client says that it is there, and which app its owner installed."""
+
+    app_sha256: Sha256
+    version: Name
+
+
+class JoinOut(Message):
+    """What the server tells a client that joins."""
+
+    federation: Name
+    name: Name
+    version: Name
+    heartbeat_seconds: float
+    roster_sha256: Sha256
+
+
+class HeartbeatIn(Message):
+    """A sign of life while a client trains: which exchange it works on, if any."""
+
+    run: str = ""
+    exchange: int = 0
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------
+
+
+class ModelRef(Message):
+    """The model of an exchange: a safetensors file, fetched apart and checked against this digest."""
+
+    sha256: Sha256
+    size: int = Field(ge=0)
+
+
+class Task(Message):
+    """One exchange that a client is asked to take part in: one `send_and_receive` of the ServerApp.
+
+    All of it except `attempt` and `seconds` is bound into the protocol's ctx by `digest()`: a server that
+    tells two clients different things gets no sum. `exchange` counts all exchanges of the run, retries included.
+    """
+
+    run: Name
+    exchange: int = Field(ge=1)
+    attempt: int = Field(ge=1)
+    server_round: int = Field(ge=0)
+    message_type: Name
+    aggregation: Literal["secure", "plain"]
+    app_sha256: Sha256
+    run_config: dict[str, Scalar]
+    arrays_key: str
+    configs: dict[str, dict[str, Any]]
+    weight_key: Name
+    model: ModelRef | None
+    cohort: list[ClientId] = Field(min_length=1, max_length=MAX_COHORT)
+    threshold: int = Field(ge=1)
+    encoding: dict[str, Any] | None
+    seconds: float = Field(gt=0, description="time that is left for the local work")
+
+    @property
+    def trains(self) -> bool:
+        """Whether a new model is asked for, and not metrics alone."""
+        return self.message_type.split(".")[0] == "train"
+
+    def digest(self) -> bytes:
+        """SHA-256 over everything that all clients of the cohort must have been told alike, 32 bytes."""
+        content = self.model_dump(mode="json", exclude={"attempt", "seconds"})
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(b"fedcore/task/v1\x00" + text.encode("ascii")).digest()
+
+
+# --- the protocol's steps ---------------------------------------------------------------------------------------
+
+
+class AdvertisementIn(Message):
+    """R0: fresh X25519 keys, signed."""
+
+    c_public: Key32
+    s_public: Key32
+    signature: Signature64
+
+
+class AdvertisementOut(AdvertisementIn):
+    client_id: ClientId
+
+
+class CohortOut(Message):
+    """U1, to every client that advertised."""
+
+    members: list[AdvertisementOut]
+
+
+class KeySharesIn(Message):
+    """R1: the sealed shares for each peer, and the commitment to the self mask seed."""
+
+    commitment: Key32
+    sealed: dict[int, Sealed]
+
+
+class DeliveryOut(Message):
+    """U2, and the shares sealed for this client, by sender."""
+
+    sharers: list[int]
+    sealed: dict[int, Sealed]
+
+
+class SurvivorsOut(Message):
+    """U3."""
+
+    survivors: list[int]
+
+
+class ConsistencyIn(Message):
+    """R3: the signature over (ctx, L1, U2, U3)."""
+
+    signature: Signature64
+
+
+class SignaturesOut(Message):
+    signatures: dict[int, Signature64]
+
+
+class UnmaskIn(Message):
+    """R4: shares of the self mask seed for survivors, of the mask key for the dropped."""
+
+    self_shares: dict[int, Share33]
+    key_shares: dict[int, Share33]
+
+
+class MetricSlots(Message):
+    """Name and length of one metric; the values travel inside the secure sum."""
+
+    name: Name
+    length: int = Field(ge=0, le=4096, description="0 for a plain number, otherwise the length of the list")
+
+
+class ManifestIn(Message):
+    """Announces an upload before its body: what is checked at once costs nobody a transfer.
+
+    Secure: `size` is that of the masked vector, `metrics` names its slots, the values stay hidden. Plain: `examples` and
+    `values` are readable, and `size` is 0 where there is no model to send (evaluation).
+    """
+
+    sha256: Sha256
+    size: int = Field(ge=0)
+    metrics: list[MetricSlots] = Field(default_factory=list, max_length=256)
+    examples: int | None = None
+    values: dict[str, MetricValue] | None = None
+
+
+class WithdrawalReason(StrEnum):
+    """Why a client leaves an exchange; a fixed set, because free text could carry private data."""
+
+    POLICY = "policy"
+    APP_FAILED = "app-failed"
+    APP_MISMATCH = "app-mismatch"
+    WRONG_RECORDS = "wrong-records"
+    UPDATE_REFUSED = "update-refused"
+    PROTOCOL_VIOLATION = "protocol-violation"
+    WORKER_DIED = "worker-died"
+    STOPPED = "stopped"
+
+
+class WithdrawIn(Message):
+    """A client drops out of an exchange. `check` is the fixed name of the failed check, if there is one."""
+
+    reason: WithdrawalReason
+    check: str = Field(default="", max_length=64, pattern=r"^[a-z0-9-]*$")
+
+
+# --- the operator -----------------------------------------------------------------------------------------------
+
+
+class RunIn(Message):
+    """A run as the operator submits it: the app's files, its run config, and the settings of `[tool.fedcore]`."""
+
+    app_sha256: Sha256
+    files: dict[str, Bytes]
+    run_config: dict[str, Scalar] = {}
+    settings: dict[str, Any] = {}
+
+
+class RunStatus(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def final(self) -> bool:
+        return self not in (RunStatus.WAITING, RunStatus.RUNNING)
+
+
+class Event(Message):
+    """One line of a run's record. `kind` is one of EVENT_KINDS, `data` as described there."""
+
+    seq: int
+    seconds: float
+    kind: str
+    data: dict[str, Any]
+
+
+EVENT_KINDS = {
+    "clients": "online (list of names), expected (int): who is connected",
+    "started": "app, aggregation, rounds (int or null)",
+    "exchange": "exchange, server_round, message_type, attempt, cohort (names), threshold, field_bits (int or null)",
+    "stage": "exchange, stage, done, expected, seconds (in the exchange)",
+    "dropped": "exchange, client (name), stage, reason",
+    "exchange-done": "exchange, server_round, message_type, survivors (names), examples, metrics, clipped, seconds, "
+    "stage_seconds (dict), bytes_up and bytes_down (dict by client name)",
+    "exchange-failed": "exchange, server_round, reason, retry (bool)",
+    "log": "line: what the ServerApp printed",
+    "ended": "status, reason",
+}
+
+
+class RunOut(Message):
+    """The state of a run, with its events after the one that was asked for."""
+
+    run: str
+    status: RunStatus
+    reason: str
+    aggregation: Literal["secure", "plain"]
+    app: str
+    app_sha256: Sha256
+    events: list[Event]
+    model: ModelRef | None
+
+
+class ClientOut(Message):
+    id: int
+    name: str
+    online: bool
+    app_sha256: str
+    last_seen_seconds: float | None
+
+
+class ServerOut(Message):
+    """GET /v1/clients: who is connected."""
+
+    federation: str
+    version: str
+    clients: list[ClientOut]
