@@ -1,0 +1,183 @@
+"""The roster: who belongs to a federation, signed by its authority.
+
+The signature covers a canonical binary encoding, not the JSON text, so no two readings of a document can differ.
+Every field is preceded by its length (8 bytes, big endian), and a domain tag with a version stands first.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedcore.errors import KitError
+from fedcore.federation.files import broken, read_text
+
+ROSTER_TAG: Final = b"fedcore/roster/v1"
+MAX_CLIENT_ID: Final = 2**31 - 1
+# Names go into TOML, URLs of the dashboard and logs; this set needs no quoting in any of them.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_RESTORE = "take the roster.json that the federation's authority signed"
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name`; KitError unless it is 1 to 64 letters, digits, dots, dashes or underscores."""
+    if not _NAME.fullmatch(name):
+        raise KitError(
+            f"{what} {name!r} must be 1 to 64 letters, digits, '.', '-' or '_', a letter or digit at each end"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A client of the federation: its id, name, and raw Ed25519 identity key (32 bytes)."""
+
+    id: int
+    name: str
+    public_key: bytes
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.id <= MAX_CLIENT_ID:
+            raise KitError(f"the client id {self.id} is not between 1 and {MAX_CLIENT_ID}")
+        check_name(self.name, "the client name")
+        if len(self.public_key) != 32:
+            raise KitError(
+                f"the public key of client {self.id} has {len(self.public_key)} bytes, not 32"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """The members of one federation, in the order of their ids; ids, names and keys are each unique.
+
+    Make one with `Roster.sign` or `Roster.load`; both check everything, the constructor all but the signature.
+    """
+
+    federation: str
+    members: tuple[Member, ...]
+    signature: bytes
+    keys: Mapping[int, bytes] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.federation, "the federation's name")
+        if not self.members:
+            raise KitError("a roster needs at least one member")
+        if list(self.members) != sorted(self.members, key=lambda member: member.id):
+            raise KitError("the members of a roster must stand in the order of their ids")
+        for what in ("id", "name", "public_key"):
+            values = [getattr(member, what) for member in self.members]
+            if len(set(values)) != len(values):
+                raise KitError(f"two members of the roster have the same {what.replace('_', ' ')}")
+        keys = MappingProxyType({member.id: member.public_key for member in self.members})
+        object.__setattr__(self, "keys", keys)
+
+    @classmethod
+    def sign(cls, federation: str, members: Iterable[Member], authority: Ed25519PrivateKey) -> Self:
+        """Make a roster of `members`, signed by the authority's key."""
+        ordered = tuple(sorted(members, key=lambda member: member.id))
+        signature = authority.sign(_canonical(federation, ordered))
+        return cls(federation=federation, members=ordered, signature=signature)
+
+    @classmethod
+    def load(cls, path: Path, authority: bytes) -> Self:
+        """Read roster.json and verify it under the authority's raw Ed25519 key (32 bytes).
+
+        Raises KitError for a file that is missing, malformed or not signed by that authority.
+        """
+        text = read_text(path)
+        try:
+            roster = cls._parse(json.loads(text))
+        except (ValueError, RecursionError):
+            raise broken(path, "not a roster in JSON form", _RESTORE) from None
+        except KitError as error:
+            raise broken(path, str(error), _RESTORE) from None
+        roster.verify(path, authority)
+        return roster
+
+    @classmethod
+    def _parse(cls, document: Any) -> Self:
+        top = _fields(document, {"federation": str, "members": list, "signature": str})
+        return cls(
+            federation=top["federation"],
+            members=tuple(_member(item) for item in top["members"]),
+            signature=_decode(top["signature"]),
+        )
+
+    def verify(self, path: Path, authority: bytes) -> None:
+        """Check the signature; `path` is named in the KitError."""
+        try:
+            Ed25519PublicKey.from_public_bytes(authority).verify(self.signature, self.canonical())
+        except (InvalidSignature, ValueError):
+            raise broken(path, "not signed by this federation's authority", _RESTORE) from None
+
+    def canonical(self) -> bytes:
+        """What the authority signs: tag, federation, number of members, then id, name and key of each."""
+        return _canonical(self.federation, self.members)
+
+    def hash(self) -> bytes:
+        """SHA-256 of the canonical encoding, 32 bytes; bound into every round (PROTOCOL.md, ctx)."""
+        return hashlib.sha256(self.canonical()).digest()
+
+    def name(self, client_id: int) -> str:
+        """The name of a client; KeyError when the id is not on the roster."""
+        for member in self.members:
+            if member.id == client_id:
+                return member.name
+        raise KeyError(client_id)
+
+    def to_json(self) -> str:
+        """The text of roster.json."""
+        members = [
+            {"id": member.id, "name": member.name, "public_key": _encode(member.public_key)}
+            for member in self.members
+        ]
+        document = {
+            "federation": self.federation,
+            "members": members,
+            "signature": _encode(self.signature),
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+
+def _canonical(federation: str, members: tuple[Member, ...]) -> bytes:
+    fields = [ROSTER_TAG, federation.encode(), len(members).to_bytes(8, "big")]
+    for member in members:
+        fields += [member.id.to_bytes(8, "big"), member.name.encode(), member.public_key]
+    return b"".join(len(item).to_bytes(8, "big") + item for item in fields)
+
+
+def _member(item: Any) -> Member:
+    values = _fields(item, {"id": int, "name": str, "public_key": str})
+    return Member(id=values["id"], name=values["name"], public_key=_decode(values["public_key"]))
+
+
+def _fields(document: Any, types: Mapping[str, type]) -> dict[str, Any]:
+    """`document` when it is an object with exactly these keys and types; KitError otherwise."""
+    if not isinstance(document, dict) or document.keys() != types.keys():
+        raise KitError(f"expected an object with exactly the keys {', '.join(types)}")
+    for key, expected in types.items():
+        if type(document[key]) is not expected:
+            raise KitError(f"{key} must be a {expected.__name__}")
+    return document
+
+
+def _encode(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise KitError("a key or signature is not base64") from None
