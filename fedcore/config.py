@@ -107,7 +107,9 @@ def _same_type(key: str, value: Any, default: Any, where: str) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
-        raise ConfigurationError(f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}")
+        raise ConfigurationError(
+            f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}"
+        )
     return value
 
 

@@ -70,6 +70,7 @@ class EncodingPlan:
 
 
 def codec_settings(settings: JobSettings) -> CodecSettings:
+    """The part of a job's settings that the codec needs."""
     return CodecSettings(
         field_bits=settings.field_bits,
         w_max=settings.w_max,

@@ -180,6 +180,8 @@ class AdvertisementIn(Message):
 
 
 class AdvertisementOut(AdvertisementIn):
+    """An advertisement with the client that signed it."""
+
     client_id: ClientId
 
 
@@ -216,6 +218,8 @@ class ConsistencyIn(Message):
 
 
 class SignaturesOut(Message):
+    """The consistency signatures, by client; opens R4."""
+
     signatures: dict[int, Signature64]
 
 
@@ -280,6 +284,8 @@ class RunIn(Message):
 
 
 class RunStatus(StrEnum):
+    """Where a run stands; `interrupted` is a run that the server was stopped in."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -329,6 +335,8 @@ class RunOut(Message):
 
 
 class ClientOut(Message):
+    """One member of the roster, and whether it is connected."""
+
     id: int
     name: str
     online: bool

@@ -1,0 +1,122 @@
+"""Running an unmodified Flower ClientApp for one task, and checking what it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app.metadata import Metadata
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcore.errors import AppError, EncodingError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.loading import load_object
+from fedcore.flower.records import arrays_from_state, config_from_json, run_id_of, state_from_arrays
+from fedcore.state import Layout, ModelState
+from fedcore.wire import MetricValue, Scalar, Task
+
+TTL_SECONDS = 12 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResult:
+    """What the local work gave: the new model (None unless it trained), the examples, and the metrics without them."""
+
+    state: ModelState | None
+    examples: int
+    metrics: Mapping[str, MetricValue]
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientRunner:
+    """A loaded ClientApp that stays warm; its Context lives as long as the run does."""
+
+    app: FlowerApp
+    client_id: int
+    node_config: Mapping[str, Scalar]
+    _client_app: ClientApp = field(init=False)
+    _run: str = field(default="", init=False)
+    _context: Context | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._client_app = load_object(self.app.folder, self.app.clientapp, ClientApp)
+
+    def run(self, task: Task, model: ModelState | None) -> LocalResult:
+        """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises."""
+        message = self._message(task, model)
+        context = self._context_of(task)
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
+            context.run_id,
+            self.client_id,
+            0,
+        )
+        reply = self._client_app(message, context)
+        if not isinstance(reply, Message):
+            raise AppError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
+        if reply.has_error():
+            raise AppError(f"the ClientApp returned an error: {reply.error.reason}")
+        return _read_reply(reply.content, task, model.layout if model else None)
+
+    def _context_of(self, task: Task) -> Context:
+        if self._context is None or self._run != task.run:
+            self._run = task.run
+            self._context = Context(
+                run_id=run_id_of(task.run),
+                node_id=self.client_id,
+                node_config=dict(self.node_config),
+                state=RecordDict(),
+                run_config=dict(task.run_config),
+            )
+        return self._context
+
+    def _message(self, task: Task, model: ModelState | None) -> Message:
+        content = RecordDict({key: config_from_json(value) for key, value in task.configs.items()})
+        if model is not None:
+            content[task.arrays_key] = arrays_from_state(model)
+        metadata = Metadata(
+            run_id=run_id_of(task.run),
+            message_id=f"{task.run}/{task.exchange}",
+            src_node_id=0,
+            dst_node_id=self.client_id,
+            reply_to_message_id="",
+            group_id=str(task.server_round),
+            created_at=time.time(),
+            ttl=TTL_SECONDS,
+            message_type=task.message_type,
+        )
+        return Message(content=content, metadata=metadata)
+
+
+def _read_reply(content: RecordDict, task: Task, layout: Layout | None) -> LocalResult:
+    metrics = _only_metrics(content)
+    examples = metrics.pop(task.weight_key, None)
+    if examples is None:
+        raise AppError(f"the reply's MetricRecord has no {task.weight_key!r}, the number of examples")
+    if isinstance(examples, list) or examples != int(examples) or examples < 0:
+        raise AppError(f"{task.weight_key!r} must be a whole number of examples, not {examples!r}")
+    state = _only_arrays(content, layout) if task.trains else None
+    return LocalResult(state=state, examples=int(examples), metrics=metrics)
+
+
+def _only_metrics(content: RecordDict) -> dict[str, MetricValue]:
+    records: list[MetricRecord] = list(content.metric_records.values())
+    if len(records) != 1:
+        raise AppError(f"a reply needs exactly one MetricRecord, this one has {len(records)}")
+    return cast(dict[str, MetricValue], dict(records[0]))
+
+
+def _only_arrays(content: RecordDict, layout: Layout | None) -> ModelState:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise AppError(f"a reply to a train message needs exactly one ArrayRecord, this one has {len(records)}")
+    state = state_from_arrays(records[0], like=layout)
+    if layout is not None:
+        try:
+            layout.check_same(state.layout, what="the reply's ArrayRecord")
+        except EncodingError as error:
+            raise AppError(str(error)) from None
+    return state

@@ -1,0 +1,112 @@
+"""Between Flower's records and ours: arrays, configurations, and ids."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from numpy.typing import NDArray
+
+from fedcore.errors import AppError, EncodingError
+from fedcore.state import Layout, ModelState, TensorSpec, from_float
+
+_NUMPY = "numpy.ndarray"
+
+
+def state_from_arrays(record: ArrayRecord, *, like: Layout | None = None) -> ModelState:
+    """A state that shares the record's memory, its tensors in the order of `like` where the names agree.
+
+    Raises AppError for an array that is not a NumPy one. (Flower cannot hold bfloat16: an app with bf16 parameters puts
+    `tensor.float()` into its ArrayRecord, and `load_state_dict` casts back.)
+    """
+    names = list(record)
+    if like is not None and {spec.name for spec in like.specs} == set(names):
+        names = [spec.name for spec in like.specs]
+    try:
+        return ModelState.from_arrays({name: _ndarray(name, record[name]) for name in names})
+    except EncodingError as error:
+        raise AppError(str(error)) from None
+
+
+def cast_to_layout(state: ModelState, layout: Layout | None) -> ModelState:
+    """`state` in the dtypes of `layout`, where only dtypes differ.
+
+    Flower's averages turn integer buffers into float64, and FedAdam returns float64 parameters; the model keeps its own.
+    """
+    if layout is None or state.layout == layout or list(state) != [spec.name for spec in layout.specs]:
+        return state
+    return ModelState.from_arrays(
+        {spec.name: _cast(state[spec.name], spec) for spec in layout.specs},
+        dtypes={spec.name: spec.dtype for spec in layout.specs},
+    )
+
+
+def arrays_from_state(state: ModelState) -> ArrayRecord:
+    """An ArrayRecord with a copy of the state; raises AppError for bfloat16, which Flower cannot hold."""
+    for spec in state.layout.specs:
+        if spec.dtype == "BF16":
+            raise AppError(
+                f"tensor {spec.name!r} is bfloat16, which a Flower ArrayRecord cannot hold; send it as float32"
+            )
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in state.items()})
+
+
+def config_to_json(record: ConfigRecord) -> dict[str, Any]:
+    """A ConfigRecord as plain JSON; bytes become {"base64": text}."""
+    return {key: _to_json(value) for key, value in record.items()}
+
+
+def config_from_json(values: Mapping[str, Any]) -> ConfigRecord:
+    """The inverse of `config_to_json`."""
+    return ConfigRecord({key: _from_json(value) for key, value in values.items()})
+
+
+def run_id_of(run: str) -> int:
+    """Flower's run id, an unsigned 64-bit integer, from the name of one of our runs."""
+    return int.from_bytes(hashlib.sha256(run.encode()).digest()[:8], "big")
+
+
+def _ndarray(name: str, array: Array) -> NDArray[Any]:
+    """The array behind Flower's serialised form, without a copy (NumPy's .npy format, version 1.0 to 3.0)."""
+    if array.stype != _NUMPY:
+        raise AppError(f"array {name!r} is serialised as {array.stype!r}; fedcore reads {_NUMPY!r} only")
+    stream = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read_header(stream)
+        if dtype.hasobject:
+            raise ValueError("object arrays are refused")
+        flat = np.frombuffer(array.data, dtype=dtype, offset=stream.tell())
+        return flat.reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        raise AppError(f"array {name!r} is not a valid NumPy array: {error}") from None
+
+
+def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    if array.dtype == spec.storage:
+        return array
+    if spec.is_float:
+        return from_float(spec, array)
+    return np.rint(array).astype(spec.storage)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return base64.b64decode(cast(str, value["base64"]), validate=True)
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    return value
