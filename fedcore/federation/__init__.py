@@ -1,4 +1,4 @@
-"""Identities and files of a federation: provisioning, the signed roster, and the kits of its parties."""
+"""Identities and files of a federation: provisioning, the signed roster, everybody's kits."""
 
 from fedcore.federation.kits import ClientKit, OperatorKit, Policy, ServerKit
 from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, Federation, provision

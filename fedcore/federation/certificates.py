@@ -1,4 +1,4 @@
-"""The federation's private certificate authority and the server's TLS certificate (RFC 5280, ECDSA P-256)."""
+"""The federation's private certificate authority and the server's certificate (RFC 5280, P-256)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Randomness = Callable[[int], bytes]
 
 CA_LIFETIME: Final = timedelta(days=3650)
 SERVER_LIFETIME: Final = timedelta(days=365)
-# Clocks of hospitals and factories run apart; a certificate made now must be good on a machine that is late.
+# Clocks run apart; a certificate made now must be good on a machine whose clock is late.
 _BACKDATE: Final = timedelta(hours=1)
 _P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -49,14 +49,12 @@ def make_key(randomness: Randomness) -> ec.EllipticCurvePrivateKey:
 def make_ca(
     federation: str, key: ec.EllipticCurvePrivateKey, *, now: datetime, randomness: Randomness
 ) -> x509.Certificate:
-    """A self-signed CA certificate that may sign end certificates only (path length 0), good for ten years."""
+    """A self-signed CA certificate, for end certificates only (path length 0), for ten years."""
     name = _name(f"fedcore CA of {federation}", federation)
     builder = (
         _builder(name, name, key, now, CA_LIFETIME, randomness)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.KeyUsage(**{**_NO_USAGE, "key_cert_sign": True, "crl_sign": True}), critical=True
-        )
+        .add_extension(x509.KeyUsage(**{**_NO_USAGE, "key_cert_sign": True, "crl_sign": True}), critical=True)
     )
     return builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True)
 
@@ -72,9 +70,7 @@ def make_server_certificate(
 ) -> x509.Certificate:
     """A certificate for a TLS server under these host names and addresses, good for one year."""
     alternatives = [_alternative(host) for host in hosts]
-    name = _name(
-        "fedcore server", ca.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value
-    )
+    name = _name("fedcore server", ca.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
         _builder(name, ca.subject, key, now, SERVER_LIFETIME, randomness)

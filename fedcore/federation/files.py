@@ -1,6 +1,6 @@
-"""Reading and writing the files of a federation: modes, atomic folders, TOML with known keys, PEM keys.
+"""Reads and writes the files of a federation: modes, atomic folders, checked TOML, PEM keys.
 
-Every reader raises KitError with the name of the file and what to do about it, and never with its content.
+Every reader raises KitError with the name of the file and what to do about it, never its content.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull, UnknownKey
 
-REMEDY = (
-    "copy the folder again from the federation's operator, or make one with `fedcore provision`"
-)
+REMEDY = "copy the folder again from the federation's operator, or make one with `fedcore provision`"
 PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644
 
@@ -61,18 +59,15 @@ def read_secret(path: Path) -> bytes:
     except OSError:
         return read_public(path)  # the same failure, with the message that belongs to it
     if os.name == "posix" and mode & 0o077:
-        raise broken(
-            path, "a secret that other users of this machine can read", f"run: chmod 600 {path}"
-        )
+        raise broken(path, "a secret that other users of this machine can read", f"run: chmod 600 {path}")
     return content
 
 
-def read_toml(
-    path: Path, types: Mapping[str, type], *, optional: frozenset[str] = frozenset()
-) -> dict[str, Any]:
+def read_toml(path: Path, types: Mapping[str, type], *, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Read a flat TOML file whose keys and their types are all known.
 
-    Raises UnknownKey for a key outside `types`, KitError for a missing key, a wrong type or broken TOML.
+    Raises UnknownKey for a key outside `types`, KitError for a missing key, a wrong type or
+    broken TOML.
     """
     try:
         values = tomllib.loads(read_text(path))
@@ -140,13 +135,11 @@ def private_pem(key: Ed25519PrivateKey | EllipticCurvePrivateKey) -> bytes:
 
 def public_pem(key: Ed25519PublicKey) -> bytes:
     """A public key as SubjectPublicKeyInfo PEM."""
-    return key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def write_file(path: Path, content: bytes | str, *, secret: bool = False) -> None:
-    """Create a file and its folder (0700), and bring it to the disk; a secret gets mode 0600 from the start."""
+    """Create a file and its folder (0700), flushed to the disk; a secret is 0600 from the start."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = PRIVATE_MODE if secret else PUBLIC_MODE
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -159,8 +152,8 @@ def write_file(path: Path, content: bytes | str, *, secret: bool = False) -> Non
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that takes its name when the block ends well.
 
-    So `target` is there whole or not at all. Raises KitError when it exists with something in it, which is then
-    left as it is; StorageFull or EnvironmentFailure when the machine does not let us write.
+    So `target` is there whole or not at all. Raises KitError when it exists with something in it,
+    which is then left as it is; StorageFull or EnvironmentFailure when it cannot be written.
     """
     target = target.absolute()
     _refuse_occupied(target)
@@ -183,14 +176,10 @@ def _refuse_occupied(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists():
-        raise KitError(
-            f"{target} exists and is not an empty folder; choose another one, nothing was changed"
-        )
+        raise KitError(f"{target} exists and is not an empty folder; choose another one, nothing was changed")
 
 
 def _cannot_write(target: Path, error: OSError) -> NoReturn:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise StorageFull(f"no space is left to write {target}; nothing was left behind") from error
-    raise EnvironmentFailure(
-        f"cannot write {target}: {error.strerror}; nothing was left behind"
-    ) from error
+    raise EnvironmentFailure(f"cannot write {target}: {error.strerror}; nothing was left behind") from error

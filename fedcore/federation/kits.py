@@ -1,7 +1,7 @@
-"""The kits: what a server, a client and an operator need of their federation, each in a folder of its own.
+"""The kits: what a server, a client and an operator need of their federation, a folder for each.
 
-A kit is checked as a whole when it is loaded: the roster's signature, that the keys fit each other, and that nobody
-but their owner can read the secrets. Secrets stay out of every repr.
+A kit is checked as a whole when it is loaded: the roster's signature, that the keys fit each other,
+and that nobody but their owner can read the secrets. Secrets stay out of every repr.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a client's owner insists on; the server cannot lower it (PROTOCOL.md, "Parties and trust").
+    """What a client's owner insists on; the server cannot lower it.
 
     min_cohort: fewest clients that a sum may be made of.
     min_threshold: fewest clients that must work together to remove a mask.
     app_sha256: hash of the only app it agrees to run; None for whatever app the owner installed.
-    allow_plain: whether the server may see this client's updates one by one (`aggregation = "plain"`).
+    allow_plain: whether the server may read this client's updates one by one, as it does with
+        `aggregation = "plain"`.
     """
 
     min_cohort: int
@@ -62,9 +63,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.min_cohort < 2:
-            raise KitError(
-                "min-cohort must be at least 2: a sum over one client is that client's update"
-            )
+            raise KitError("min-cohort must be at least 2: a sum over one client is that client's update")
         if not 2 <= self.min_threshold <= self.min_cohort:
             raise KitError("min-threshold must be at least 2 and at most min-cohort")
         if self.app_sha256 is not None and not _SHA256.fullmatch(self.app_sha256):
@@ -74,9 +73,9 @@ class Policy:
     def default(cls, clients: int) -> Self:
         """The policy that `provision` gives to each of `clients` clients.
 
-        Three is the smallest cohort whose sum tells no member the update of another; a federation of two has no
-        choice. The threshold is the protocol's default for that cohort, floor(2n/3) + 1, so a server that names
-        a smaller one is refused.
+        Three is the smallest cohort whose sum tells no member the update of another; a federation
+        of two has no choice. The threshold is the protocol's default for that cohort,
+        floor(2n/3) + 1, so a server that names a smaller one is refused.
         """
         cohort = max(2, min(3, clients))
         return cls(min_cohort=cohort, min_threshold=2 * cohort // 3 + 1)
@@ -163,9 +162,9 @@ class ClientKit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKit:
-    """What the server needs: where it listens, its certificate, the roster, and where its data lives.
+    """What the server needs: where it listens, its certificate, the roster, where its data lives.
 
-    operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; the token itself is not here.
+    operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
     """
 
     folder: Path
@@ -229,7 +228,10 @@ class OperatorKit:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read and check the operator's folder, or the federation's folder around it; KitError or UnknownKey."""
+        """Read and check the operator's folder, or the federation's folder around it.
+
+        Raises KitError or UnknownKey.
+        """
         folder = _kit_folder(folder, OPERATOR_FILE, "operator")
         path = folder / OPERATOR_FILE
         values = read_toml(path, {"federation": str, "server-url": str})
@@ -248,30 +250,21 @@ def _kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
     for candidate in (folder, folder / below) if below else (folder,):
         if (candidate / file).exists():
             return candidate
-    reason = (
-        "there is no such folder" if not folder.is_dir() else f"there is no {file} in this folder"
-    )
+    reason = "there is no such folder" if not folder.is_dir() else f"there is no {file} in this folder"
     raise broken(folder, reason, f"name the folder that holds {file}, or {REMEDY}")
 
 
 def _roster(path: Path, authority: bytes, settings: Path, federation: str) -> Roster:
     roster = Roster.load(path, authority)
     if roster.federation != federation:
-        raise broken(
-            settings, f"the roster is for the federation {roster.federation!r}, not {federation!r}"
-        )
+        raise broken(settings, f"the roster is for the federation {roster.federation!r}, not {federation!r}")
     return roster
 
 
 def _server_url(path: Path, url: str) -> str:
     try:
         parts = urlsplit(url)
-        sound = (
-            parts.scheme == "https"
-            and parts.hostname
-            and parts.port != 0
-            and not (parts.query or parts.fragment)
-        )
+        sound = parts.scheme == "https" and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
     except ValueError:
         sound = False
     if not sound:

@@ -1,14 +1,15 @@
 """Makes a federation: the authority's keys, the roster, a private CA, and a kit for everybody.
 
     FOLDER/
-        authority/            authority.key, ca.key: offline material; move it to a machine that runs nothing
-            authority.pub, ca.crt, roster.json
-        server/               server.toml, server.crt, server.key, ca.crt, authority.pub, roster.json,
-                              operator_token.sha256; the server makes data/ beside them
-        operator/             operator.toml, token, ca.crt
-        clients/client-1/     client.toml, policy.toml, identity.key, ca.crt, authority.pub, roster.json
+        authority/          authority.key, ca.key: offline material, move it to a safe place;
+                            authority.pub, ca.crt, roster.json
+        server/             server.toml, server.crt, server.key, operator_token.sha256,
+                            authority.pub, ca.crt, roster.json; the server makes data/ beside them
+        operator/           operator.toml, token, ca.crt
+        clients/client-1/   client.toml, policy.toml, identity.key,
+                            authority.pub, ca.crt, roster.json
 
-Each kit is self-contained: send clients/client-1 to the first site over a channel that you trust, and so on.
+Each kit is self-contained: send clients/client-1 to the first site over a channel that you trust.
 """
 
 from __future__ import annotations
@@ -92,12 +93,13 @@ def provision(
     """Make a federation of `clients` clients in `folder`, whole or not at all.
 
     hosts: names and addresses of the server for its TLS certificate; the kits' URL has the first.
-    bind: the address that the server listens on; by default this machine alone if `hosts` mean it alone, else all.
+    bind: the address that the server listens on; by default the loopback if `hosts` mean nothing
+        else, otherwise every IPv4 address.
     policy: what every client's policy.toml says; by default `Policy.default(clients)`.
     now: aware time from which the certificates count. All keys come from `randomness`.
 
-    Raises KitError for bad arguments and for a `folder` that exists with something in it, which stays as it is;
-    StorageFull or EnvironmentFailure when it cannot be written.
+    Raises KitError for bad arguments and for a `folder` that exists with something in it, which
+    stays as it is; StorageFull or EnvironmentFailure when it cannot be written.
     """
     _check(name, clients, hosts, port, bind)
     material = _make_material(name, clients, now, tuple(hosts), port, bind, policy, randomness)
@@ -126,9 +128,7 @@ def _check(name: str, clients: int, hosts: Sequence[str], port: int, bind: str |
     if not 1 <= port <= 65535:
         raise KitError(f"the port must be between 1 and 65535, not {port}")
     if not hosts:
-        raise KitError(
-            "name at least one host name or address under which clients reach the server"
-        )
+        raise KitError("name at least one host name or address under which clients reach the server")
     for host in (*hosts, *([bind] if bind else [])):
         tls.check_host(host)
 
@@ -143,20 +143,14 @@ def _make_material(
     policy: Policy | None,
     randomness: tls.Randomness,
 ) -> _Material:
-    authority, *identities = (
-        Ed25519PrivateKey.from_private_bytes(randomness(32)) for _ in range(clients + 1)
-    )
+    authority, *identities = (Ed25519PrivateKey.from_private_bytes(randomness(32)) for _ in range(clients + 1))
     members = [
-        Member(
-            id=number, name=f"client-{number}", public_key=identity.public_key().public_bytes_raw()
-        )
+        Member(id=number, name=f"client-{number}", public_key=identity.public_key().public_bytes_raw())
         for number, identity in enumerate(identities, start=1)
     ]
     ca_key, tls_key = tls.make_key(randomness), tls.make_key(randomness)
     ca = tls.make_ca(name, ca_key, now=now, randomness=randomness)
-    certificate = tls.make_server_certificate(
-        hosts, tls_key, ca=ca, ca_key=ca_key, now=now, randomness=randomness
-    )
+    certificate = tls.make_server_certificate(hosts, tls_key, ca=ca, ca_key=ca_key, now=now, randomness=randomness)
     return _Material(
         name=name,
         server_url=f"https://{tls.url_host(hosts[0])}:{port}",
@@ -202,9 +196,7 @@ data-dir = "data"
     write_file(folder / "server.crt", material.tls_certificate)
     write_file(folder / "server.key", material.tls_key, secret=True)
     # 256 random bits need no slow hash: nobody can try them all.
-    write_file(
-        folder / "operator_token.sha256", hashlib.sha256(material.token.encode()).hexdigest() + "\n"
-    )
+    write_file(folder / "operator_token.sha256", hashlib.sha256(material.token.encode()).hexdigest() + "\n")
     _write_trust(folder, material)
 
 
@@ -212,7 +204,8 @@ def _write_operator(folder: Path, material: _Material) -> None:
     write_file(
         folder / OPERATOR_FILE,
         f"""\
-# The operator of the federation {material.name}: submits runs and follows them. The secret is in the file token.
+# The operator of the federation {material.name}: submits runs and follows them.
+# The file token is a secret.
 federation = "{material.name}"
 server-url = "{material.server_url}"
 """,
@@ -221,13 +214,11 @@ server-url = "{material.server_url}"
     write_file(folder / CA_FILE, material.ca)
 
 
-def _write_client(
-    folder: Path, material: _Material, member: Member, identity: Ed25519PrivateKey
-) -> None:
+def _write_client(folder: Path, material: _Material, member: Member, identity: Ed25519PrivateKey) -> None:
     write_file(
         folder / CLIENT_FILE,
         f"""\
-# Client {member.id} of the federation {material.name}. Nothing but identity.key in this folder is a secret.
+# Client {member.id} of the federation {material.name}. Only identity.key is a secret.
 federation = "{material.name}"
 client-id = {member.id}
 name = "{member.name}"
@@ -246,21 +237,23 @@ num-partitions = {len(material.roster.members)}
 
 def _policy_text(policy: Policy) -> str:
     return f"""\
-# What this client insists on. The server cannot lower it: what does not satisfy it, this client refuses.
+# What this client insists on: it refuses a round that asks for less, whatever the server says.
 
-# The fewest clients, this one included, that a sum may be made of. From 3 on, no single member can subtract its own
-# update from the sum and read another's; with 2 it can, and with 1 there is nothing to hide in.
+# The fewest clients, this one included, that a sum may be made of. From 3 on, no single member can
+# subtract its own update from the sum and read another's; with 2 it can.
 min-cohort = {policy.min_cohort}
 
-# The fewest clients that must work together to remove a mask. A server with fewer of them on its side learns nothing
-# but the sum. At most min-cohort; the usual threshold for n clients is 2n/3, rounded down, plus 1.
+# The fewest clients that must work together to remove a mask. A server with fewer of them on its
+# side learns nothing but the sum. At most min-cohort; the usual threshold for n clients is 2n/3,
+# rounded down, plus 1.
 min-threshold = {policy.min_threshold}
 
-# The SHA-256 of the only app that this client agrees to run, as `fedcore client` prints it when it starts. Empty: the
-# app that its owner installed and named on the command line, in whatever version.
+# The SHA-256 of the only app that this client agrees to run, as `fedcore client` prints it when it
+# starts. Empty: the app that its owner installed and named on the command line, as it stands.
 app-sha256 = "{policy.app_sha256 or ""}"
 
-# Whether the server may read this client's updates one by one (aggregation = "plain"), without secure aggregation.
+# Whether the server may read this client's updates one by one, without secure aggregation
+# (aggregation = "plain").
 allow-plain = {str(policy.allow_plain).lower()}
 """
 

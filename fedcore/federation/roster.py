@@ -1,7 +1,8 @@
 """The roster: who belongs to a federation, signed by its authority.
 
-The signature covers a canonical binary encoding, not the JSON text, so no two readings of a document can differ.
-Every field is preceded by its length (8 bytes, big endian), and a domain tag with a version stands first.
+The signature covers a canonical binary encoding, not the JSON text, so that two programs cannot
+read one signed roster in two ways. Every field is preceded by its length (8 bytes, big endian), and a
+domain tag with a version stands first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def check_name(name: str, what: str) -> str:
     """Return `name`; KitError unless it is 1 to 64 letters, digits, dots, dashes or underscores."""
     if not _NAME.fullmatch(name):
         raise KitError(
-            f"{what} {name!r} must be 1 to 64 letters, digits, '.', '-' or '_', a letter or digit at each end"
+            f"{what} {name!r} must be 1 to 64 letters, digits, dots, dashes or underscores, "
+            "with a letter or digit at each end"
         )
     return name
 
@@ -52,16 +54,16 @@ class Member:
             raise KitError(f"the client id {self.id} is not between 1 and {MAX_CLIENT_ID}")
         check_name(self.name, "the client name")
         if len(self.public_key) != 32:
-            raise KitError(
-                f"the public key of client {self.id} has {len(self.public_key)} bytes, not 32"
-            )
+            raise KitError(f"the public key of client {self.id} has {len(self.public_key)} bytes, not 32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """The members of one federation, in the order of their ids; ids, names and keys are each unique.
+    """The members of one federation, in the order of their ids; ids, names and keys are unique.
 
-    Make one with `Roster.sign` or `Roster.load`; both check everything, the constructor all but the signature.
+    `Roster.sign` and `Roster.load` make one; the constructor checks all but the signature.
+
+    keys: from client id to raw Ed25519 public key, 32 bytes.
     """
 
     federation: str
@@ -122,11 +124,11 @@ class Roster:
             raise broken(path, "not signed by this federation's authority", _RESTORE) from None
 
     def canonical(self) -> bytes:
-        """What the authority signs: tag, federation, number of members, then id, name and key of each."""
+        """What the authority signs: tag, federation, count; id, name and key of each member."""
         return _canonical(self.federation, self.members)
 
     def hash(self) -> bytes:
-        """SHA-256 of the canonical encoding, 32 bytes; bound into every round (PROTOCOL.md, ctx)."""
+        """SHA-256 of the canonical encoding, 32 bytes; every round is bound to it."""
         return hashlib.sha256(self.canonical()).digest()
 
     def name(self, client_id: int) -> str:
@@ -139,8 +141,7 @@ class Roster:
     def to_json(self) -> str:
         """The text of roster.json."""
         members = [
-            {"id": member.id, "name": member.name, "public_key": _encode(member.public_key)}
-            for member in self.members
+            {"id": member.id, "name": member.name, "public_key": _encode(member.public_key)} for member in self.members
         ]
         document = {
             "federation": self.federation,

@@ -1,0 +1,21 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before anything imports flwr, which would otherwise report to its makers.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with the real data sets; the test is skipped where there is none."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("FEDCORE_DATA") or beside)
+    if not folder.is_dir():
+        pytest.skip("needs FEDCORE_DATA, the folder with the real data sets")
+    return folder
