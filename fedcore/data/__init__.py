@@ -1,0 +1,17 @@
+"""Data sets and the ways to divide them among clients. NumPy only; no loader ever unpickles."""
+
+from fedcore.data.images import load_digits, load_fashion_mnist, load_femnist, load_mnist
+from fedcore.data.partition import Part, client_data, partition
+from fedcore.data.types import Dataset, Split
+
+__all__ = [
+    "Dataset",
+    "Part",
+    "Split",
+    "client_data",
+    "load_digits",
+    "load_fashion_mnist",
+    "load_femnist",
+    "load_mnist",
+    "partition",
+]

@@ -1,0 +1,126 @@
+"""Image data: scikit-learn's digits, MNIST, Fashion-MNIST, and LEAF's FEMNIST by writer."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.data.files import FASHION_MNIST, FEMNIST, MNIST, read_verified
+from fedcore.data.types import Dataset, Integers, Split
+from fedcore.errors import DataError
+
+_DIGITS_SPLIT_SEED = 20170228
+_DIGITS_TEST_SHARE = 0.2
+_IDX_UINT8 = 0x08
+
+
+def load_digits() -> Dataset:
+    """The 1,797 hand-written digits of 8x8 pixels that scikit-learn carries inside its package.
+
+    x is float32 [n, 64] in [0, 1], y in 0..9. The fifth of every class that is the test half is
+    fixed here, whatever seed a run has, so that all runs report on the same 359 images.
+    Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
+    """
+    # Imported here because scikit-learn costs a second, and only this loader needs it.
+    try:
+        from sklearn.datasets import load_digits as embedded
+    except ImportError as error:
+        raise DataError("digits are part of scikit-learn: pip install scikit-learn") from error
+
+    pixels, labels = embedded(return_X_y=True)
+    x = np.asarray(pixels / 16.0, dtype=np.float32)
+    y = np.asarray(labels, dtype=np.int64)
+    test = _stratified_test_rows(y, _DIGITS_TEST_SHARE, _DIGITS_SPLIT_SEED)
+    train = np.setdiff1d(np.arange(len(y), dtype=np.int64), test)
+    everything = Split(x=x, y=y)
+    return Dataset(name="digits", train=everything.take(train), test=everything.take(test), classes=10)
+
+
+def _stratified_test_rows(labels: Integers, share: float, seed: int) -> Integers:
+    """Sorted rows [m] of a test half that holds `share` of every class."""
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        chosen.append(rows[: round(share * len(rows))])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
+
+
+def load_mnist(data_dir: Path | str | None = None) -> Dataset:
+    """MNIST: x uint8 [60000, 28, 28] and [10000, 28, 28], ink is 255; y in 0..9.
+
+    Raises DataError. Source: LeCun, Cortes and Burges.
+    """
+    return _load_idx_dataset("mnist", MNIST, data_dir)
+
+
+def load_fashion_mnist(data_dir: Path | str | None = None) -> Dataset:
+    """Fashion-MNIST: shapes and types of MNIST, ten kinds of garment.
+
+    Raises DataError. Source: Xiao, Rasul and Vollgraf (2017), arXiv 1708.07747.
+    """
+    return _load_idx_dataset("fashion_mnist", FASHION_MNIST, data_dir)
+
+
+def _load_idx_dataset(name: str, files: tuple[str, str, str, str], data_dir: Path | str | None) -> Dataset:
+    train_x, train_y, test_x, test_y = (parse_idx(read_verified(file, data_dir), file) for file in files)
+    return Dataset(
+        name=name,
+        train=Split(x=train_x, y=train_y.astype(np.int64)),
+        test=Split(x=test_x, y=test_y.astype(np.int64)),
+        classes=10,
+    )
+
+
+def parse_idx(compressed: bytes, where: str) -> NDArray[np.uint8]:
+    """An IDX file of unsigned bytes, compressed with gzip, as a read-only array.
+
+    IDX: two zero bytes, a type byte (8 for uint8), the rank, one big-endian uint32 a dimension,
+    then the values in C order. Anything else, one byte too many included, is a DataError that
+    names `where`. Source: "The IDX file format", LeCun's page of MNIST.
+    """
+    try:
+        raw = gzip.decompress(compressed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{where} is not a complete gzip file: {error}") from error
+    if len(raw) < 4 or raw[:3] != bytes([0, 0, _IDX_UINT8]):
+        raise DataError(f"{where} is not an IDX file of unsigned bytes")
+    rank = raw[3]
+    start = 4 + 4 * rank
+    if rank == 0 or len(raw) < start:
+        raise DataError(f"{where} ends inside its IDX header")
+    shape = struct.unpack_from(f">{rank}I", raw, 4)
+    if len(raw) - start != math.prod(shape):
+        raise DataError(f"{where} holds {len(raw) - start} values where its header says {math.prod(shape)}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def load_femnist(data_dir: Path | str | None = None) -> Dataset:
+    """105 writers of FEMNIST: x uint8 [14708, 28, 28] and [1685, 28, 28], y in 0..61.
+
+    Groups are writers. The polarity is LEAF's, paper is 255 and ink 0 (the reverse of MNIST), and
+    so is the 90/10 split within each writer. Raises DataError.
+    Source: Caldas et al. (2018), LEAF, arXiv 1812.01097; NIST Special Database 19.
+    """
+    raw = read_verified(FEMNIST, data_dir)
+    # allow_pickle stays off: a data file never gets to run code.
+    with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
+        images, is_test = archive["images"], archive["test"].astype(bool)
+        labels = archive["labels"].astype(np.int64)
+        writer = archive["writer"].astype(np.int64)
+        names = tuple(str(name) for name in archive["writers"])
+    everything = Split(x=images, y=labels, groups=writer)
+    return Dataset(
+        name="femnist",
+        train=everything.take(np.flatnonzero(~is_test)),
+        test=everything.take(np.flatnonzero(is_test)),
+        classes=62,
+        group_names=names,
+    )
