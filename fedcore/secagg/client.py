@@ -1,0 +1,353 @@
+"""The client's side of a round: a state machine without input and output.
+
+Each method takes one message of the server and returns the answer. It checks everything first and changes its state
+last, so a refused message leaves the session as it was and the honest continuation still works. Source: Bonawitz et
+al. 2017 (CCS), figure 4, with the checks of PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from fedcore.errors import ConfigurationError, ProtocolViolation, UsageError
+from fedcore.secagg import inspection, schedule, shamir
+from fedcore.secagg.checks import Check
+from fedcore.secagg.graph import neighbours
+from fedcore.secagg.keys import KEY_BYTES, KeyPair, Randomness, Secret, draw, sign, verifies
+from fedcore.secagg.masking import MaskTerm, apply_masks, check_vector
+from fedcore.secagg.messages import (
+    AdvertisedCohort,
+    Advertisement,
+    ConsistencySignature,
+    KeyShares,
+    ShareDelivery,
+    SignatureSet,
+    Survivors,
+    UnmaskShares,
+)
+from fedcore.secagg.parameters import RoundParameters
+from fedcore.secagg.transitions import ClientEvent, ClientState, client_transition
+
+Answer = TypeVar("Answer")
+
+
+class _Message(Protocol):
+    def digest(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Given(Generic[Answer]):
+    """An answer kept for repetition, with the digest of the message that it answers."""
+
+    digest: bytes
+    answer: Answer = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldShares:
+    """The shares of one client's secrets that this client holds, 33 bytes each."""
+
+    of_key: bytes = field(repr=False)
+    of_self: bytes = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Secrets:
+    """What the session knows and must forget; redacted, and replaced by an empty one to erase it."""
+
+    seal_pair: KeyPair | None = field(default=None, repr=False)
+    mask_pair: KeyPair | None = field(default=None, repr=False)
+    self_secret: Secret | None = field(default=None, repr=False)
+    held: dict[int, _HeldShares] = field(default_factory=dict, repr=False)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What the session has answered, for repetition."""
+
+    advertised: Advertisement | None = None
+    shared: _Given[KeyShares] | None = None
+    delivered: _Given[None] | None = None
+    signed: _Given[ConsistencySignature] | None = None
+    released: _Given[UnmaskShares] | None = None
+
+
+class ClientSession:
+    """One client in one round.
+
+    `parameters` hold this client's own hashes of roster, model and task; `roster` maps client id to raw Ed25519
+    public key and comes from the client's kit. `min_cohort` and `min_threshold` are its owner's policy, which no
+    server can lower. Steps, in order: `advertise`, `share_keys`, `receive_shares`, `mask`, `sign_survivors`,
+    `unmask`. A step repeated with the identical message returns the identical answer, with another one raises
+    ProtocolViolation; a step out of order raises IllegalTransition.
+
+    Secrets go as soon as they have done their work: the sealing key after the shares are opened, the mask key and b
+    when the masks are made, the shares of others after `unmask`. A session is used by one thread, and cannot be
+    stored or copied: a client that restarts is a dropout of the round, so no mask is ever used twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        parameters: RoundParameters,
+        client_id: int,
+        identity: Ed25519PrivateKey,
+        roster: Mapping[int, bytes],
+        min_cohort: int,
+        min_threshold: int,
+        randomness: Randomness = os.urandom,
+    ) -> None:
+        inspection.check_proposal(parameters, client_id, roster, min_cohort, min_threshold)
+        if identity.public_key().public_bytes_raw() != roster[client_id]:
+            raise ConfigurationError(f"the identity key is not the one that the roster lists for client {client_id}")
+        self._parameters = parameters
+        self._client_id = client_id
+        self._identity = identity
+        self._roster = dict(roster)
+        self._floor = max(parameters.threshold, min_cohort)
+        self._randomness = randomness
+        self._context = parameters.ctx()
+        self._state = ClientState.NEW
+        self._transcript: schedule.Transcript | None = None
+        self._publics: dict[int, Advertisement] = {}
+        self._sharers: tuple[int, ...] = ()
+        self._survivors: tuple[int, ...] = ()
+        self._secrets = _Secrets()
+        self._answers = _Answers()
+
+    def __repr__(self) -> str:
+        return f"<ClientSession client={self._client_id} state={self._state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a session is never stored or copied: after a restart its client is a dropout")
+
+    @property
+    def state(self) -> ClientState:
+        """How far the session is."""
+        return self._state
+
+    def advertise(self) -> Advertisement:
+        """R0: draw the round's two key pairs and sign their public halves."""
+        rule = client_transition(self._state, ClientEvent.ADVERTISE)
+        if rule.repeat:
+            return _present(self._answers.advertised)
+        seal_pair, mask_pair = KeyPair.draw(self._randomness), KeyPair.draw(self._randomness)
+        signed = schedule.advertisement_statement(self._context, self._client_id, seal_pair.public, mask_pair.public)
+        self._secrets.seal_pair, self._secrets.mask_pair = seal_pair, mask_pair
+        answer = Advertisement(self._client_id, seal_pair.public, mask_pair.public, sign(self._identity, signed))
+        self._answers.advertised = answer
+        self._state = rule.target
+        return answer
+
+    def share_keys(self, message: AdvertisedCohort) -> KeyShares:
+        """R1: check the cohort U1, then share b and the mask key among its members."""
+        rule = client_transition(self._state, ClientEvent.SHARE_KEYS)
+        message.check()
+        if rule.repeat:
+            return _repeated(self._answers.shared, message, Check.SECOND_COHORT)
+        inspection.check_cohort(
+            message,
+            own=_present(self._answers.advertised),
+            parameters=self._parameters,
+            context=self._context,
+            roster=self._roster,
+            floor=self._floor,
+        )
+        transcript = schedule.Transcript(context=self._context, cohort=message.digest())
+        publics = {member.client_id: member for member in message.members}
+        holders = (*self._neighbours(publics), self._client_id)
+        self_secret = Secret(draw(self._randomness, KEY_BYTES))
+        dealt = self._deal(self_secret, holders)
+        answer = KeyShares(
+            self._client_id,
+            schedule.commitment(self._context, self._client_id, self_secret),
+            self._seal_all(transcript, publics, dealt),
+        )
+        self._transcript, self._publics, self._secrets.self_secret = (
+            transcript,
+            publics,
+            self_secret,
+        )
+        self._secrets.held = {self._client_id: dealt[self._client_id]}
+        self._answers.shared = _Given(message.digest(), answer)
+        self._state = rule.target
+        return answer
+
+    def receive_shares(self, message: ShareDelivery) -> None:
+        """R1: check the sharers U2 and open the shares that they sealed for this client."""
+        rule = client_transition(self._state, ClientEvent.RECEIVE_SHARES)
+        message.check()
+        if rule.repeat:
+            _repeated(self._answers.delivered, message, Check.SECOND_DELIVERY)
+            return
+        inspection.check_sharers(message.sharers, self._client_id, self._publics, self._floor)
+        senders = self._neighbours(message.sharers)
+        if set(message.sealed) != set(senders):
+            raise ProtocolViolation(
+                Check.WRONG_RECIPIENTS,
+                "the delivery must hold one sealed share of each other sharer",
+            )
+        opened = {sender: self._open(sender, message.sealed[sender]) for sender in senders}
+        self._secrets.held.update(opened)
+        self._sharers = message.sharers
+        self._secrets.seal_pair = None
+        self._answers.delivered = _Given(message.digest(), None)
+        self._state = rule.target
+
+    def mask(self, words: NDArray[np.uint64], *, threads: int = 1) -> None:
+        """R2: add all masks to the encoded update in place; `words` is uint64 [parameters.words].
+
+        Works once. If it fails half way, the vector and the session are spoiled and the session is abandoned.
+        """
+        rule = client_transition(self._state, ClientEvent.MASK)
+        check_vector(words)
+        if words.size != self._parameters.words:
+            raise UsageError(f"the vector has {words.size} words, the round's parameters say {self._parameters.words}")
+        try:
+            apply_masks(words, self._masks(), threads=threads)
+        except BaseException:
+            self.abandon()
+            raise
+        self._secrets.self_secret, self._secrets.mask_pair = None, None
+        self._state = rule.target
+
+    def sign_survivors(self, message: Survivors) -> ConsistencySignature:
+        """R3: check the survivors U3 and sign what this client has seen of the round."""
+        rule = client_transition(self._state, ClientEvent.SIGN_SURVIVORS)
+        message.check()
+        if rule.repeat:
+            return _repeated(self._answers.signed, message, Check.SECOND_SURVIVOR_SET)
+        inspection.check_survivors(message.survivors, self._client_id, self._sharers, self._floor)
+        signature = sign(self._identity, self._consistency(message.survivors))
+        answer = ConsistencySignature(self._client_id, signature)
+        self._survivors = message.survivors
+        self._answers.signed = _Given(message.digest(), answer)
+        self._state = rule.target
+        return answer
+
+    def unmask(self, message: SignatureSet) -> UnmaskShares:
+        """R4: with t signatures on the very same survivors, release one share for each sharer, then erase all."""
+        rule = client_transition(self._state, ClientEvent.UNMASK)
+        message.check()
+        if rule.repeat:
+            return _repeated(self._answers.released, message, Check.SECOND_UNMASK)
+        self._check_signatures(message)
+        survivors = set(self._survivors)
+        answer = UnmaskShares(
+            self._client_id,
+            {v: held.of_self for v, held in self._secrets.held.items() if v in survivors},
+            {v: held.of_key for v, held in self._secrets.held.items() if v not in survivors},
+        )
+        self._answers.released = _Given(message.digest(), answer)
+        self._secrets = _Secrets()
+        self._state = rule.target
+        return answer
+
+    def abandon(self) -> None:
+        """Leave the round: every secret and every answer is erased, and no further step is legal."""
+        self._state = client_transition(self._state, ClientEvent.ABANDON).target
+        self._secrets = _Secrets()
+        self._answers = _Answers()
+
+    def _neighbours(self, members: Iterable[int]) -> tuple[int, ...]:
+        return neighbours(tuple(members), self._client_id, degree=self._parameters.degree)
+
+    def _deal(self, self_secret: Secret, holders: tuple[int, ...]) -> dict[int, _HeldShares]:
+        """Split both secrets; holder -> his pair of shares."""
+        key_shares, self_shares = (
+            shamir.split(
+                secret,
+                threshold=self._parameters.threshold,
+                holders=holders,
+                randomness=self._randomness,
+            )
+            for secret in (_present(self._secrets.mask_pair).private, self_secret)
+        )
+        return {v: _HeldShares(key_shares[v], self_shares[v]) for v in holders}
+
+    def _seal_all(
+        self,
+        transcript: schedule.Transcript,
+        publics: Mapping[int, Advertisement],
+        dealt: Mapping[int, _HeldShares],
+    ) -> dict[int, bytes]:
+        """Seal every pair of shares for its holder; one's own stays here."""
+        return {
+            holder: schedule.seal_shares(
+                transcript,
+                _present(self._secrets.seal_pair),
+                publics[holder].c_public,
+                sender=self._client_id,
+                receiver=holder,
+                text=shares.of_key + shares.of_self,
+            )
+            for holder, shares in dealt.items()
+            if holder != self._client_id
+        }
+
+    def _open(self, sender: int, sealed: bytes) -> _HeldShares:
+        text = schedule.unseal_shares(
+            _present(self._transcript),
+            _present(self._secrets.seal_pair),
+            self._publics[sender].c_public,
+            sender=sender,
+            receiver=self._client_id,
+            sealed=sealed,
+        )
+        if text is None:
+            raise ProtocolViolation(
+                Check.SHARE_UNSEALING,
+                f"the share of client {sender} was not sealed for this client, round and cohort",
+                peer=sender,
+            )
+        held = _HeldShares(text[: shamir.SHARE_BYTES], text[shamir.SHARE_BYTES :])
+        if not shamir.is_share(held.of_key) or not shamir.is_share(held.of_self):
+            raise ProtocolViolation(Check.MALFORMED, f"client {sender} sealed what is no share", peer=sender)
+        return held
+
+    def _masks(self) -> list[MaskTerm]:
+        """Every mask that this client adds: its own, and one for each neighbour among the sharers."""
+        transcript, pair = _present(self._transcript), _present(self._secrets.mask_pair)
+        own = schedule.self_mask(transcript, _present(self._secrets.self_secret))
+        return [own] + [
+            schedule.pair_mask(transcript, pair, self._publics[peer].s_public, owner=self._client_id, peer=peer)
+            for peer in self._neighbours(self._sharers)
+        ]
+
+    def _consistency(self, survivors: tuple[int, ...]) -> bytes:
+        return schedule.consistency_statement(_present(self._transcript), self._sharers, survivors)
+
+    def _check_signatures(self, message: SignatureSet) -> None:
+        inspection.check_signers(message.signatures, self._survivors, self._roster)
+        expected = self._consistency(self._survivors)
+        valid = sum(
+            verifies(self._roster[signer], signature, expected) for signer, signature in message.signatures.items()
+        )
+        if valid < self._parameters.threshold:
+            raise ProtocolViolation(
+                Check.INCONSISTENT_SURVIVORS,
+                f"{valid} clients signed the survivors that this client was shown,"
+                f" {self._parameters.threshold} are needed",
+            )
+
+
+def _present(value: Answer | None) -> Answer:
+    """What the state guarantees to be there."""
+    if value is None:
+        raise AssertionError("the session's state and its contents disagree")
+    return value
+
+
+def _repeated(given: _Given[Answer] | None, message: _Message, check: Check) -> Answer:
+    """The answer that was given before, to the identical message only."""
+    earlier = _present(given)
+    if message.digest() != earlier.digest:
+        raise ProtocolViolation(check, "this step was answered already, and the message now is another one")
+    return earlier.answer

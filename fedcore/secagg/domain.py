@@ -1,0 +1,80 @@
+"""Domain separation: what is hashed, signed or derived says what it is for.
+
+Every input of a hash, signature or key derivation is a *statement*: a usage tag followed by fields, each with its
+length in front. Two statements are equal only when tag and fields are, so bytes made for one purpose never pass for
+another (PROTOCOL.md, "Messages"). A tag carries the protocol's version; a change of format is a new version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+Field = bytes | str | int
+"""What a statement is made of: bytes as they are, text as UTF-8, whole numbers >= 0 as eight big-endian bytes."""
+
+HASH_BYTES = 32
+"""Length of SHA-256 digests and of everything that HKDF derives here."""
+
+
+class Usage(StrEnum):
+    """The closed list of purposes; the value is the tag that enters the hash."""
+
+    CONTEXT = "fedcore/secagg/v1"
+    ADVERTISEMENT = "fedcore/secagg/v1/adv"
+    SHARE_SEAL = "fedcore/secagg/v1/share"
+    COMMITMENT = "fedcore/secagg/v1/bcom"
+    SELF_MASK = "fedcore/secagg/v1/self"
+    PAIR_MASK = "fedcore/secagg/v1/pair"
+    CONSISTENCY = "fedcore/secagg/v1/consistency"
+    MESSAGE = "fedcore/secagg/v1/message"
+    ROSTER = "fedcore/secagg/v1/roster"
+
+
+def pack(*fields: Field) -> bytes:
+    """Join fields so that they can be told apart again: eight big-endian length bytes, then the field."""
+    parts: list[bytes] = []
+    for field in fields:
+        raw = _raw(field)
+        parts.append(len(raw).to_bytes(8, "big"))
+        parts.append(raw)
+    return b"".join(parts)
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """A list of client ids as one field."""
+    return pack(*ids)
+
+
+def statement(usage: Usage, *fields: Field) -> bytes:
+    """The bytes that are signed, authenticated or used as HKDF info for `usage`."""
+    return pack(usage.value, *fields)
+
+
+def tagged_hash(usage: Usage, *fields: Field) -> bytes:
+    """SHA-256 over a statement, 32 bytes."""
+    return hashlib.sha256(statement(usage, *fields)).digest()
+
+
+def derive(secret: bytes, salt: bytes, usage: Usage, *fields: Field) -> bytes:
+    """HKDF-SHA256 (RFC 5869) with the statement as info, 32 bytes."""
+    info = statement(usage, *fields)
+    return HKDF(algorithm=SHA256(), length=HASH_BYTES, salt=salt, info=info).derive(secret)
+
+
+def roster_digest(roster: Mapping[int, bytes]) -> bytes:
+    """SHA-256 over a roster of client id -> raw Ed25519 public key, in the order of the ids."""
+    entries = [pack(client, roster[client]) for client in sorted(roster)]
+    return tagged_hash(Usage.ROSTER, *entries)
+
+
+def _raw(field: Field) -> bytes:
+    if isinstance(field, bytes):
+        return field
+    if isinstance(field, str):
+        return field.encode("utf-8")
+    return field.to_bytes(8, "big")

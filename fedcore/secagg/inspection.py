@@ -1,0 +1,128 @@
+"""What a client checks before it answers: pure functions that return nothing or raise ProtocolViolation.
+
+The names are explained in `checks`. They are apart from the session so that its steps read as the protocol does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from fedcore.errors import ProtocolViolation
+from fedcore.secagg.checks import Check
+from fedcore.secagg.keys import is_low_order, verifies
+from fedcore.secagg.messages import AdvertisedCohort, Advertisement
+from fedcore.secagg.parameters import RoundParameters
+from fedcore.secagg.schedule import advertisement_statement
+
+
+def check_proposal(
+    parameters: RoundParameters,
+    client_id: int,
+    roster: Mapping[int, bytes],
+    min_cohort: int,
+    min_threshold: int,
+) -> None:
+    """Before R0: the round as proposed respects the client's policy and asks only clients of the roster."""
+    if client_id not in parameters.cohort:
+        raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} is not in the cohort")
+    _check_on_roster(parameters.cohort, roster)
+    if parameters.n < min_cohort:
+        raise ProtocolViolation(
+            Check.COHORT_BELOW_MINIMUM,
+            f"the round asks {parameters.n} clients, this client takes part from {min_cohort} up",
+        )
+    if parameters.threshold < min_threshold:
+        raise ProtocolViolation(
+            Check.THRESHOLD_BELOW_MINIMUM,
+            f"the round's threshold is {parameters.threshold}, this client demands {min_threshold}",
+        )
+
+
+def check_cohort(
+    message: AdvertisedCohort,
+    *,
+    own: Advertisement,
+    parameters: RoundParameters,
+    context: bytes,
+    roster: Mapping[int, bytes],
+    floor: int,
+) -> None:
+    """R1: U1 is large enough, holds one's own keys unaltered, and every key was signed by its owner for this round."""
+    entries = {member.client_id: member for member in message.members}
+    if entries.get(own.client_id) != own:
+        raise ProtocolViolation(
+            Check.OWN_ENTRY_ALTERED, "the cohort does not list the keys that this client advertised"
+        )
+    _check_size(len(entries), floor, "advertised keys")
+    for member in message.members:
+        if member.client_id not in parameters.cohort:
+            raise ProtocolViolation(
+                Check.OFF_ROSTER,
+                f"client {member.client_id} was not asked in this round",
+                peer=member.client_id,
+            )
+        check_advertisement(member, context, roster)
+    publics = [key for member in message.members for key in (member.c_public, member.s_public)]
+    if len(set(publics)) != len(publics):
+        raise ProtocolViolation(Check.DUPLICATE_KEY, "the cohort lists one public key twice")
+
+
+def check_advertisement(member: Advertisement, context: bytes, roster: Mapping[int, bytes]) -> None:
+    """Keys signed by the roster's identity for this context, and usable for agreement. The server asks the same."""
+    client_id = member.client_id
+    _check_on_roster([client_id], roster)
+    signed = advertisement_statement(context, client_id, member.c_public, member.s_public)
+    if not verifies(roster[client_id], member.signature, signed):
+        raise ProtocolViolation(
+            Check.KEY_SUBSTITUTION,
+            f"client {client_id} did not sign these keys for this round, model and parameters",
+            peer=client_id,
+        )
+    if is_low_order(member.c_public) or is_low_order(member.s_public):
+        raise ProtocolViolation(
+            Check.LOW_ORDER_POINT,
+            f"client {client_id} advertised a key of low order",
+            peer=client_id,
+        )
+
+
+def check_sharers(sharers: tuple[int, ...], client_id: int, advertised: Collection[int], floor: int) -> None:
+    """R1: U2 is large enough, within U1, and holds this client."""
+    if not set(sharers) <= set(advertised):
+        raise ProtocolViolation(Check.SHARERS_NOT_ADVERTISED, "a sharer is named whose keys were never advertised")
+    if client_id not in sharers:
+        raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} shared its keys but is left out")
+    _check_size(len(sharers), floor, "shared their keys")
+
+
+def check_survivors(survivors: tuple[int, ...], client_id: int, sharers: Collection[int], floor: int) -> None:
+    """R3: U3 is large enough, within U2, and holds this client."""
+    if not set(survivors) <= set(sharers):
+        raise ProtocolViolation(Check.SURVIVORS_NOT_SHARERS, "a survivor is named that never shared its keys")
+    if client_id not in survivors:
+        raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} sent its vector but is left out")
+    _check_size(len(survivors), floor, "survived")
+
+
+def check_signers(signers: Iterable[int], survivors: Collection[int], roster: Mapping[int, bytes]) -> None:
+    """R4: whoever signed is on the roster and among the survivors; only they can have seen U3."""
+    _check_on_roster(signers, roster)
+    for signer in signers:
+        if signer not in survivors:
+            raise ProtocolViolation(
+                Check.SIGNER_NOT_SURVIVOR, f"client {signer} signed but is no survivor", peer=signer
+            )
+
+
+def _check_on_roster(ids: Iterable[int], roster: Mapping[int, bytes]) -> None:
+    for client_id in ids:
+        if client_id not in roster:
+            raise ProtocolViolation(Check.OFF_ROSTER, f"client {client_id} is not on the roster", peer=client_id)
+
+
+def _check_size(present: int, floor: int, what: str) -> None:
+    if present < floor:
+        raise ProtocolViolation(
+            Check.COHORT_BELOW_MINIMUM,
+            f"{present} clients {what}, this client goes on with {floor} or more",
+        )

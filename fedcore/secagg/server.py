@@ -1,0 +1,319 @@
+"""The server's side of a round: a state machine without input and output.
+
+It takes the clients' messages in any order within a stage and never sees a vector: the caller sums those, and adds
+`mask_terms()` to the sum at the end. The coordinator decides when a stage is over (`close_stage`) and who is given up
+(`drop`); clocks and time limits are its business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+from fedcore.errors import (
+    CohortTooSmall,
+    ConflictingMessage,
+    IllegalTransition,
+    ProtocolViolation,
+    UnmaskFailed,
+    UsageError,
+)
+from fedcore.secagg import inspection, schedule
+from fedcore.secagg.checks import Check
+from fedcore.secagg.domain import HASH_BYTES
+from fedcore.secagg.graph import neighbours
+from fedcore.secagg.keys import Randomness, verifies
+from fedcore.secagg.masking import MaskTerm
+from fedcore.secagg.messages import (
+    AdvertisedCohort,
+    Advertisement,
+    ConsistencySignature,
+    KeyShares,
+    ShareDelivery,
+    SignatureSet,
+    Survivors,
+    UnmaskShares,
+    input_digest,
+)
+from fedcore.secagg.parameters import RoundParameters
+from fedcore.secagg.transitions import (
+    SERVER,
+    STAGE_OF,
+    ServerEvent,
+    ServerStage,
+    server_transition,
+)
+from fedcore.secagg.unmasking import Evidence, Unmasking, unmask
+
+
+class _ClientMessage(Protocol):
+    @property
+    def client_id(self) -> int: ...
+    def check(self) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class ServerRound:
+    """One round at the server.
+
+    `roster` maps client id to raw Ed25519 public key. A message that repeats an earlier one of the same client is
+    accepted in silence; other content raises ConflictingMessage; a message of a client that was dropped, or for
+    another stage, raises ProtocolViolation. A refused message changes nothing.
+
+    `drop` takes a client out of every later stage. What it had sent to the open stage is discarded, except a masked
+    vector: that is in the caller's sum, so the client counts as a survivor and only its later answers are missing.
+    """
+
+    def __init__(
+        self,
+        *,
+        parameters: RoundParameters,
+        roster: Mapping[int, bytes],
+        randomness: Randomness = os.urandom,
+    ) -> None:
+        absent = [client_id for client_id in parameters.cohort if client_id not in roster]
+        if absent:
+            raise UsageError(f"clients {absent} of the cohort are not on the roster")
+        self._parameters = parameters
+        self._roster = dict(roster)
+        self._randomness = randomness
+        self._context = parameters.ctx()
+        self._stage = ServerStage.ADVERTISE
+        self._admitted: dict[ServerStage, tuple[int, ...]] = {self._stage: parameters.cohort}
+        self._digests: dict[ServerStage, dict[int, bytes]] = {stage: {} for stage in ServerStage}
+        self._dropped: set[int] = set()
+        self._publics: dict[int, Advertisement] = {}
+        self._shares: dict[int, KeyShares] = {}
+        self._signatures: dict[int, bytes] = {}
+        self._released: dict[int, UnmaskShares] = {}
+        self._cohort: AdvertisedCohort | None = None
+        self._unmasking: Unmasking | None = None
+
+    def __repr__(self) -> str:
+        return f"<ServerRound round={self._parameters.round} stage={self._stage}>"
+
+    @property
+    def stage(self) -> ServerStage:
+        """What the server waits for."""
+        return self._stage
+
+    @property
+    def expected(self) -> frozenset[int]:
+        """Who may answer in this stage, whether or not it has."""
+        return frozenset(self._admitted.get(self._stage, ())) - self._dropped
+
+    @property
+    def answered(self) -> frozenset[int]:
+        """Whose answer of this stage is here; a dropped client's masked vector is among them."""
+        return frozenset(self._digests[self._stage])
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Whom the stage still waits for."""
+        return self.expected - self.answered
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """Whose messages are refused from now on."""
+        return frozenset(self._dropped)
+
+    @property
+    def bad_share_senders(self) -> dict[int, str]:
+        """After the last stage: client id -> what was wrong. Its sender, or the dealer of that share, is at fault."""
+        return dict(self._unmasking.wrong) if self._unmasking else {}
+
+    def receive_advertisement(self, message: Advertisement) -> None:
+        """R0: keys signed by an identity of the roster."""
+        if not self._is_new(ServerEvent.ADVERTISEMENT, message):
+            return
+        inspection.check_advertisement(message, self._context, self._roster)
+        self._publics[message.client_id] = message
+        self._accept(message)
+
+    def receive_shares(self, message: KeyShares) -> None:
+        """R1: a commitment and one sealed share for every neighbour."""
+        if not self._is_new(ServerEvent.KEY_SHARES, message):
+            return
+        if set(message.sealed) != set(self._neighbours(message.client_id)):
+            raise ProtocolViolation(
+                Check.WRONG_RECIPIENTS,
+                f"client {message.client_id} must seal one share for each other client that advertised",
+                peer=message.client_id,
+            )
+        self._shares[message.client_id] = message
+        self._accept(message)
+
+    def receive_input(self, client_id: int, digest: bytes) -> None:
+        """R2: a masked vector arrived whole and is, or will be, in the sum; `digest` is its SHA-256, 32 bytes."""
+        message = _Input(client_id, digest)
+        if self._is_new(ServerEvent.INPUT, message):
+            self._accept(message)
+
+    def receive_consistency(self, message: ConsistencySignature) -> None:
+        """R3: a signature over this very cohort, its sharers and its survivors."""
+        if not self._is_new(ServerEvent.CONSISTENCY, message):
+            return
+        signed = schedule.consistency_statement(self._transcript(), self._sharers(), self._survivors())
+        if not verifies(self._roster[message.client_id], message.signature, signed):
+            raise ProtocolViolation(
+                Check.INCONSISTENT_SURVIVORS,
+                f"client {message.client_id} signed other survivors than it was sent",
+                peer=message.client_id,
+            )
+        self._signatures[message.client_id] = message.signature
+        self._accept(message)
+
+    def receive_unmask(self, message: UnmaskShares) -> None:
+        """R4: shares of b for the survivors and of s for the other sharers, of each exactly one."""
+        if not self._is_new(ServerEvent.UNMASK_SHARES, message):
+            return
+        survivors = set(self._survivors())
+        others = set(self._sharers()) - survivors
+        if set(message.self_shares) != survivors or set(message.key_shares) != others:
+            raise ProtocolViolation(
+                Check.WRONG_RECIPIENTS,
+                f"client {message.client_id} must release one share for each sharer, and for no one else",
+                peer=message.client_id,
+            )
+        self._released[message.client_id] = message
+        self._accept(message)
+
+    def drop(self, client_id: int) -> None:
+        """Give a client up; dropping it again changes nothing. UsageError for an id outside the cohort."""
+        server_transition(self._stage, ServerEvent.DROP)
+        if client_id not in self._parameters.cohort:
+            raise UsageError(f"client {client_id} is not in the cohort")
+        self._dropped.add(client_id)
+        if self._stage is not ServerStage.INPUT:
+            self._digests[self._stage].pop(client_id, None)
+
+    def close_stage(self) -> None:
+        """End the stage; who has not answered is dropped. The last close rebuilds the secrets.
+
+        Raises CohortTooSmall where fewer than t have answered, UnmaskFailed where a secret is lost; the round has
+        failed then.
+        """
+        rule = server_transition(self._stage, ServerEvent.CLOSE)
+        step, present = self._stage, tuple(sorted(self.answered))
+        if len(present) < self._parameters.threshold:
+            self._fail()
+            raise CohortTooSmall(step, len(present), self._parameters.threshold)
+        if step is ServerStage.ADVERTISE:
+            self._cohort = AdvertisedCohort(tuple(self._publics[v] for v in present))
+        elif step is ServerStage.UNMASK:
+            self._rebuild(present)
+        self._dropped |= self.missing
+        self._admitted[rule.target] = present
+        self._stage = rule.target
+
+    def advertised(self) -> AdvertisedCohort:
+        """U1, for every client in it; IllegalTransition before R0 has been closed."""
+        if self._cohort is None:
+            raise IllegalTransition(self._stage, "advertised")
+        return self._cohort
+
+    def delivery(self, client_id: int) -> ShareDelivery:
+        """U2 and the shares that were sealed for `client_id`; ProtocolViolation for a client outside U2."""
+        sharers = self._reached(ServerStage.INPUT, "delivery")
+        if client_id not in sharers:
+            raise ProtocolViolation(Check.DROPPED_CLIENT, f"client {client_id} did not share its keys", peer=client_id)
+        senders = neighbours(sharers, client_id, degree=self._parameters.degree)
+        return ShareDelivery(sharers, {v: self._shares[v].sealed[client_id] for v in senders})
+
+    def survivors(self) -> Survivors:
+        """U3, for every client in it; IllegalTransition before R2 has been closed."""
+        return Survivors(self._reached(ServerStage.CONSISTENCY, "survivors"))
+
+    def signatures(self) -> SignatureSet:
+        """All signatures over the survivors; IllegalTransition before R3 has been closed."""
+        signers = self._reached(ServerStage.UNMASK, "signatures")
+        return SignatureSet({v: self._signatures[v] for v in signers})
+
+    def mask_terms(self) -> tuple[MaskTerm, ...]:
+        """What to add to the sum of the survivors' vectors to leave their plain sum; in stage DONE only."""
+        if self._unmasking is None:
+            raise IllegalTransition(self._stage, "mask_terms")
+        return self._unmasking.terms
+
+    def _is_new(self, event: ServerEvent, message: _ClientMessage) -> bool:
+        """Whether to go on with a message: False for a repetition, an exception for what must not be."""
+        message.check()
+        client_id, late = message.client_id, event is ServerEvent.INPUT
+        if client_id not in self._parameters.cohort:
+            raise ProtocolViolation(Check.OFF_ROSTER, f"client {client_id} was not asked in this round", peer=client_id)
+        rule = SERVER.get((self._stage, event))
+        if rule is None:
+            raise ProtocolViolation(Check.OUT_OF_ORDER, f"{event} is not due in stage {self._stage}", peer=client_id)
+        if client_id in self._dropped:
+            raise ProtocolViolation(
+                Check.LATE_INPUT if late else Check.DROPPED_CLIENT,
+                f"client {client_id} was declared dropped before this message came",
+                peer=client_id,
+            )
+        earlier = self._digests[STAGE_OF[event]].get(client_id)
+        if earlier is None:
+            return True
+        if earlier != message.digest():
+            raise ConflictingMessage(f"client {client_id} sent {event} before, with other content")
+        return False
+
+    def _accept(self, message: _ClientMessage) -> None:
+        self._digests[self._stage][message.client_id] = message.digest()
+
+    def _neighbours(self, client_id: int) -> tuple[int, ...]:
+        members = self._admitted[ServerStage.SHARE]
+        return neighbours(members, client_id, degree=self._parameters.degree)
+
+    def _transcript(self) -> schedule.Transcript:
+        return schedule.Transcript(context=self._context, cohort=self.advertised().digest())
+
+    def _sharers(self) -> tuple[int, ...]:
+        return self._admitted[ServerStage.INPUT]
+
+    def _survivors(self) -> tuple[int, ...]:
+        return self._admitted[ServerStage.CONSISTENCY]
+
+    def _reached(self, stage: ServerStage, question: str) -> tuple[int, ...]:
+        """Who was admitted to a stage, once it has begun."""
+        if stage not in self._admitted:
+            raise IllegalTransition(self._stage, question)
+        return self._admitted[stage]
+
+    def _rebuild(self, present: tuple[int, ...]) -> None:
+        evidence = Evidence(
+            parameters=self._parameters,
+            transcript=self._transcript(),
+            publics=self._publics,
+            commitments={v: self._shares[v].commitment for v in self._sharers()},
+            sharers=self._sharers(),
+            survivors=self._survivors(),
+            released={v: self._released[v] for v in present},
+        )
+        try:
+            self._unmasking = unmask(evidence, self._randomness)
+        except UnmaskFailed:
+            self._fail()
+            raise
+        self._released.clear()
+
+    def _fail(self) -> None:
+        self._stage = server_transition(self._stage, ServerEvent.FALL_SHORT).target
+        self._released.clear()
+
+
+class _Input:
+    """A masked vector as the round knows it: by sender and digest."""
+
+    __slots__ = ("_digest", "client_id")
+
+    def __init__(self, client_id: int, digest: bytes) -> None:
+        self.client_id = client_id
+        self._digest = digest
+
+    def check(self) -> None:
+        if not isinstance(self._digest, bytes) or len(self._digest) != HASH_BYTES:
+            raise ProtocolViolation(Check.MALFORMED, f"a digest has {HASH_BYTES} bytes", peer=self.client_id)
+
+    def digest(self) -> bytes:
+        return input_digest(self.client_id, self._digest)

@@ -1,0 +1,168 @@
+"""Shamir's secret sharing over GF(p), with reconstruction that survives wrong shares.
+
+p = 2^256 + 297 is the smallest prime above 2^256, so a 32-byte secret is a field element as it is; a share is an
+element in 33 big-endian bytes. The point of a share is its holder's client id. Sources: Shamir 1979 (CACM 22); the
+parity check is SCRAPE's (Cascudo and David 2017, section 2.1); decoding is Gao's ("A new algorithm for decoding
+Reed-Solomon codes", 2003).
+
+This arithmetic does not run in constant time. A client only evaluates its own polynomials, on a machine where nobody
+else measures; the server rebuilds secrets that it is entitled to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from fedcore.errors import UnmaskFailed, UsageError
+from fedcore.secagg import polynomial
+from fedcore.secagg.keys import Randomness, Secret, draw
+from fedcore.secagg.polynomial import PRIME
+
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+SUBSET_LIMIT = 1000
+"""Subsets of shares that are tried after decoding has failed, before the secret counts as lost."""
+
+# 128 bits more than the field needs: the remainder modulo p is then within 2^-128 of uniform (RFC 9380, section 5).
+_ELEMENT_DRAW_BYTES = 49
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A rebuilt secret, and the holders whose share does not lie on its polynomial."""
+
+    secret: Secret
+    wrong: frozenset[int]
+
+
+def split(secret: Secret, *, threshold: int, holders: Sequence[int], randomness: Randomness) -> dict[int, bytes]:
+    """Share 32 secret bytes so that any `threshold` of the holders can rebuild them and fewer learn nothing.
+
+    Returns holder -> 33-byte share.
+    """
+    raw = secret.reveal()
+    if len(raw) != SECRET_BYTES:
+        raise UsageError(f"a shared secret has {SECRET_BYTES} bytes")
+    if not 1 <= threshold <= len(holders):
+        raise UsageError("the threshold lies between 1 and the number of holders")
+    if len(set(holders)) != len(holders) or any(not 0 < point < PRIME for point in holders):
+        raise UsageError("the holders are distinct positive ids")
+    pool = draw(randomness, _ELEMENT_DRAW_BYTES * (threshold - 1))
+    coefficients = [int.from_bytes(raw, "big")]
+    for start in range(0, len(pool), _ELEMENT_DRAW_BYTES):
+        element = int.from_bytes(pool[start : start + _ELEMENT_DRAW_BYTES], "big")
+        coefficients.append(element % PRIME)
+    return {point: polynomial.evaluate(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in holders}
+
+
+def is_share(raw: object) -> bool:
+    """Whether `raw` is 33 bytes that encode an element of the field."""
+    return isinstance(raw, bytes) and len(raw) == SHARE_BYTES and int.from_bytes(raw, "big") < PRIME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What depends on the points alone, computed once and used for every secret shared to them.
+
+    `weights` are the Lagrange coefficients at zero of the first t points. `parity` is a random word of the dual
+    code over all points: its product with the shares is zero if they lie on one polynomial of degree < t, and with
+    probability 1 / p if they do not. It is drawn after the shares came, so nobody can aim at it.
+    """
+
+    points: tuple[int, ...]
+    weights: tuple[int, ...]
+    parity: tuple[int, ...]
+
+    def consistent(self, values: Sequence[int]) -> bool:
+        return sum(map(int.__mul__, self.parity, values)) % PRIME == 0
+
+    def secret(self, values: Sequence[int]) -> int:
+        return sum(map(int.__mul__, self.weights, values)) % PRIME
+
+
+class Rebuilder:
+    """Rebuilds secrets that were shared with the same threshold, naming wrong shares on the way.
+
+    For each secret: (1) all shares lie on one polynomial, which is checked with one product: interpolate; (2) Gao
+    decoding, right as long as at most (shares - t) / 2 are wrong; (3) up to SUBSET_LIMIT subsets of t shares. A
+    result counts only where `verify` accepts it, so a wrong secret never comes out.
+
+    Up to the bound of (2) the named holders are those whose share was wrong. Beyond it, shares made up together
+    could lie on a polynomial of their own through the right secret, and the names are a strong hint, no proof. In
+    no case can the server tell a holder who altered a share from a dealer who dealt him a wrong one.
+    """
+
+    def __init__(self, *, threshold: int, randomness: Randomness) -> None:
+        self._threshold = threshold
+        self._randomness = randomness
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+
+    def rebuild(self, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Recovered:
+        """The secret behind holder -> share; UnmaskFailed where no subset of t shares gives one that verifies."""
+        if len(shares) < self._threshold:
+            raise UnmaskFailed(f"{len(shares)} shares of a secret came back, {self._threshold} are needed")
+        plan = self._plan(tuple(sorted(shares)))
+        values = [int.from_bytes(shares[point], "big") for point in plan.points]
+        if plan.consistent(values):
+            secret = _accepted(plan.secret(values[: self._threshold]), verify)
+            if secret is None:
+                raise UnmaskFailed("all shares agree on a secret that was not committed to")
+            return Recovered(secret=secret, wrong=frozenset())
+        for candidate in self._candidates(plan.points, values):
+            secret = _accepted(candidate[0] if candidate else 0, verify)
+            if secret is not None:
+                wrong = frozenset(
+                    point
+                    for point, value in zip(plan.points, values, strict=True)
+                    if polynomial.evaluate(candidate, point) != value
+                )
+                return Recovered(secret=secret, wrong=wrong)
+        raise UnmaskFailed("the shares that came back rebuild no secret that was committed to")
+
+    def _candidates(self, points: Sequence[int], values: Sequence[int]) -> Iterator[list[int]]:
+        """Polynomials of degree < t worth trying, the likeliest first."""
+        decoded = polynomial.decode(points, values, self._threshold)
+        if decoded is not None:
+            yield decoded
+        value_at = dict(zip(points, values, strict=True))
+        for subset in self._subsets(points):
+            yield polynomial.interpolate(subset, [value_at[point] for point in subset])
+
+    def _subsets(self, points: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Every subset of t points where they are few; otherwise SUBSET_LIMIT random ones."""
+        if math.comb(len(points), self._threshold) <= SUBSET_LIMIT:
+            yield from combinations(points, self._threshold)
+            return
+        for _ in range(SUBSET_LIMIT):
+            keys = draw(self._randomness, 8 * len(points))
+            order = sorted(range(len(points)), key=lambda i: keys[8 * i : 8 * i + 8])
+            yield tuple(points[i] for i in sorted(order[: self._threshold]))
+
+    def _plan(self, points: tuple[int, ...]) -> _Plan:
+        known = self._plans.get(points)
+        if known is not None:
+            return known
+        checks = len(points) - self._threshold
+        pool = draw(self._randomness, _ELEMENT_DRAW_BYTES * checks)
+        challenge = [
+            int.from_bytes(pool[i : i + _ELEMENT_DRAW_BYTES], "big") % PRIME
+            for i in range(0, len(pool), _ELEMENT_DRAW_BYTES)
+        ]
+        plan = _Plan(
+            points=points,
+            weights=polynomial.weights_at_zero(points[: self._threshold]),
+            parity=polynomial.dual_word(points, challenge),
+        )
+        self._plans[points] = plan
+        return plan
+
+
+def _accepted(value: int, verify: Callable[[Secret], bool]) -> Secret | None:
+    """The field element as a secret where it is one and `verify` agrees."""
+    if value >= 1 << (8 * SECRET_BYTES):
+        return None
+    secret = Secret(value.to_bytes(SECRET_BYTES, "big"))
+    return secret if verify(secret) else None
