@@ -1,0 +1,5 @@
+"""`python -m fedcore`: the same as the `fedcore` command."""
+
+from fedcore.cli import main
+
+main()

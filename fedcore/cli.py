@@ -1,0 +1,261 @@
+"""The `fedcore` command. Commands of the apps are found through entry points, so the library imports neither app."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedcore.config import JobSettings, override, parse_assignments
+from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
+
+INTERRUPTED = 130
+# The order in which a new user needs the commands; entry points come in no order of their own.
+ORDER = ("provision", "server", "client", "run", "simulate", "compare")
+
+AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
+RunConfig = Annotated[
+    list[str] | None, typer.Option("--run-config", help="key=value over [tool.flwr.app.config]; repeatable.")
+]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value over [tool.fedcore]; repeatable.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="FEDCORE_DATA", help="Folder that holds the data sets.")
+]
+
+
+def provision_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    clients: Annotated[int, typer.Option(min=2, help="How many clients get a kit.")],
+    name: Annotated[str, typer.Option(help="Name of the federation.")] = "federation",
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the server, for its certificate; repeatable.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")] = DEFAULT_PORT,
+    min_cohort: Annotated[int | None, typer.Option(min=2, help="Least cohort in every client's policy.")] = None,
+    min_threshold: Annotated[int | None, typer.Option(min=2, help="Least threshold in every client's policy.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a private federation: authority key, roster, private CA, and a kit for every client.
+
+    Example:  fedcore provision fed --clients 4
+    """
+    default = Policy.default(clients)
+    policy = Policy(
+        min_cohort=min_cohort or default.min_cohort,
+        min_threshold=min_threshold or default.min_threshold,
+        app_sha256=default.app_sha256,
+    )
+    made = provision(
+        folder,
+        name=name,
+        clients=clients,
+        now=datetime.now(UTC),
+        hosts=host or list(DEFAULT_HOSTS),
+        port=port,
+        policy=policy,
+    )
+    if as_json:
+        _print_json({"folder": str(folder), "federation": name, "clients": clients, "port": port})
+        return
+    console = Console()
+    console.print(f"made the federation {name!r} in {folder}, for {clients} clients", highlight=False)
+    console.print(f"  server    {folder}/server        fedcore server --federation {folder}", highlight=False)
+    console.print(
+        f"  clients   {folder}/clients/*     fedcore client --kit {folder}/clients/client-1 --app APP_DIR",
+        highlight=False,
+    )
+    console.print(
+        f"  operator  {folder}/operator      fedcore run APP_DIR --operator {folder}/operator", highlight=False
+    )
+    console.print(f"  authority {folder}/authority     keep it offline: it signs the roster", highlight=False)
+    del made
+
+
+def simulate_command(
+    app: AppFolder,
+    clients: Annotated[int, typer.Option(min=1, help="Number of simulated clients.")],
+    drop: Annotated[float, typer.Option(min=0.0, max=0.99, help="Chance that a client drops out of a round.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated dropouts.")] = 0,
+    run_config: RunConfig = None,
+    set_: Settings = None,
+    data_dir: DataFolder = None,
+    out: Annotated[Path | None, typer.Option(help="Save the final model here, as safetensors.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an app in memory, with the same state machines as the real server and clients.
+
+    Example:  fedcore simulate examples/digits --clients 10 --drop 0.1
+    """
+    _use_data(data_dir)
+    from fedcore.flower.app import FlowerApp
+    from fedcore.progress import ProgressView
+    from fedcore.record import RunRecord
+    from fedcore.simulate import Simulation
+
+    flower = FlowerApp.load(app)
+    settings = JobSettings.from_mapping(
+        {**flower.settings.to_mapping(), **parse_assignments(set_ or [])}, where="--set"
+    )
+    record = RunRecord()
+    started = time.monotonic()
+    with _user_output_to_stderr(), ProgressView(Console(stderr=True), "simulated") as view:
+
+        def emit(kind: str, data: Mapping[str, Any]) -> None:
+            record.add(kind, data, time.monotonic() - started)
+            view.show(kind, data)
+
+        simulation = Simulation(
+            app=flower,
+            clients=clients,
+            run_config=override(flower.run_config, parse_assignments(run_config or []), "the run config"),
+            settings=settings,
+            drop=drop,
+            seed=seed,
+            emit=emit,
+        )
+        state = simulation.run().state
+    if out is not None and state is not None:
+        state.save(out)
+    summary = {"app": flower.name, "clients": clients, **record.summary(), "model": str(out) if out else None}
+    _print_json(summary) if as_json else _print_metrics(summary)
+
+
+def compare_command(
+    app: AppFolder,
+    modes: Annotated[
+        str, typer.Option(help="Comma-separated: federated, federated-plain, centralized.")
+    ] = "federated,centralized",
+    clients: Annotated[int, typer.Option(min=2, help="Number of client processes.")] = 4,
+    out: Annotated[Path, typer.Option(help="Folder for the report, the plot, models and logs.")] = Path("compare-out"),
+    run_config: RunConfig = None,
+    set_: Settings = None,
+    data_dir: DataFolder = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier comparison in the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the same app in several modes, each in real processes, and report them side by side.
+
+    Example:  fedcore compare examples/digits --modes federated,centralized --clients 4 --out out
+    """
+    from fedcore.compare.job import CompareJob, run_mode
+    from fedcore.compare.report import table, write_report
+    from fedcore.flower.app import FlowerApp
+    from fedcore.progress import ProgressView
+
+    job = CompareJob(
+        app=FlowerApp.load(app),
+        modes=tuple(mode.strip() for mode in modes.split(",")),
+        clients=clients,
+        out=out.absolute(),
+        run_config=parse_assignments(run_config or []),
+        settings=parse_assignments(set_ or []),
+        data_dir=data_dir.absolute() if data_dir else None,
+    )
+    _prepare_folder(job.out, force)
+    console = Console(stderr=as_json)
+    results = []
+    for mode in job.modes:
+        with ProgressView(console, mode) as view:
+            results.append(run_mode(job, mode, view.show))
+    report = write_report(job, results)
+    if as_json:
+        _print_json(report)
+        return
+    console.print(table(report))
+    console.print(
+        f"report: {job.out}/report.md, report.json   plot: {job.out}/plot.png", highlight=False, soft_wrap=True
+    )
+
+
+def build() -> typer.Typer:
+    """The command line with all installed commands."""
+    app = typer.Typer(
+        name="fedcore",
+        help="Federated learning whose server learns only sums.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    commands: dict[str, Callable[..., Any]] = {
+        "provision": provision_command,
+        "simulate": simulate_command,
+        "compare": compare_command,
+    }
+    for found in entry_points(group="fedcore.commands"):
+        commands[found.name] = found.load()
+    for name in sorted(commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+        app.command(name)(commands[name])
+    app.callback()(_root)
+    return app
+
+
+def main() -> None:
+    """Run the command line; errors of ours become one line on standard error and an exit status."""
+    try:
+        build()()
+    except FedcoreError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        sys.exit(INTERRUPTED)
+
+
+def _root(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if show_version:
+        typer.echo(version("fedcore"))
+        raise typer.Exit
+
+
+def _use_data(data_dir: Path | None) -> None:
+    if data_dir is not None:
+        os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
+
+
+@contextlib.contextmanager
+def _user_output_to_stderr() -> Iterator[None]:
+    """What an app prints must not mix with the result on standard output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _prepare_folder(out: Path, force: bool) -> None:
+    """An empty folder for the results; an earlier comparison goes only with --force, anything else never."""
+    if not out.exists() or not any(out.iterdir()):
+        out.mkdir(parents=True, exist_ok=True)
+    elif not force:
+        raise ConfigurationError(f"{out} is not empty; choose another --out, or --force to replace what is there")
+    elif not (out / "report.json").exists() and not (out / ".fedcore-compare").exists():
+        raise ConfigurationError(f"{out} holds something else than a comparison; it is left as it is")
+    else:
+        # Renamed first, so that a crash in between leaves either the old folder or none.
+        trash = Path(tempfile.mkdtemp(dir=out.parent, prefix=".fedcore-old-"))
+        out.replace(trash / out.name)
+        shutil.rmtree(trash)
+        out.mkdir()
+    (out / ".fedcore-compare").touch()
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _print_metrics(summary: Mapping[str, Any]) -> None:
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, float))
+    Console().print(f"{summary['app']}: {summary['rounds']} rounds, {metrics}", highlight=False)

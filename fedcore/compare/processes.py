@@ -1,0 +1,167 @@
+"""Real processes on this machine: one server and its clients, as `fedcore server` and `fedcore client` start them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedcore.errors import EnvironmentFailure
+from fedcore.federation import Policy, provision
+
+FEDCORE = (sys.executable, "-m", "fedcore")
+STOP_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+@dataclass(slots=True)
+class ProcessGroup:
+    """Child processes that end with this one, whatever happens to it; each writes to a log file of its own.
+
+    Use as a context manager: leaving it ends all of them, politely first.
+    """
+
+    logs: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    _children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str | Path], *, piped: bool = False) -> subprocess.Popen[str]:
+        """Start a command; its standard output goes to the log as well, unless `piped` hands it to the caller."""
+        with (self.logs / f"{name}.log").open("a", encoding="utf-8") as log:
+            child = subprocess.Popen(  # noqa: S603
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else log,
+                stderr=log,
+                text=True,
+                env={**os.environ, **self.environment},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others in order
+                preexec_fn=_die_with_parent,  # noqa: PLW1509
+            )
+        self._children[name] = child
+        return child
+
+    def check(self) -> None:
+        """Raise EnvironmentFailure, with the end of its log, for a child that has ended with an error."""
+        for name, child in self._children.items():
+            if child.poll():
+                raise EnvironmentFailure(
+                    f"{name} ended with exit status {child.returncode}; the end of {self.logs / name}.log:\n{self.tail(name)}"
+                )
+
+    def tail(self, name: str, lines: int = 8) -> str:
+        """The last lines of a child's log."""
+        text = (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """End every child: SIGTERM, then SIGKILL to the groups of those that stay."""
+        living = [child for child in self._children.values() if child.poll() is None]
+        for child in living:
+            child.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for child in living:
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        for child in self._children.values():
+            if child.stdout is not None:
+                child.stdout.close()
+        self._children.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFederation:
+    """A private federation on loopback: authority, roster, CA and kits, freshly made."""
+
+    folder: Path
+    clients: int
+    port: int
+
+    @classmethod
+    def create(cls, folder: Path, *, clients: int, allow_plain: bool = False) -> Self:
+        """Provision into `folder`, which must not exist, on a port that is free now.
+
+        allow_plain: the owners of all clients agree to updates that the server can read.
+        """
+        port = free_port()
+        policy = replace(Policy.default(clients), allow_plain=allow_plain)
+        provision(folder, name="comparison", clients=clients, now=datetime.now(UTC), port=port, policy=policy)
+        return cls(folder=folder, clients=clients, port=port)
+
+    @property
+    def operator(self) -> Path:
+        """The operator's kit."""
+        return self.folder / "operator"
+
+    def start_server(self, group: ProcessGroup) -> None:
+        """Start the one server process."""
+        group.start("server", [*FEDCORE, "server", "--federation", self.folder])
+
+    def start_clients(self, group: ProcessGroup, app: Path) -> None:
+        """Start every client process, each with its own kit."""
+        for name in self.client_names():
+            kit = self.folder / "clients" / name
+            group.start(name, [*FEDCORE, "client", "--kit", kit, "--app", app])
+
+    def client_names(self) -> Iterator[str]:
+        """The names that provisioning gives."""
+        return (f"client-{i}" for i in range(1, self.clients + 1))
+
+
+def run_command(
+    app: Path, operator: Path, *, out: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> list[str]:
+    """The `fedcore run` command that submits `app` and prints its events as JSON lines."""
+    words = [*FEDCORE, "run", str(app), "--operator", str(operator), "--out", str(out), "--json"]
+    for key, value in run_config.items():
+        words += ["--run-config", f"{key}={toml_value(value)}"]
+    for key, value in settings.items():
+        words += ["--set", f"{key}={toml_value(value)}"]
+    return words
+
+
+def toml_value(value: Any) -> str:
+    """A scalar as TOML text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(value)
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> None:
+    """In the child: have the kernel end it when its parent dies, even by SIGKILL (prctl(2), Linux)."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

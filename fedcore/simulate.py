@@ -1,0 +1,326 @@
+"""A whole run in memory: the state machines of the real server and the real clients, without a network.
+
+Clients train one after the other in this process; every message, check, mask and dropout is the real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from fedcore.codec import Encoding, decode, encode
+from fedcore.config import JobSettings
+from fedcore.errors import AppError, ConfigurationError, RoundFailed, RunFailed
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.bundle import AppBundle
+from fedcore.flower.clientside import ClientRunner, LocalResult
+from fedcore.flower.serverside import ServerAppOutcome, run_server_app
+from fedcore.record import EventSink
+from fedcore.round import (
+    EncodingPlan,
+    ExchangeReply,
+    ExchangeRequest,
+    is_training,
+    make_task,
+    round_parameters,
+)
+from fedcore.secagg import ClientSession, RoundParameters, ServerRound, apply_masks
+from fedcore.state import ModelState
+from fedcore.wire import MetricValue, ModelRef, Scalar, Task
+
+STEPS = ("advertise", "share", "input", "consistency", "unmask")
+FEDERATION = "simulation"
+ROSTER_HASH = hashlib.sha256(b"fedcore/simulation/roster").digest()
+MetricNames = tuple[tuple[str, int], ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Simulation:
+    """The exchanges of one simulated run; an `ExchangeBackend` for the app's ServerApp.
+
+    drop: probability that a client drops out of an exchange, at a step drawn at random. emit: takes the events.
+    """
+
+    app: FlowerApp
+    clients: int
+    run_config: Mapping[str, Scalar]
+    settings: JobSettings
+    drop: float = 0.0
+    seed: int = 0
+    emit: EventSink = lambda kind, data: None
+    clock: Callable[[], float] = time.monotonic
+    _runners: dict[int, ClientRunner] = field(init=False)
+    _identities: dict[int, Ed25519PrivateKey] = field(init=False)
+    _roster: dict[int, bytes] = field(init=False)
+    _plan: EncodingPlan = field(init=False)
+    _chance: random.Random = field(init=False)
+    _app_sha256: str = field(init=False)
+    _exchange: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or not 0 <= self.drop < 1:
+            raise ConfigurationError("a simulation needs at least 1 client and a drop probability in [0, 1)")
+        if self.settings.aggregation == "secure" and self.clients < 2:
+            raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
+        ids = range(1, self.clients + 1)
+        self._runners = {i: self._runner(i) for i in ids}
+        self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
+        self._roster = {i: key.public_key().public_bytes_raw() for i, key in self._identities.items()}
+        self._plan = EncodingPlan(self.settings)
+        # Which client drops is no secret: the simulator's own choice, to be repeated by its seed.
+        self._chance = random.Random(self.seed)  # noqa: S311
+        self._app_sha256 = AppBundle.from_folder(self.app.folder).sha256
+
+    def run(self) -> ServerAppOutcome:
+        """Run the app's ServerApp over simulated exchanges to its end."""
+        self.emit("started", {"app": self.app.name, "aggregation": self.settings.aggregation, "rounds": None})
+        outcome = run_server_app(
+            self.app,
+            backend=self,
+            run="simulation",
+            run_config=dict(self.run_config),
+            aggregation=self.settings.aggregation,
+        )
+        self.emit("ended", {"status": "finished", "reason": ""})
+        return outcome
+
+    def nodes(self) -> list[int]:
+        return list(self._runners)
+
+    def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
+        """One exchange, tried again with new dropouts after a failure."""
+        carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
+        for attempt in range(1, self.settings.max_attempts + 1):
+            self._exchange += 1
+            retry = attempt < self.settings.max_attempts
+            try:
+                return carry_out(request, attempt)
+            except RoundFailed as error:
+                data = {"exchange": self._exchange, "server_round": request.server_round, "reason": str(error)}
+                self.emit("exchange-failed", {**data, "retry": retry})
+                if not retry:
+                    raise RunFailed(f"round {request.server_round} failed {attempt} times, last: {error}") from error
+        raise AssertionError("max_attempts is at least 1")
+
+    def _runner(self, client_id: int) -> ClientRunner:
+        config: dict[str, Scalar] = {"partition-id": client_id - 1, "num-partitions": self.clients}
+        return ClientRunner(app=self.app, client_id=client_id, node_config=config)
+
+    def _task(self, request: ExchangeRequest, attempt: int, encoding: Encoding | None) -> Task:
+        return make_task(
+            request,
+            settings=self.settings,
+            run="simulation",
+            exchange=self._exchange,
+            attempt=attempt,
+            cohort=request.nodes,
+            app_sha256=self._app_sha256,
+            run_config=self.run_config,
+            model=model_ref(request.model),
+            encoding=encoding,
+        )
+
+    def _plain(self, request: ExchangeRequest, attempt: int) -> list[ExchangeReply]:
+        started = self.clock()
+        task = self._task(request, attempt, None)
+        lost = {i for i in task.cohort if self._chance.random() < self.drop}
+        replies = []
+        for client in task.cohort:
+            if client in lost:
+                self._dropped(client, "input")
+                continue
+            result = self._runners[client].run(task, request.model)
+            replies.append(
+                ExchangeReply(node=client, state=result.state, examples=result.examples, metrics=result.metrics)
+            )
+        if not replies:
+            raise RoundFailed("every client dropped out")
+        size = request.model.layout.nbytes if request.model and task.trains else 0
+        mean = weighted_metrics(replies)
+        self._done(request, [r.node for r in replies], sum(r.examples for r in replies), mean, started, size, 0)
+        return replies
+
+    def _secure(self, request: ExchangeRequest, attempt: int) -> list[ExchangeReply]:
+        started = self.clock()
+        layout = request.model.layout if request.model and is_training(request.message_type) else None
+        encoding = self._plan.encoding(layout, len(request.nodes))
+        task = self._task(request, attempt, encoding)
+        round_ = MemoryRound(
+            server=ServerRound(parameters=_parameters(task), roster=self._roster),
+            sessions={i: self._session(i, task) for i in task.cohort},
+            doomed=self._doomed(task.cohort),
+            on_dropout=self._dropped,
+        )
+        total, names = round_.collect(encoding, request.model, lambda i: self._runners[i].run(task, request.model))
+        survivors = round_.unmask(total)
+        decoded = decode(
+            encoding, total, survivors=len(survivors), base=request.model, metric_names=names, out_path=None
+        )
+        self._plan.learn(layout, decoded.statistics)
+        clipped = decoded.statistics.clipped_elements
+        size = encoding.words * 8
+        self._done(request, survivors, decoded.examples, decoded.metrics, started, size, clipped)
+        return [ExchangeReply(node=0, state=decoded.state, examples=decoded.examples, metrics=decoded.metrics)]
+
+    def _doomed(self, cohort: Sequence[int]) -> dict[int, str]:
+        """Which clients drop out of this exchange, and before which step."""
+        return {i: self._chance.choice(STEPS) for i in cohort if self._chance.random() < self.drop}
+
+    def _session(self, client: int, task: Task) -> ClientSession:
+        return ClientSession(
+            parameters=_parameters(task),
+            client_id=client,
+            identity=self._identities[client],
+            roster=self._roster,
+            min_cohort=2,
+            min_threshold=2,
+        )
+
+    def _dropped(self, client: int, step: str) -> None:
+        data = {"exchange": self._exchange, "client": client_name(client), "stage": step, "reason": "simulated dropout"}
+        self.emit("dropped", data)
+
+    def _done(
+        self,
+        request: ExchangeRequest,
+        survivors: Sequence[int],
+        examples: int,
+        metrics: Mapping[str, Any],
+        started: float,
+        size: int,
+        clipped: int,
+    ) -> None:
+        names = [client_name(i) for i in survivors]
+        down = request.model.layout.nbytes if request.model else 0
+        self.emit(
+            "exchange-done",
+            {
+                "exchange": self._exchange,
+                "server_round": request.server_round,
+                "message_type": request.message_type,
+                "survivors": names,
+                "examples": examples,
+                "metrics": dict(metrics),
+                "clipped": clipped,
+                "seconds": self.clock() - started,
+                "stage_seconds": {},
+                "bytes_up": dict.fromkeys(names, size),
+                "bytes_down": dict.fromkeys(names, down),
+            },
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryRound:
+    """One secure round between real sessions and a real ServerRound, step by step, with dropouts.
+
+    doomed: client id -> the step before which it disappears.
+    """
+
+    server: ServerRound
+    sessions: dict[int, ClientSession]
+    doomed: Mapping[int, str]
+    on_dropout: Callable[[int, str], None]
+
+    def collect(
+        self, encoding: Encoding, model: ModelState | None, work: Callable[[int], LocalResult]
+    ) -> tuple[NDArray[np.uint64], MetricNames]:
+        """R0 to R2: the sum of all masked vectors, uint64 [words], and the names of the metrics in it."""
+        for client in self._present("advertise"):
+            self.server.receive_advertisement(self.sessions[client].advertise())
+        self.server.close_stage()
+        for client in self._present("share"):
+            self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised()))
+        self.server.close_stage()
+        total = np.zeros(encoding.words, np.uint64)
+        names: MetricNames | None = None
+        for client in self._present("input"):
+            self.sessions[client].receive_shares(self.server.delivery(client))
+            words, own_names = _encoded(encoding, model, work(client))
+            if names is not None and names != own_names:
+                raise AppError(f"{client_name(client)} reports other metrics than the clients before it")
+            names = own_names
+            self.sessions[client].mask(words)
+            np.add(total, words, out=total)
+            self.server.receive_input(client, hashlib.sha256(words).digest())
+        self.server.close_stage()
+        return total, names or ()
+
+    def unmask(self, total: NDArray[np.uint64]) -> tuple[int, ...]:
+        """R3 and R4: take all masks off `total`, in place; returns whose updates are in it."""
+        survivors = self.server.survivors()
+        for client in self._present("consistency"):
+            self.server.receive_consistency(self.sessions[client].sign_survivors(survivors))
+        self.server.close_stage()
+        signatures = self.server.signatures()
+        for client in self._present("unmask"):
+            self.server.receive_unmask(self.sessions[client].unmask(signatures))
+        self.server.close_stage()
+        apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
+        return survivors.survivors
+
+    def _present(self, step: str) -> list[int]:
+        """Those who answer this step; the doomed are reported once and leave."""
+        for client in sorted(self.server.expected):
+            if self.doomed.get(client) == step:
+                self.server.drop(client)
+                self.on_dropout(client, step)
+        return sorted(self.server.expected)
+
+
+def client_name(client: int) -> str:
+    """The name of a simulated client, as provisioning gives it."""
+    return f"client-{client}"
+
+
+def model_ref(model: ModelState | None) -> ModelRef | None:
+    """Names a model in memory by a hash over its layout and its bytes."""
+    if model is None:
+        return None
+    digest = hashlib.sha256(model.layout.digest())
+    for array in model.values():
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
+
+
+def weighted_metrics(replies: Sequence[ExchangeReply]) -> dict[str, MetricValue]:
+    """Mean of every metric, weighted by examples; lists element by element."""
+    weights = [reply.examples for reply in replies]
+    if not sum(weights):
+        return {}
+    return {
+        name: _plain_number(np.average([reply.metrics[name] for reply in replies], axis=0, weights=weights))
+        for name in replies[0].metrics
+    }
+
+
+def _plain_number(value: Any) -> MetricValue:
+    return value.tolist() if isinstance(value, np.ndarray) else float(value)
+
+
+def _encoded(
+    encoding: Encoding, model: ModelState | None, result: LocalResult
+) -> tuple[NDArray[np.uint64], MetricNames]:
+    encoded = encode(
+        encoding,
+        base=model if encoding.layout else None,
+        local=result.state,
+        examples=result.examples,
+        metrics=result.metrics,
+        randomness=os.urandom,
+    )
+    return encoded.words, encoded.metric_names
+
+
+def _parameters(task: Task) -> RoundParameters:
+    model_hash = bytes.fromhex(task.model.sha256) if task.model else None
+    return round_parameters(task, federation=FEDERATION, roster_hash=ROSTER_HASH, model_hash=model_hash)
