@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedcore.errors import KitError
 from fedcore.federation.files import broken, read_text
+from fedcore.secagg.domain import Field, pack
 
-ROSTER_TAG: Final = b"fedcore/roster/v1"
+ROSTER_TAG: Final = "fedcore/roster/v1"
 MAX_CLIENT_ID: Final = 2**31 - 1
 # Names go into TOML, URLs of the dashboard and logs; this set needs no quoting in any of them.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -152,10 +153,10 @@ class Roster:
 
 
 def _canonical(federation: str, members: tuple[Member, ...]) -> bytes:
-    fields = [ROSTER_TAG, federation.encode(), len(members).to_bytes(8, "big")]
+    fields: list[Field] = [ROSTER_TAG, federation, len(members)]
     for member in members:
-        fields += [member.id.to_bytes(8, "big"), member.name.encode(), member.public_key]
-    return b"".join(len(item).to_bytes(8, "big") + item for item in fields)
+        fields += [member.id, member.name, member.public_key]
+    return pack(*fields)
 
 
 def _member(item: Any) -> Member:

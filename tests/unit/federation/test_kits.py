@@ -1,0 +1,263 @@
+"""Kits: each file that is missing, broken or foreign is refused by name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from fedcore.errors import KitError, UnknownKey
+from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, provision
+from tests.unit.federation.conftest import NOW, fixed_randomness
+
+CLIENT_FILES = (
+    "client.toml",
+    "policy.toml",
+    "identity.key",
+    "authority.pub",
+    "ca.crt",
+    "roster.json",
+)
+SERVER_FILES = (
+    "server.toml",
+    "server.crt",
+    "server.key",
+    "authority.pub",
+    "roster.json",
+    "operator_token.sha256",
+)
+OPERATOR_FILES = ("operator.toml", "token", "ca.crt")
+ALL_FILES = [
+    *((ClientKit, "clients/client-2", name) for name in CLIENT_FILES),
+    *((ServerKit, "server", name) for name in SERVER_FILES),
+    *((OperatorKit, "operator", name) for name in OPERATOR_FILES),
+]
+SECRETS = [case for case in ALL_FILES if case[2] in ("identity.key", "server.key", "token")]
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """Another federation with the same names."""
+    folder = tmp_path / "stranger"
+    provision(folder, name="pilot", clients=3, now=NOW, randomness=fixed_randomness(b"other"))
+    return folder
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_client_kit(client):
+    kit = ClientKit.load(client)
+    assert (kit.federation, kit.client_id, kit.name) == ("pilot", 2, "client-2")
+    assert kit.server_url == "https://localhost:8443"
+    assert kit.node_config == {"partition-id": 1, "num-partitions": 3}
+    assert kit.identity.public_key().public_bytes_raw() == kit.roster.keys[2]
+    assert kit.ca_file == client / "ca.crt"
+    assert kit.policy == Policy(min_cohort=3, min_threshold=3)
+
+
+@pytest.mark.parametrize("within", ["", "server"])
+def test_server_kit(federation, within):
+    kit = ServerKit.load(federation / within)
+    assert (kit.federation, kit.host, kit.port) == ("pilot", "127.0.0.1", 8443)
+    assert kit.data_dir == federation / "server" / "data"
+    assert kit.roster == ClientKit.load(federation / "clients" / "client-1").roster
+
+
+@pytest.mark.parametrize("within", ["", "operator"])
+def test_operator_kit(federation, within):
+    kit = OperatorKit.load(federation / within)
+    assert kit.server_url == "https://localhost:8443"
+    assert len(kit.token) == 43  # 32 bytes in base64 without padding
+
+
+def test_a_relative_folder_is_made_absolute(client, monkeypatch):
+    monkeypatch.chdir(client.parent)
+    assert ClientKit.load(client.relative_to(client.parent)).ca_file == client / "ca.crt"
+
+
+def test_secrets_stay_out_of_repr(federation, client):
+    token = (federation / "operator" / "token").read_text().strip()
+    assert token not in repr(OperatorKit.load(federation))
+    server = ServerKit.load(federation)
+    assert server.operator_token_sha256.hex() not in repr(server)
+    assert "identity" not in repr(ClientKit.load(client))
+
+
+@pytest.mark.parametrize(("kit", "folder", "name"), ALL_FILES)
+def test_a_missing_file_is_named(federation, kit, folder, name):
+    (federation / folder / name).unlink()
+    with pytest.raises(KitError, match=name.replace(".", r"\.")):
+        kit.load(federation / folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe garbage", b"-----BEGIN NOTHING-----\n"])
+@pytest.mark.parametrize(("kit", "folder", "name"), ALL_FILES)
+def test_a_garbled_file_is_named_with_a_remedy(federation, kit, folder, name, content):
+    path = federation / folder / name
+    path.write_bytes(content)
+    with pytest.raises(KitError) as caught:
+        kit.load(federation / folder)
+    assert str(path) in str(caught.value)
+    assert ";" in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+@pytest.mark.parametrize(("kit", "folder", "name"), SECRETS)
+def test_a_secret_that_others_can_read_is_refused(federation, kit, folder, name, mode):
+    path = federation / folder / name
+    path.chmod(mode)
+    with pytest.raises(KitError, match=f"chmod 600 {path}"):
+        kit.load(federation / folder)
+
+
+@pytest.mark.parametrize("name", ["identity.key", "authority.pub", "roster.json"])
+def test_a_file_of_another_federation_is_refused(client, stranger, name):
+    shutil.copy2(stranger / "clients" / "client-2" / name, client / name)
+    with pytest.raises(KitError, match=r"not signed by|not the key that the roster has"):
+        ClientKit.load(client)
+
+
+def test_another_clients_key_is_refused(federation, client):
+    shutil.copy2(federation / "clients" / "client-1" / "identity.key", client)
+    with pytest.raises(KitError, match="not the key that the roster has for client 2"):
+        ClientKit.load(client)
+
+
+def test_another_servers_tls_key_is_refused(federation, stranger):
+    shutil.copy2(stranger / "server" / "server.key", federation / "server")
+    with pytest.raises(KitError, match=r"not the key of the certificate server\.crt"):
+        ServerKit.load(federation)
+
+
+@pytest.mark.parametrize("name", ["identity.key", "server.key"])
+def test_a_key_of_another_kind_is_refused(federation, client, name):
+    source = {"identity.key": "server/server.key", "server.key": "clients/client-2/identity.key"}
+    folder = {"identity.key": client, "server.key": federation / "server"}[name]
+    shutil.copy2(federation / source[name], folder / name)
+    with pytest.raises(KitError, match=r"not an (Ed25519|elliptic curve) key"):
+        (ClientKit if name == "identity.key" else ServerKit).load(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('federation = "pilot"', 'federation = "other"', "the roster is for the federation"),
+        ("client-id = 2", "client-id = 9", "client 9 is not on the roster"),
+        ("client-id = 2", "client-id = true", "client-id must be a int"),
+        ("client-id = 2", 'client-id = "2"', "client-id must be a int"),
+        ("client-id = 2\n", "", "the key client-id is missing"),
+        ('name = "client-2"', 'name = "client-1"', "another name"),
+        ("https://", "http://", "server-url must look like"),
+        ("https://localhost:8443", "https://:8443", "server-url must look like"),
+        ("https://localhost:8443", "https://localhost:x", "server-url must look like"),
+        ("https://localhost:8443", "https://localhost:8443/?a=1", "server-url must look like"),
+        ("partition-id = 1", "partition-id = []", "node-config.partition-id must be"),
+        ("[node-config]", "[node-config", "not valid TOML"),
+    ],
+)
+def test_client_settings_are_checked(client, old, new, reason):
+    edit(client / "client.toml", old, new)
+    with pytest.raises(KitError, match=reason):
+        ClientKit.load(client)
+
+
+def test_an_owner_may_add_to_the_node_config(client):
+    edit(client / "client.toml", "[node-config]", '[node-config]\ndata-dir = "records"')
+    assert ClientKit.load(client).node_config["data-dir"] == "records"
+
+
+@pytest.mark.parametrize(
+    ("kit", "file", "near"),
+    [
+        (ClientKit, "clients/client-2/client.toml", "server-url"),
+        (ClientKit, "clients/client-2/policy.toml", "min-cohort"),
+        (ServerKit, "server/server.toml", "data-dir"),
+        (OperatorKit, "operator/operator.toml", "server-url"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(federation, kit, file, near):
+    path = federation / file
+    path.write_text(f'{near}s = "x"\n' + path.read_text())
+    with pytest.raises(UnknownKey, match=f"'{near}s' in {path}; did you mean '{near}'"):
+        kit.load(path.parent)
+
+
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_the_servers_port_is_checked(federation, port):
+    edit(federation / "server" / "server.toml", "port = 8443", f"port = {port}")
+    with pytest.raises(KitError, match="port must be between"):
+        ServerKit.load(federation)
+
+
+@pytest.mark.parametrize("token", ["", "two words", "é"])
+def test_the_operators_token_is_checked(federation, token):
+    (federation / "operator" / "token").write_text(token)
+    with pytest.raises(KitError, match="not a bearer token"):
+        OperatorKit.load(federation)
+
+
+@pytest.mark.parametrize("kit", [ClientKit, ServerKit, OperatorKit])
+def test_a_folder_without_a_kit_is_refused(tmp_path, kit):
+    with pytest.raises(KitError, match=r"there is no \w+\.toml in this folder"):
+        kit.load(tmp_path)
+    with pytest.raises(KitError, match="there is no such folder"):
+        kit.load(tmp_path / "absent")
+
+
+def test_a_federation_is_not_a_client_kit(federation):
+    with pytest.raises(KitError, match=r"there is no client\.toml"):
+        ClientKit.load(federation)
+
+
+# --- the policy
+
+
+@pytest.mark.parametrize(("clients", "cohort", "threshold"), [(1, 2, 2), (2, 2, 2), (3, 3, 3), (4, 3, 3), (100, 3, 3)])
+def test_default_policy(clients, cohort, threshold):
+    assert Policy.default(clients) == Policy(min_cohort=cohort, min_threshold=threshold)
+
+
+def test_a_policy_pins_an_app(client):
+    edit(client / "policy.toml", 'app-sha256 = ""', f'app-sha256 = "{"ab" * 32}"')
+    edit(client / "policy.toml", "allow-plain = false", "allow-plain = true")
+    policy = ClientKit.load(client).policy
+    assert policy.app_sha256 == "ab" * 32
+    assert policy.allow_plain
+
+
+def test_what_a_policy_leaves_out_is_the_safe_choice(client):
+    (client / "policy.toml").write_text("min-cohort = 5\nmin-threshold = 4\n")
+    assert ClientKit.load(client).policy == Policy(min_cohort=5, min_threshold=4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("min-cohort = 3", "min-cohort = 1"),
+        ("min-cohort = 3", "min-cohort = 2"),
+        ("min-threshold = 3", "min-threshold = 1"),
+        ("min-threshold = 3", "min-threshold = 4"),
+        ("min-threshold = 3", ""),
+        ('app-sha256 = ""', 'app-sha256 = "AB"'),
+        ("allow-plain = false", 'allow-plain = "no"'),
+    ],
+)
+def test_a_policy_that_protects_nothing_is_refused(client, old, new):
+    edit(client / "policy.toml", old, new)
+    with pytest.raises(KitError, match=r"policy\.toml"):
+        ClientKit.load(client)
+
+
+def test_openssl_accepts_the_servers_certificate(federation):
+    command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver"]
+    command += ["-attime", str(int(NOW.timestamp()) + 60), "-verify_hostname", "localhost"]
+    command += ["-CAfile", str(federation / "server/ca.crt"), str(federation / "server/server.crt")]
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,155 @@
+"""The roster: what is signed, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.errors import KitError
+from fedcore.federation import Member, Roster
+
+AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PUBLIC = AUTHORITY.public_key().public_bytes_raw()
+
+
+def member(number: int, *, name: str | None = None, key: bytes | None = None) -> Member:
+    return Member(
+        id=number,
+        name=name or f"site-{number}",
+        public_key=key or hashlib.sha256(bytes([number])).digest(),
+    )
+
+
+@pytest.fixture
+def roster():
+    return Roster.sign("pilot", [member(2), member(1), member(7)], AUTHORITY)
+
+
+@pytest.fixture
+def path(roster, tmp_path):
+    path = tmp_path / "roster.json"
+    path.write_text(roster.to_json())
+    return path
+
+
+def rewrite(path, change):
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_round_trip(roster, path):
+    loaded = Roster.load(path, PUBLIC)
+    assert loaded == roster
+    assert list(loaded.keys) == [1, 2, 7]
+    assert loaded.keys[7] == member(7).public_key
+    assert loaded.name(2) == "site-2"
+    with pytest.raises(KeyError):
+        loaded.name(3)
+    with pytest.raises(TypeError):
+        loaded.keys[3] = bytes(32)
+
+
+def test_canonical_encoding_is_as_documented(roster):
+    def prefixed(field: bytes) -> bytes:
+        return len(field).to_bytes(8, "big") + field
+
+    expected = prefixed(b"fedcore/roster/v1") + prefixed(b"pilot") + prefixed(bytes(7) + b"\3")
+    for number in (1, 2, 7):
+        expected += prefixed(bytes(7) + bytes([number])) + prefixed(b"site-%d" % number)
+        expected += prefixed(member(number).public_key)
+    assert roster.canonical() == expected
+    assert roster.hash() == hashlib.sha256(expected).digest()
+    Ed25519PublicKey.from_public_bytes(PUBLIC).verify(roster.signature, expected)
+
+
+@given(st.data())
+def test_other_content_has_another_hash(data):
+    names = st.from_regex(r"[a-c]{1,3}", fullmatch=True)
+    keys = st.sampled_from([bytes([n]) * 32 for n in range(1, 4)])
+    members = st.builds(Member, id=st.integers(1, 3), name=names, public_key=keys)
+    unique = st.lists(
+        members,
+        min_size=1,
+        max_size=3,
+        unique_by=tuple(lambda item, what=what: getattr(item, what) for what in ("id", "name", "public_key")),
+    )
+    first, second = (Roster.sign(data.draw(names), data.draw(unique), AUTHORITY) for _ in range(2))
+    same = (first.federation, first.members) == (second.federation, second.members)
+    assert (first.hash() == second.hash()) is same
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.update(federation="other"),
+        lambda document: document["members"][0].update(id=3),
+        lambda document: document["members"][0].update(name="site-9"),
+        lambda document: document["members"][0].update(public_key="A" * 43 + "="),
+        lambda document: document["members"].pop(),
+        lambda document: document["members"].append({"id": 9, "name": "extra", "public_key": "A" * 43 + "="}),
+        lambda document: document.update(signature="A" * 86 + "=="),
+        lambda document: document.update(signature=""),
+    ],
+)
+def test_any_change_breaks_the_signature(path, change):
+    rewrite(path, change)
+    with pytest.raises(KitError, match=r"roster\.json.*(not signed|must stand in the order)"):
+        Roster.load(path, PUBLIC)
+
+
+def test_another_authority_is_refused(path):
+    other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw()
+    with pytest.raises(KitError, match="not signed by this federation's authority"):
+        Roster.load(path, other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.pop("signature"),
+        lambda document: document.update(extra=1),
+        lambda document: document.update(members={}),
+        lambda document: document["members"].clear(),
+        lambda document: document["members"].append("text"),
+        lambda document: document["members"][0].update(id="1"),
+        lambda document: document["members"][0].update(id=True),
+        lambda document: document["members"][0].update(id=0),
+        lambda document: document["members"][0].update(id=2**31),
+        lambda document: document["members"][0].update(name=""),
+        lambda document: document["members"][0].update(name='a"b'),
+        lambda document: document["members"][0].update(public_key="AAAA"),
+        lambda document: document["members"][0].update(public_key="!"),
+        lambda document: document["members"][0].pop("name"),
+        lambda document: document["members"][0].update(url="https://example.org"),
+    ],
+)
+def test_malformed_documents_are_refused_with_the_file_and_a_remedy(path, change):
+    rewrite(path, change)
+    with pytest.raises(KitError, match=r"roster\.json: .*; take the roster\.json"):
+        Roster.load(path, PUBLIC)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "\x00", "[" * 100_000])
+def test_text_that_is_no_roster_is_refused(path, text):
+    path.write_text(text)
+    with pytest.raises(KitError, match=r"roster\.json"):
+        Roster.load(path, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (member(1, name="other", key=b"k" * 32), "id"),
+        (member(3, name="site-1"), "name"),
+        (member(3, key=member(1).public_key), "public key"),
+    ],
+)
+def test_nobody_is_on_the_roster_twice(other, what):
+    with pytest.raises(KitError, match=f"the same {what}"):
+        Roster.sign("pilot", [member(1), other], AUTHORITY)
