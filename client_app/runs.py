@@ -179,19 +179,20 @@ def _raise_problem(answer: httpx.Response) -> None:
 def _submit_and_follow(client: OperatorClient, submission: RunIn, as_json: bool) -> tuple[RunRecord, RunOut]:
     console = Console(stderr=as_json)
     record = RunRecord()
-    final = client.submit(submission)
+    state = client.submit(submission)
+    run_id = state.run
     try:
         with ProgressView(console, "federated") as view:
-            for final in client.follow(final.run):
-                for event in final.events:
+            for state in client.follow(run_id):
+                for event in state.events:
                     record.add(event.kind, event.data, event.seconds)
                     _show(event, view, as_json)
     except KeyboardInterrupt:
-        console.print(f"cancelling run {final.run}")
+        console.print(f"cancelling run {run_id}")
         with contextlib.suppress(ServerUnreachable, Refused):
-            client.cancel(final.run)
+            client.cancel(run_id)
         raise typer.Exit(INTERRUPTED) from None
-    return record, final
+    return record, state
 
 
 def _show(event: Event, view: ProgressView, as_json: bool) -> None:

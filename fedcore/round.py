@@ -150,4 +150,4 @@ def encoding_of(task: Task) -> Encoding:
 
 def is_training(message_type: str) -> bool:
     """Whether a Flower message type asks for a new model, and not for metrics alone."""
-    return message_type.split(".")[0] == "train"
+    return message_type.partition(".")[0] == "train"

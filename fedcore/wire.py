@@ -240,8 +240,8 @@ class MetricSlots(Message):
 class ManifestIn(Message):
     """Announces an upload before its body: what is checked at once costs nobody a transfer.
 
-    Secure: `size` is that of the masked vector, `metrics` names its slots, the values stay hidden. Plain: `examples` and
-    `values` are readable, and `size` is 0 where there is no model to send (evaluation).
+    Secure: `size` is that of the masked vector, `metrics` names its slots, the values stay hidden. Plain: `examples`
+    and `values` are readable, and `size` is 0 where there is no model to send (evaluation).
     """
 
     sha256: Sha256

@@ -1,8 +1,8 @@
 """Centralized training of a Flower app: its ClientApp on the pooled data, in a process of its own.
 
-The app's ServerApp runs as it is, so that the initial model, the rounds and the configuration are the same. There is one
-partition that holds everything, and each round's training starts from the model of the round before. With a strategy
-that averages (FedAvg) this is plain centralized training for the same number of samples.
+The app's ServerApp runs as it is, so that the initial model, the rounds and the configuration are the same. There is
+one partition that holds everything, and each round's training starts from the model of the round before. With a
+strategy that averages (FedAvg) this is plain centralized training for the same number of samples.
 
 Run as `python -m fedcore.compare.centralized APP_DIR`; it prints the events of the run as JSON lines.
 """

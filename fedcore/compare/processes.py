@@ -67,7 +67,8 @@ class ProcessGroup:
         for name, child in self._children.items():
             if child.poll():
                 raise EnvironmentFailure(
-                    f"{name} ended with exit status {child.returncode}; the end of {self.logs / name}.log:\n{self.tail(name)}"
+                    f"{name} ended with exit status {child.returncode}; "
+                    f"the end of {self.logs / name}.log:\n{self.tail(name)}"
                 )
 
     def tail(self, name: str, lines: int = 8) -> str:

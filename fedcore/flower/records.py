@@ -36,7 +36,8 @@ def state_from_arrays(record: ArrayRecord, *, like: Layout | None = None) -> Mod
 def cast_to_layout(state: ModelState, layout: Layout | None) -> ModelState:
     """`state` in the dtypes of `layout`, where only dtypes differ.
 
-    Flower's averages turn integer buffers into float64, and FedAdam returns float64 parameters; the model keeps its own.
+    Flower's averages turn integer buffers into float64, and FedAdam returns float64 parameters; the model keeps its
+    own.
     """
     if layout is None or state.layout == layout or list(state) != [spec.name for spec in layout.specs]:
         return state
