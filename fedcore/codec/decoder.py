@@ -1,0 +1,208 @@
+"""The sum of a cohort's words to the weighted mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.codec.encoding import Encoding
+from fedcore.codec.integers import decode_integers
+from fedcore.codec.metrics import MetricName, check_names, decode_metrics, names_tag
+from fedcore.codec.packing import padding, unpack
+from fedcore.codec.rounding import BLOCK
+from fedcore.codec.statistics import Statistics, read_statistics
+from fedcore.errors import PeerError, RoundFailed, UsageError
+from fedcore.state import FileSink, MemorySink, ModelState, StateSink, TensorSpec, from_float
+
+_WORD = 1 << 64
+
+_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11 + 2.0**-24, "BF16": 2.0**-8 + 2.0**-24}
+_HALF_SMALLEST = {"F64": 0.0, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The weighted mean of one exchange.
+
+    examples
+        Sum over the survivors.
+    metrics
+        Means weighted by examples, by name; lists where the clients reported lists.
+    statistics
+        What the next encoding follows from.
+    state
+        base + mean in the layout's dtypes; None for an encoding without a layout.
+    """
+
+    examples: int
+    metrics: dict[str, float | list[float]]
+    statistics: Statistics
+    state: ModelState | None
+
+
+def decode(
+    encoding: Encoding,
+    words: NDArray[np.uint64],
+    *,
+    survivors: int,
+    base: ModelState | None,
+    metric_names: Sequence[MetricName],
+    out_path: Path | None = None,
+) -> Decoded:
+    """Decode the unmasked sum `words` ([encoding.words], uint64) of `survivors` updates.
+
+    The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where
+    that is None; the sum and the base are read block by block and not changed.
+
+    Raises PeerError when the sum is none that honest clients can make, which also catches a mask
+    that was not removed; RoundFailed when the survivors have no examples; EncodingError when the
+    mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
+    """
+    _check_arguments(encoding, words, survivors, base)
+    check_names(encoding, metric_names)
+    small = {name: words[part].tolist() for name, part in encoding.sections.items() if name not in _VECTORS}
+    if small["tag"][0] != survivors * names_tag(metric_names) % _WORD:
+        raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")
+    examples = small["examples"][0]
+    if examples > survivors * encoding.settings.w_max:
+        raise PeerError("the sum of examples is out of range: a client sent a malformed update")
+    if examples == 0:
+        raise RoundFailed("the clients that are left have no examples; there is nothing to average")
+    metrics = decode_metrics(encoding, metric_names, small["metrics"], survivors=survivors, examples=examples)
+    statistics = read_statistics(
+        encoding,
+        survivors=survivors,
+        examples=examples,
+        sizes=small["sizes"],
+        powers=small["powers"],
+        clipped=small["clipped"],
+        shrunk=small["shrunk"][0],
+    )
+    state = None
+    if base is not None:
+        state = _decode_state(encoding, words, survivors, examples, base, out_path)
+    return Decoded(examples=examples, metrics=metrics, statistics=statistics, state=state)
+
+
+_VECTORS = frozenset({"packed", "integers"})
+
+
+def _check_arguments(encoding: Encoding, words: NDArray[np.uint64], survivors: int, base: ModelState | None) -> None:
+    if words.dtype != np.uint64 or words.shape != (encoding.words,) or not words.flags.c_contiguous:
+        raise UsageError(f"the sum must be a contiguous uint64 array of {encoding.words} words")
+    if not 1 <= survivors <= encoding.n_max:
+        raise UsageError(f"{survivors} survivors of at most {encoding.n_max} clients")
+    if (base is None) != (encoding.layout is None):
+        raise UsageError("pass the global model where the encoding has a layout, and only there")
+    if base is not None and encoding.layout is not None:
+        encoding.layout.check_same(base.layout, what="the global model")
+
+
+def _decode_state(
+    encoding: Encoding,
+    words: NDArray[np.uint64],
+    survivors: int,
+    examples: int,
+    base: ModelState,
+    out_path: Path | None,
+) -> ModelState:
+    def fill(sink: StateSink) -> None:
+        _decode_floats(encoding, words[encoding.sections["packed"]], survivors, examples, base, sink)
+        integers = words[encoding.sections["integers"]]
+        decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
+
+    if out_path is None:
+        memory = MemorySink(base.layout)
+        fill(memory)
+        return memory.state()
+    with FileSink(out_path, base.layout) as file:
+        fill(file)
+    return ModelState.open(out_path)
+
+
+def _decode_floats(
+    encoding: Encoding,
+    packed: NDArray[np.uint64],
+    survivors: int,
+    examples: int,
+    base: ModelState,
+    sink: StateSink,
+) -> None:
+    if padding(packed, encoding.field_bits, encoding.fields):
+        raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
+    largest = survivors * 2 * encoding.levels
+    offset = float(survivors * encoding.levels)
+    mean = np.empty(BLOCK, np.float64)
+    place = 0
+    for index, spec in enumerate(encoding.floats):
+        unit = encoding.step(index) * encoding.settings.w_max / examples
+        for start in range(0, spec.size, BLOCK):
+            stop = min(start + BLOCK, spec.size)
+            fields = unpack(packed, encoding.field_bits, place, stop - start)
+            if fields.max() > largest:
+                raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
+            block = mean[: stop - start]
+            np.subtract(fields, offset, out=block)
+            block *= unit
+            block += _values(base, spec, start, stop)
+            sink.write(spec, start, from_float(spec, block))
+            place += stop - start
+
+
+def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArray[np.floating]:
+    """Elements [start, stop) in a dtype that NumPy can add."""
+    if spec.dtype == "BF16":
+        return state.float32(spec.name, start, stop)
+    return state[spec.name].reshape(-1)[start:stop]
+
+
+def error_bound(
+    encoding: Encoding,
+    *,
+    survivors: int,
+    examples: int,
+    statistics: Statistics | None = None,
+    base: ModelState | None = None,
+) -> dict[str, float]:
+    """Largest possible error of each decoded tensor against the exact weighted mean.
+
+    With `base` the bound is on the elements of the decoded state, without it on the decoded mean
+    delta. The terms, K = w_max / examples, s the scale, M <= survivors * s the sum of the clients'
+    largest |w * delta| (from `statistics` where given, which is far tighter):
+
+    - stochastic rounding: less than one step s / L a client, so K * survivors * s / L;
+    - the client's float32 arithmetic (difference, weight, product): 4 * 2^-24 * K * M;
+    - storing base + mean: the dtype's unit roundoff times its magnitude.
+
+    Integer tensors are rounded to nearest: 1/2. A tensor of which something was clipped has no
+    bound (infinity), and so has every one where an update was shrunk to clip_norm.
+    """
+    if base is not None and encoding.layout is not None:
+        encoding.layout.check_same(base.layout, what="the global model")
+    weight = encoding.settings.w_max / examples
+    bounds = {spec.name: 0.5 for spec in encoding.integers}
+    for index, spec in enumerate(encoding.floats):
+        magnitude = survivors * encoding.scales[index]
+        if statistics is not None:
+            magnitude = min(magnitude, statistics.sizes[index])
+        bound = weight * (survivors * encoding.step(index) + 2.0**-22 * magnitude)
+        if base is not None:
+            result = _largest(base, spec) + weight * magnitude + bound
+            bound += _ROUNDOFF[spec.dtype] * result + _HALF_SMALLEST[spec.dtype]
+        clipped = statistics is not None and (statistics.clipped[index] > 0 or statistics.shrunk > 0)
+        bounds[spec.name] = math.inf if clipped else bound
+    return bounds
+
+
+def _largest(state: ModelState, spec: TensorSpec) -> float:
+    """Largest absolute value of a tensor."""
+    largest = 0.0
+    for start in range(0, spec.size, BLOCK):
+        block = _values(state, spec, start, min(start + BLOCK, spec.size))
+        largest = max(largest, float(block.max()), -float(block.min()))
+    return largest

@@ -1,0 +1,223 @@
+"""The public parameters of one exchange, identical on the server and on every client.
+
+A vector is `[packed fields | wide words]`, all of them unsigned 64-bit words that add modulo 2^64:
+
+    packed    one b-bit field for each element of each floating point tensor, floor(64 / b) to a
+              word, the first field in the lowest bits; zero padding in the last word only
+    tag       a hash of the metrics' names, so that sums over different metrics are noticed
+    examples  the number of training (or test) examples
+    shrunk    1 where the L2 clip shrank the update
+    sizes     for each floating point tensor: its largest |w * delta| (sum, to bound the mean),
+    powers    the fourth power of that (to bound the largest client), see statistics.py,
+    clipped   and how many of its elements exceeded the scale
+    integers  for each element of each integer tensor: (local - global) * examples
+    metrics   each metric * examples, in fixed point; unused slots are zero
+
+A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never
+carries into its neighbour. See PROTOCOL.md, "Encoding".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fedcore.codec.settings import (
+    FIELD_BITS,
+    MAX_SCALE,
+    MIN_SCALE,
+    CodecSettings,
+    carry_bits,
+    metric_fraction_bits,
+)
+from fedcore.errors import EncodingError, UnknownKey
+from fedcore.state import Layout, TensorSpec
+
+_MIN_VALUE_BITS = 4
+_MIN_METRIC_FRACTION = 8
+_MAX_CLIENTS = 1 << 28
+_DOMAIN = b"fedcore/codec/encoding/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """How one exchange turns updates into words and back.
+
+    `layout` is None where only metrics are exchanged (evaluation). `scales` has one entry for each
+    floating point tensor: the bound on |w * delta|, with w = examples / w_max.
+
+    Raises EncodingError for parameters whose worst case could wrap or that leave too few bits.
+    """
+
+    settings: CodecSettings
+    layout: Layout | None
+    n_max: int
+    field_bits: int
+    scales: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
+            raise EncodingError(f"n_max is {self.n_max!r}; use a whole number from 1 to {_MAX_CLIENTS}")
+        if type(self.field_bits) is not int or self.field_bits not in FIELD_BITS:
+            raise EncodingError(f"field_bits is {self.field_bits!r}; use 16, 21 or 32")
+        # The settings' width is checked too: a first round with wide fields must not hide
+        # that every later round will be refused.
+        for bits in (self.settings.field_bits, self.field_bits):
+            if bits - carry_bits(self.n_max) < _MIN_VALUE_BITS:
+                raise EncodingError(
+                    f"a sum of {self.n_max} clients leaves fewer than {_MIN_VALUE_BITS} bits of a "
+                    f"{bits}-bit field for a value; raise field_bits or lower the cohort size"
+                )
+        if self.metric_fraction_bits < _MIN_METRIC_FRACTION:
+            raise EncodingError(
+                f"the metrics of {self.n_max} clients could overflow their 64-bit sum; "
+                "lower metric_max, w_max or the cohort size"
+            )
+        if len(self.scales) != len(self.floats):
+            raise EncodingError(f"there are {len(self.scales)} scales for {len(self.floats)} floating point tensors")
+        for spec, scale in zip(self.floats, self.scales, strict=True):
+            if type(scale) is not float or not MIN_SCALE <= scale <= MAX_SCALE:
+                raise EncodingError(f"the scale of tensor {spec.name!r} is out of range")
+
+    @property
+    def floats(self) -> tuple[TensorSpec, ...]:
+        """The floating point tensors, in order; their elements are the packed fields."""
+        return self.layout.floats if self.layout else ()
+
+    @property
+    def integers(self) -> tuple[TensorSpec, ...]:
+        """The integer and boolean tensors, in order."""
+        return self.layout.integers if self.layout else ()
+
+    @property
+    def value_bits(self) -> int:
+        """q, the bits of one client's value in a field."""
+        return self.field_bits - carry_bits(self.n_max)
+
+    @property
+    def levels(self) -> int:
+        """L = 2^(q-1) - 1: a value is a whole number from -L to L, sent as 0 to 2L.
+
+        The range is symmetric so that zero is a level: what did not change is sent exactly.
+        """
+        return (1 << (self.value_bits - 1)) - 1
+
+    @property
+    def metric_fraction_bits(self) -> int:
+        """Bits after the point in a metric's word."""
+        return metric_fraction_bits(self.settings, self.n_max)
+
+    @property
+    def fields(self) -> int:
+        """Number of packed fields."""
+        return sum(spec.size for spec in self.floats)
+
+    @property
+    def packed_words(self) -> int:
+        """Words that hold the fields."""
+        return -(-self.fields // (64 // self.field_bits))
+
+    @property
+    def sections(self) -> dict[str, slice]:
+        """Where each part of the vector lies, by the names in the module's text, in order."""
+        sizes = {
+            "packed": self.packed_words,
+            "tag": 1,
+            "examples": 1,
+            "shrunk": 1,
+            "sizes": len(self.floats),
+            "powers": len(self.floats),
+            "clipped": len(self.floats),
+            "integers": sum(spec.size for spec in self.integers),
+            "metrics": self.settings.max_metrics,
+        }
+        sections = {}
+        start = 0
+        for name, size in sizes.items():
+            sections[name] = slice(start, start + size)
+            start += size
+        return sections
+
+    @property
+    def words(self) -> int:
+        """Length of the vector in 64-bit words."""
+        return int(self.sections["metrics"].stop)
+
+    def step(self, index: int) -> float:
+        """Distance between two levels of floating point tensor `index`, in units of w * delta."""
+        return self.scales[index] / self.levels
+
+    def canonical(self) -> bytes:
+        """SHA-256 over every parameter, unambiguous; it goes into the protocol's ctx."""
+        settings = self.settings
+        clip_norm = -1.0 if settings.clip_norm is None else settings.clip_norm
+        parts = [
+            struct.pack(">IQII", settings.field_bits, settings.w_max, settings.max_metrics, self.n_max),
+            struct.pack(">ddd", settings.metric_max, clip_norm, settings.first_scale),
+            struct.pack(">I", self.field_bits),
+            self.layout.digest() if self.layout is not None else b"",
+            struct.pack(f">{len(self.scales)}d", *self.scales),
+        ]
+        hasher = hashlib.sha256(_DOMAIN)
+        for part in parts:
+            hasher.update(struct.pack(">Q", len(part)) + part)
+        return hasher.digest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The parameters as a plain JSON object."""
+        layout = None
+        if self.layout is not None:
+            layout = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.layout.specs]
+        return {
+            "settings": self.settings.to_json(),
+            "layout": layout,
+            "n_max": self.n_max,
+            "field_bits": self.field_bits,
+            "scales": list(self.scales),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The parameters of `to_json`. Raises UnknownKey or EncodingError for anything else."""
+        known = ("settings", "layout", "n_max", "field_bits", "scales")
+        for key in data:
+            if key not in known:
+                raise UnknownKey(str(key), known, "an encoding")
+        for key in known:
+            if key not in data:
+                raise EncodingError(f"an encoding lacks {key!r}")
+        settings = data["settings"]
+        if not isinstance(settings, Mapping):
+            raise EncodingError("the settings of an encoding are not a JSON object")
+        return cls(
+            settings=CodecSettings.from_json(settings),
+            layout=_layout_from_json(data["layout"]),
+            n_max=data["n_max"],
+            field_bits=data["field_bits"],
+            scales=_scales_from_json(data["scales"]),
+        )
+
+
+def _layout_from_json(data: object) -> Layout | None:
+    if data is None:
+        return None
+    if not isinstance(data, list):
+        raise EncodingError("the layout of an encoding is not a list")
+    specs = []
+    for entry in data:
+        match entry:
+            case [str(name), str(dtype), list(shape)]:
+                specs.append(TensorSpec(name=name, dtype=dtype, shape=tuple(shape)))
+            case _:
+                raise EncodingError("the layout of an encoding holds an entry that is not [name, dtype, shape]")
+    return Layout(specs=tuple(specs))
+
+
+def _scales_from_json(data: object) -> tuple[float, ...]:
+    if not isinstance(data, list) or not all(type(scale) in (int, float) for scale in data):
+        raise EncodingError("the scales of an encoding are not a list of numbers")
+    # Whole numbers lose their point in some JSON writers.
+    return tuple(float(min(scale, 2 * MAX_SCALE)) for scale in data)

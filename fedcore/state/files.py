@@ -1,0 +1,188 @@
+"""Safetensors files that are deterministic, atomic and read through a memory map.
+
+File layout, which makes the bytes a function of the state alone:
+
+- the header names the tensors in the order of the state (the order in which Flower lists arrays),
+  has no `__metadata__`, and is padded with spaces to a multiple of eight bytes;
+- the data lies in descending item size, equal sizes in the order of the state, so that every
+  tensor is aligned.
+
+Format: https://huggingface.co/docs/safetensors, section "Format".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from fedcore.errors import PeerError, StorageFull, UsageError
+from fedcore.state.layout import Layout, TensorSpec
+
+_WRITE_CHUNK = 1 << 22
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in lower-case hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_header(path: Path) -> tuple[Layout, dict[str, int]]:
+    """The layout of a file, in the order of its header, and the offset of each tensor in bytes.
+
+    The safetensors library checks the structure first (lengths, gaps, overlaps, a file that is too
+    short or too long), so that what is parsed here is known to be consistent.
+
+    Raises PeerError for a malformed file, EncodingError for a dtype that is not supported, OSError
+    for a file that cannot be opened.
+    """
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except SafetensorError as error:
+        # The library's text quotes the header, which a peer wrote: keep only its general part.
+        reason = str(error).split(":")[0]
+        raise PeerError(f"{path.name} is not an intact safetensors file ({reason})") from None
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        table = json.loads(file.read(length), object_pairs_hook=_unique_keys)
+    table.pop("__metadata__", None)
+    specs = tuple(
+        TensorSpec(name=name, dtype=entry["dtype"], shape=tuple(entry["shape"])) for name, entry in table.items()
+    )
+    offsets = {name: 8 + length + entry["data_offsets"][0] for name, entry in table.items()}
+    return Layout(specs=specs), offsets
+
+
+class FileSink:
+    """Writes a safetensors file block by block; it is in place, durable, when the context ends.
+
+    The bytes go to a temporary file in the same folder; an exception inside the context removes it
+    and leaves a file that was at `path` as it was. These are plain writes and not a writable map,
+    because a full disk then shows as an error and not as a signal that ends the process.
+
+    Raises StorageFull when the disk is full, UsageError when a part of the state is not written.
+    """
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self._path = path
+        self._header, self._offsets = _make_header(layout)
+        self._missing = layout.nbytes
+
+    def __enter__(self) -> Self:
+        self._file = tempfile.NamedTemporaryFile(
+            dir=self._path.parent, prefix=f".{self._path.name}.", suffix=".part", delete=False
+        )
+        try:
+            self._write_at(0, memoryview(self._header))
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._discard()
+
+    def write(self, spec: TensorSpec, start: int, block: NDArray[Any]) -> None:
+        """Store `block` (flat, contiguous, storage dtype) as the elements of `spec` from `start`.
+
+        Every element must be written exactly once, in any order.
+        """
+        if block.dtype != spec.storage:
+            raise UsageError(f"a block of tensor {spec.name!r} does not have its storage dtype")
+        offset = self._offsets[spec.name] + start * spec.storage.itemsize
+        self._write_at(offset, block.view(np.uint8).data)
+        self._missing -= block.nbytes
+
+    def _write_at(self, offset: int, data: memoryview) -> None:
+        try:
+            self._file.seek(offset)
+            for start in range(0, len(data), _WRITE_CHUNK):
+                self._file.write(data[start : start + _WRITE_CHUNK])
+        except OSError as error:
+            raise _storage_error(error, self._path) from error
+
+    def _commit(self) -> None:
+        if self._missing:
+            raise UsageError(f"{self._missing} bytes of the state were not written")
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            Path(self._file.name).replace(self._path)
+            _sync_folder(self._path.parent)
+        except OSError as error:
+            raise _storage_error(error, self._path) from error
+
+    def _discard(self) -> None:
+        # Closing flushes, and fails again on a disk whose fullness was reported already.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        Path(self._file.name).unlink(missing_ok=True)
+
+
+def _storage_error(error: OSError, path: Path) -> Exception:
+    """StorageFull for a full disk or quota, the error itself for anything else."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull(f"no space is left to write {path}; free some space and try again")
+    return error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_header(layout: Layout) -> tuple[bytes, dict[str, int]]:
+    """The length-prefixed header of a file, and the offset of each tensor in bytes."""
+    places = {}
+    end = 0
+    for spec in sorted(layout.specs, key=lambda spec: -spec.storage.itemsize):
+        places[spec.name] = (end, end + spec.nbytes)
+        end += spec.nbytes
+    table = {
+        spec.name: {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": list(places[spec.name]),
+        }
+        for spec in layout.specs
+    }
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    header = struct.pack("<Q", len(text)) + text
+    return header, {name: len(header) + start for name, (start, _) in places.items()}
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object with unique keys: two readers must not see two models in one file."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise PeerError("a safetensors header holds the same key twice")
+    return table

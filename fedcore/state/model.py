@@ -1,0 +1,145 @@
+"""A model's values as an ordered mapping of NumPy arrays, in memory or over a mapped file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.errors import UsageError
+from fedcore.state.files import FileSink, read_header
+from fedcore.state.layout import STORAGE, Layout, TensorSpec
+
+_NAME_OF = {dtype: name for name, dtype in STORAGE.items() if name != "BF16"}
+
+
+class ModelState(Mapping[str, NDArray[Any]]):
+    """Ordered, read-only mapping from tensor names to arrays in storage dtype (BF16 as uint16).
+
+    The arrays are views: of memory that the caller gave, or of a memory map that the state keeps
+    open. Raises UsageError when the arrays do not match the layout.
+    """
+
+    __slots__ = ("_arrays", "_specs", "layout", "path")
+
+    def __init__(self, layout: Layout, arrays: Mapping[str, NDArray[Any]], *, path: Path | None = None) -> None:
+        self.layout = layout
+        self.path = path
+        self._specs = {spec.name: spec for spec in layout.specs}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        for spec in layout.specs:
+            array = arrays[spec.name]
+            matches = array.dtype == spec.storage and array.shape == spec.shape
+            if not matches or not array.flags.c_contiguous:
+                raise UsageError(f"tensor {spec.name!r} does not match its layout")
+            view = array.view()
+            view.flags.writeable = False
+            self._arrays[spec.name] = view
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, dtypes: Mapping[str, str] | None = None) -> ModelState:
+        """A state over the given arrays, in their order; contiguous arrays are not copied.
+
+        `dtypes` names the safetensors dtype where NumPy has none: `{"weight": "BF16"}` for an
+        array of uint16 that holds the bits of bfloat16. Raises EncodingError for a dtype that is
+        not supported.
+        """
+        specs = []
+        held = {}
+        for name, given in arrays.items():
+            array = np.asarray(given, dtype=given.dtype.newbyteorder("<"), order="C")
+            dtype = (dtypes or {}).get(name) or _NAME_OF.get(array.dtype, str(given.dtype))
+            specs.append(TensorSpec(name=name, dtype=dtype, shape=array.shape))
+            held[name] = array
+        return cls(Layout(specs=tuple(specs)), held)
+
+    @classmethod
+    def open(cls, path: Path) -> ModelState:
+        """Map a safetensors file; no tensor is read before it is used.
+
+        The file must not change while the state is in use: write a new one and rename it, as
+        `save` does. Raises PeerError for a file that is truncated or malformed, EncodingError for
+        a dtype that is not supported, OSError for a file that cannot be opened.
+        """
+        layout, offsets = read_header(path)
+        raw = np.memmap(path, dtype=np.uint8, mode="r")
+        arrays: dict[str, NDArray[Any]] = {
+            spec.name: np.ndarray(spec.shape, spec.storage, buffer=raw, offset=offsets[spec.name])
+            for spec in layout.specs
+        }
+        return cls(layout, arrays, path=path)
+
+    def save(self, path: Path) -> None:
+        """Write the whole state or nothing, durable on return; same state, same bytes.
+
+        Raises StorageFull when the disk is full; a file that was at `path` is then unchanged.
+        """
+        with FileSink(path, self.layout) as sink:
+            for spec in self.layout.specs:
+                sink.write(spec, 0, self[spec.name].reshape(-1))
+
+    def float32(
+        self,
+        name: str,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Elements [start, stop) of the flattened tensor as float32, in `out` where it is given.
+
+        F64 is rounded (to infinity where it does not fit), F16 and BF16 are widened exactly,
+        integers are rounded to nearest.
+        """
+        flat = self._arrays[name].reshape(-1)[start:stop]
+        result = np.empty(flat.shape, np.float32) if out is None else out[: flat.size]
+        if self._specs[name].dtype == "BF16":
+            np.left_shift(flat, 16, out=result.view(np.uint32), dtype=np.uint32)
+        else:
+            with np.errstate(over="ignore"):
+                np.copyto(result, flat, casting="unsafe")
+        return result
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        # Values stay out of logs: a client's state is what the federation keeps private.
+        return f"ModelState({len(self)} tensors, {self.layout.nbytes} bytes)"
+
+
+class StateSink(Protocol):
+    """Takes a state block by block: a FileSink or a MemorySink."""
+
+    def write(self, spec: TensorSpec, start: int, block: NDArray[Any]) -> None:
+        """Store `block` (flat, contiguous, storage dtype) as elements of `spec` from `start`."""
+
+
+class MemorySink:
+    """Collects a state in memory, block by block."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._arrays = {spec.name: np.empty(spec.size, spec.storage) for spec in layout.specs}
+
+    def write(self, spec: TensorSpec, start: int, block: NDArray[Any]) -> None:
+        """Store `block` (flat, storage dtype) as the elements of tensor `spec` from `start` on."""
+        self._arrays[spec.name][start : start + block.size] = block
+
+    def state(self) -> ModelState:
+        """The collected state; every element must have been written."""
+        shaped = {spec.name: self._arrays[spec.name].reshape(spec.shape) for spec in self._specs}
+        return ModelState(self._layout, shaped)
+
+    @property
+    def _specs(self) -> tuple[TensorSpec, ...]:
+        return self._layout.specs
