@@ -1,0 +1,174 @@
+"""Whether this client takes part in what the server asks: checks of a task before anything is answered.
+
+The names of the checks are fixed, as in `fedcore.secagg.Check`; these come before the protocol starts:
+
+| check                   | stops                                                                          |
+| ----------------------- | ------------------------------------------------------------------------------ |
+| app-mismatch            | running an app that the owner did not install                                  |
+| plain-not-allowed       | sending an update that the server can read                                     |
+| own-id-missing          | a task for a cohort without this client                                        |
+| duplicate-id            | one client that counts as two                                                  |
+| off-roster              | a cohort with clients that the federation's authority never signed             |
+| cohort-below-minimum    | a sum over so few clients that it tells too much                               |
+| threshold-below-minimum | a threshold below the owner's                                                  |
+| bad-parameters          | parameters that contradict each other, such as 2t <= n                         |
+| encoding-refused        | an encoding that is none, that could wrap, or for fewer clients than the cohort |
+| layout-mismatch         | an encoding for another model than the one that was sent                       |
+| model-missing           | training without a model                                                       |
+| model-digest            | another model than the announced one                                           |
+| model-malformed         | a model that is no safetensors file                                            |
+| exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from client_app.workers import AppFailed
+from fedcore.codec import Encoding
+from fedcore.errors import (
+    AppError,
+    ConfigurationError,
+    DataError,
+    EncodingError,
+    FedcoreError,
+    ProtocolViolation,
+    Refused,
+    RoundFailed,
+    ServerUnreachable,
+    StorageFull,
+    Unauthorized,
+    WorkerDied,
+)
+from fedcore.federation import ClientKit
+from fedcore.round import encoding_of, round_parameters
+from fedcore.secagg import Check, RoundParameters
+from fedcore.state import ModelState
+from fedcore.wire import ProblemKind, Task, WithdrawalReason, WithdrawIn
+
+APP_MISMATCH: Final = "app-mismatch"
+PLAIN_NOT_ALLOWED: Final = "plain-not-allowed"
+_OVER: Final = frozenset(
+    {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
+)
+"""Problems that tell a client that the exchange goes on without it, or not at all."""
+_POLICY: Final = frozenset({PLAIN_NOT_ALLOWED, Check.COHORT_BELOW_MINIMUM, Check.THRESHOLD_BELOW_MINIMUM})
+
+
+def check_task(task: Task, kit: ClientKit, app_sha256: str) -> None:
+    """Refuse a task that the owner, the roster or the protocol does not allow; raises ProtocolViolation."""
+    _check_app(task, app_sha256)
+    _check_cohort(task, kit)
+    if task.trains and task.model is None:
+        raise ProtocolViolation("model-missing", "the server asks for training and names no model")
+    if task.aggregation == "plain":
+        if not kit.policy.allow_plain:
+            raise ProtocolViolation(
+                PLAIN_NOT_ALLOWED,
+                "the server could read this client's update; its owner would have to set allow-plain = true "
+                "in policy.toml",
+            )
+        return
+    _check_sizes(task, kit)
+
+
+def check_encoding(task: Task, model: ModelState | None) -> Encoding:
+    """The encoding of a secure task, when it is sound and fits the model that this client received."""
+    try:
+        encoding = encoding_of(task)
+    except ConfigurationError as error:
+        raise ProtocolViolation("encoding-refused", str(error)) from None
+    except (TypeError, ValueError, OverflowError):
+        raise ProtocolViolation("encoding-refused", "the encoding is malformed") from None
+    if encoding.n_max < len(task.cohort):
+        raise ProtocolViolation(
+            "encoding-refused", f"the encoding is for {encoding.n_max} clients, the cohort has {len(task.cohort)}"
+        )
+    layout = model.layout if model is not None and task.trains else None
+    if (layout is None) != (encoding.layout is None):
+        raise ProtocolViolation("layout-mismatch", "the encoding and the task disagree on whether a model is trained")
+    if layout is not None and encoding.layout is not None:
+        try:
+            layout.check_same(encoding.layout, what="the announced encoding")
+        except EncodingError as error:
+            raise ProtocolViolation("layout-mismatch", str(error)) from None
+    return encoding
+
+
+def derive_parameters(task: Task, kit: ClientKit, model_hash: bytes | None) -> RoundParameters:
+    """What ctx is made of, from this client's own copies of the roster and the model."""
+    try:
+        return round_parameters(task, federation=kit.federation, roster_hash=kit.roster.hash(), model_hash=model_hash)
+    except ConfigurationError as error:
+        raise ProtocolViolation(Check.BAD_PARAMETERS, str(error)) from None
+
+
+def withdrawal_for(error: BaseException) -> WithdrawIn | None:
+    """What the server is told about `error`: a fixed reason and the name of a check, never its text.
+
+    None where there is nothing to tell: the server ended the exchange itself, or cannot be reached.
+    """
+    match error:
+        case ProtocolViolation(check=check):
+            return WithdrawIn(reason=_reason(check), check=check)
+        case AppFailed() | DataError():
+            return WithdrawIn(reason=WithdrawalReason.APP_FAILED)
+        case AppError():
+            return WithdrawIn(reason=WithdrawalReason.WRONG_RECORDS)
+        case EncodingError():
+            return WithdrawIn(reason=WithdrawalReason.UPDATE_REFUSED)
+        case WorkerDied():
+            return WithdrawIn(reason=WithdrawalReason.WORKER_DIED)
+        case StorageFull():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="storage-full")
+        case Refused(kind=kind) if kind in _OVER:
+            return None
+        case Refused():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="refused")
+        case ServerUnreachable() | Unauthorized():
+            return None
+        case RoundFailed():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="timeout")
+        case FedcoreError():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")
+    return WithdrawIn(reason=WithdrawalReason.STOPPED)
+
+
+def _reason(check: str) -> WithdrawalReason:
+    if check in _POLICY:
+        return WithdrawalReason.POLICY
+    return WithdrawalReason.APP_MISMATCH if check == APP_MISMATCH else WithdrawalReason.PROTOCOL_VIOLATION
+
+
+def _check_app(task: Task, app_sha256: str) -> None:
+    if task.app_sha256 != app_sha256:
+        raise ProtocolViolation(
+            APP_MISMATCH,
+            f"the run is of app {task.app_sha256[:12]}…, this client's owner installed {app_sha256[:12]}…",
+        )
+
+
+def _check_cohort(task: Task, kit: ClientKit) -> None:
+    if kit.client_id not in task.cohort:
+        raise ProtocolViolation(Check.OWN_ID_MISSING, "the task is for a cohort without this client")
+    if len(set(task.cohort)) != len(task.cohort):
+        raise ProtocolViolation(Check.DUPLICATE_ID, "the cohort names one client twice")
+    if strangers := sorted(set(task.cohort) - set(kit.roster.keys)):
+        raise ProtocolViolation(Check.OFF_ROSTER, f"client {strangers[0]} of the cohort is not on the roster")
+
+
+def _check_sizes(task: Task, kit: ClientKit) -> None:
+    n, policy = len(task.cohort), kit.policy
+    if n < policy.min_cohort:
+        raise ProtocolViolation(
+            Check.COHORT_BELOW_MINIMUM, f"the cohort has {n} clients, the policy demands {policy.min_cohort}"
+        )
+    if task.threshold < policy.min_threshold:
+        raise ProtocolViolation(
+            Check.THRESHOLD_BELOW_MINIMUM,
+            f"the threshold is {task.threshold}, the policy demands {policy.min_threshold}",
+        )
+    if not n < 2 * task.threshold <= 2 * n:
+        raise ProtocolViolation(
+            Check.BAD_PARAMETERS, f"the threshold {task.threshold} is not more than half of {n} clients, or above it"
+        )

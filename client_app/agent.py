@@ -1,0 +1,190 @@
+"""The agent's loop: join, wait for tasks, take part, say that it is alive, and come back when the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from client_app.admission import withdrawal_for
+from client_app.exchange import Client, exchange_path, take_part
+from client_app.ledger import Place
+from client_app.transport import LONG_POLL_SECONDS, ONCE
+from client_app.workers import AppFailed
+from fedcore.errors import (
+    FedcoreError,
+    ProtocolViolation,
+    Refused,
+    ServerUnreachable,
+    Unauthorized,
+)
+from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason, WithdrawIn
+
+FAREWELL_SECONDS: Final = 3.0
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 15.0
+_REFUSAL_PAUSE: Final = 1.0
+_HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
+
+
+@dataclass(slots=True)
+class Agent:
+    """One client of a federation, until it is cancelled.
+
+    jitter: draws from [0, 1), so that the clients of a server that was away do not all come back at once.
+    """
+
+    client: Client
+    jitter: Callable[[], float] = random.random
+    _working_on: Place | None = field(default=None, init=False)
+    _seen: Place | None = field(default=None, init=False)
+    _away: bool = field(default=False, init=False)
+
+    async def run(self) -> None:
+        """Serve for ever; raises only what waiting cannot mend.
+
+        That is what the first join shows to be wrong (kit, certificate, roster, clock), and a ledger that cannot grow.
+        Later the same may be a server in the middle of a restart, so the agent keeps trying.
+        """
+        self._seen = self.client.ledger.last
+        joined, pause = False, _FIRST_PAUSE
+        while True:
+            try:
+                heartbeat = await self._join()
+                joined, pause = True, _FIRST_PAUSE
+                await self._serve(heartbeat)
+            except (ServerUnreachable, Refused, Unauthorized, ProtocolViolation) as error:
+                if not (joined or _may_pass(error)):
+                    raise
+                self._note_away(error)
+            await asyncio.sleep(pause * (0.5 + self.jitter()))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _join(self) -> float:
+        """Say who we are and which app is installed; returns the seconds between two signs of life."""
+        client, kit = self.client, self.client.kit
+        joined = await client.transport.ask(
+            "POST", "/v1/join", JoinIn(app_sha256=client.app_sha256, version=_version()), JoinOut, retry=ONCE
+        )
+        if joined.federation != kit.federation:
+            raise ProtocolViolation(
+                "federation-mismatch", f"the server serves {joined.federation!r}, this kit is of {kit.federation!r}"
+            )
+        if joined.roster_sha256 != kit.roster.hash().hex():
+            raise ProtocolViolation(
+                "roster-mismatch", "the server has another roster than this kit; ask the authority for the current one"
+            )
+        again = " again" if self._away else ""
+        client.output.info("join", f"connected{again} to {kit.federation} at {client.transport.url}")
+        self._away = False
+        await self._leave_unfinished()
+        return min(max(joined.heartbeat_seconds, _HEARTBEAT_BOUNDS[0]), _HEARTBEAT_BOUNDS[1])
+
+    async def _leave_unfinished(self) -> None:
+        """Case 13: this client is a dropout of an exchange in which an earlier life of it was ended."""
+        place = self.client.ledger.open_exchange
+        if place is None:
+            return
+        self.client.output.warning("restart", f"leaving exchange {place[1]}, which an earlier start did not finish")
+        await self._withdraw(place, WithdrawIn(reason=WithdrawalReason.STOPPED, check="restarted"))
+        self.client.ledger.leave(*place)
+
+    async def _serve(self, heartbeat: float) -> None:
+        alive = asyncio.create_task(self._heartbeat(heartbeat))
+        try:
+            while True:
+                task = await self._next_task()
+                if task is not None:
+                    await self._take(task)
+        finally:
+            alive.cancel()
+            await asyncio.gather(alive, return_exceptions=True)
+
+    async def _next_task(self) -> Task | None:
+        query: dict[str, str | int] = {"run": self._seen[0], "after": self._seen[1]} if self._seen else {}
+        return await self.client.transport.get("/v1/task", Task, wait=LONG_POLL_SECONDS, retry=ONCE, **query)
+
+    async def _take(self, task: Task) -> None:
+        """Take part in one exchange; whatever goes wrong in it, the agent goes on."""
+        place = (task.run, task.exchange)
+        self._seen = self._working_on = place
+        self.client.output.context = _context(task)
+        try:
+            await take_part(task, self.client)
+        except asyncio.CancelledError:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._withdraw(place, WithdrawIn(reason=WithdrawalReason.STOPPED))
+            raise
+        except (FedcoreError, OSError) as error:
+            self._report(error)
+            if (withdrawal := withdrawal_for(error)) is not None:
+                await self._withdraw(place, withdrawal)
+                # A server that offers one bad task after the other does not get a busy loop out of us.
+                await asyncio.sleep(_REFUSAL_PAUSE)
+        finally:
+            self._working_on = None
+            self.client.output.context = {}
+            if self.client.ledger.open_exchange == place:
+                self.client.ledger.leave(*place)
+
+    def _report(self, error: FedcoreError | OSError) -> None:
+        """Tell the owner why an exchange ended for this client."""
+        output = self.client.output
+        match error:
+            case ProtocolViolation():
+                output.error("refused", f"refused: {error}", check=error.check)
+            case Refused():
+                output.warning("ended", f"the exchange ended for this client: {error}")
+            case AppFailed(traceback=traceback):
+                for line in traceback.rstrip().splitlines():
+                    output.error("app", line)
+                output.error("withdrawn", str(error))
+            case _:
+                output.error("withdrawn", str(error))
+
+    async def _withdraw(self, place: Place, reason: WithdrawIn) -> None:
+        """Tell the server, which would find out by itself, only later."""
+        with contextlib.suppress(FedcoreError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self.client.transport.send("POST", f"{exchange_path(*place)}/withdrawal", reason, retry=ONCE)
+
+    async def _heartbeat(self, seconds: float) -> None:
+        """Signs of life; a missed one is no news, the next request tells whether the server is there."""
+        while True:
+            await asyncio.sleep(seconds)
+            run, exchange = self._working_on or ("", 0)
+            with contextlib.suppress(FedcoreError):
+                message = HeartbeatIn(run=run, exchange=exchange)
+                await self.client.transport.send("POST", "/v1/heartbeat", message, retry=ONCE)
+
+    def _note_away(self, error: FedcoreError) -> None:
+        if not self._away:
+            self.client.output.warning("away", f"{error}; trying again until that changes")
+        self._away = True
+
+
+def _version() -> str:
+    """The installed version; a source tree that is not installed has none."""
+    try:
+        return importlib.metadata.version("fedcore")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _may_pass(error: FedcoreError) -> bool:
+    """Whether the same request may succeed later although nobody changes anything here."""
+    return isinstance(error, ServerUnreachable) or (isinstance(error, Refused) and error.status >= 500)
+
+
+def _context(task: Task) -> dict[str, object]:
+    return {
+        "run": task.run,
+        "exchange": task.exchange,
+        "round": task.server_round,
+        "attempt": task.attempt,
+        "aggregation": task.aggregation,
+    }

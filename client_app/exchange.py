@@ -1,0 +1,342 @@
+"""One exchange, from the task to the last share, as this client lives it.
+
+Secure (PROTOCOL.md): the keys are exchanged (R0, R1) while the worker trains; then the update is encoded, masked and
+uploaded (R2), the survivors are signed (R3) and the shares released (R4). Plain: train, upload. Whatever a step
+raises ends the exchange for this client; the caller withdraws from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_app.admission import check_encoding, check_task, derive_parameters
+from client_app.ledger import Ledger
+from client_app.output import Output
+from client_app.transport import LONG_POLL_SECONDS, Transport
+from client_app.workers import LocalAnswer
+from fedcore.codec import Encoding, encode
+from fedcore.errors import AppError, FedcoreError, ProtocolViolation, RoundFailed
+from fedcore.federation import ClientKit
+from fedcore.secagg import (
+    AdvertisedCohort,
+    Advertisement,
+    ClientSession,
+    Randomness,
+    ShareDelivery,
+    SignatureSet,
+    Survivors,
+)
+from fedcore.state import ModelState, sha256_file
+from fedcore.wire import (
+    AdvertisementIn,
+    CohortOut,
+    ConsistencyIn,
+    DeliveryOut,
+    KeySharesIn,
+    ManifestIn,
+    Message,
+    MetricSlots,
+    SignaturesOut,
+    SurvivorsOut,
+    Task,
+    UnmaskIn,
+)
+
+OTHERS_SECONDS: Final = 900.0
+"""How much longer than its own training time a client waits for the rest of an exchange."""
+
+Out = TypeVar("Out", bound=Message)
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+class LocalWork(Protocol):
+    """Who runs the ClientApp: `client_app.workers.Worker`."""
+
+    async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
+        """Run one task for at most `task.seconds`; the new model goes to `out`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """What an exchange needs of its client.
+
+    app_sha256: the app that the owner agreed to. state_dir: where models and updates lie while they are needed.
+    randomness: for the protocol and the stochastic rounding. threads: for masking.
+    """
+
+    kit: ClientKit
+    app_sha256: str
+    transport: Transport
+    work: LocalWork
+    ledger: Ledger
+    state_dir: Path
+    output: Output
+    randomness: Randomness = os.urandom
+    threads: int = 1
+    others_seconds: float = OTHERS_SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+
+async def take_part(task: Task, client: Client) -> None:
+    """Take part in one exchange; raises what ended it early.
+
+    The exchange's number is used up first, so that nothing after it can happen twice.
+    """
+    client.ledger.enter(task.run, task.exchange)
+    check_task(task, client.kit, client.app_sha256)
+    with _scratch(client.state_dir) as folder:
+        exchange = _Exchange(task=task, client=client, folder=folder)
+        try:
+            async with asyncio.timeout(task.seconds + client.others_seconds):
+                await (exchange.secure() if task.aggregation == "secure" else exchange.plain())
+        except TimeoutError:
+            raise RoundFailed("the server did not bring the exchange to an end in time") from None
+
+
+def exchange_path(run: str, exchange: int) -> str:
+    """The path that all of an exchange's routes begin with."""
+    return f"/v1/runs/{quote(run, safe='')}/exchanges/{exchange}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Exchange:
+    """The steps of one exchange."""
+
+    task: Task
+    client: Client
+    folder: Path
+    _started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.client.clock()
+
+    async def secure(self) -> None:
+        """R0 to R4."""
+        model, model_hash = await self._model()
+        encoding = check_encoding(self.task, model)
+        session = self._session(model_hash)
+        try:
+            _, local = await _together(self._exchange_keys(session), self._work(model))
+            words, metrics = await self._encode(encoding, model, local)
+            await self._upload(session, words, metrics)
+            await self._unmask(session)
+        finally:
+            session.abandon()
+
+    async def plain(self) -> None:
+        """Train or evaluate, and send what came out as it is."""
+        model, _ = await self._model()
+        local = await self._work(model)
+        size, digest = 0, hashlib.sha256(b"")
+        if local.trained:
+            size = self._new_model.stat().st_size
+            digest = await in_thread(_file_digest, self._new_model)
+        manifest = ManifestIn(sha256=digest.hexdigest(), size=size, examples=local.examples, values=dict(local.metrics))
+        await self._put("manifest", manifest)
+        if local.trained:
+            await self._send_octets(self._new_model, size, digest.digest())
+
+    # --- the local work -----------------------------------------------------------------------------------------
+
+    @property
+    def _new_model(self) -> Path:
+        return self.folder / "local.safetensors"
+
+    async def _model(self) -> tuple[ModelState | None, bytes | None]:
+        """The global model and the SHA-256 of the very file that it was read from."""
+        reference = self.task.model
+        if reference is None:
+            return None, None
+        started = self.client.clock()
+        path = self.client.state_dir / "models" / f"{reference.sha256}.safetensors"
+        if not path.exists() or await in_thread(sha256_file, path) != reference.sha256:
+            _empty(path.parent)
+            await self.client.transport.download(
+                self._path("model"), path, size=reference.size, sha256=reference.sha256
+            )
+            self._say("model", f"received {_size(reference.size)}", started)
+        try:
+            return ModelState.open(path), bytes.fromhex(reference.sha256)
+        except FedcoreError as error:
+            raise ProtocolViolation("model-malformed", str(error)) from None
+
+    async def _work(self, model: ModelState | None) -> LocalAnswer:
+        started = self.client.clock()
+        local = await self.client.work.run(self.task, model.path if model else None, self._new_model)
+        if local.trained != self.task.trains:
+            raise AppError("the worker returned a model that was not asked for, or none where one was")
+        self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}", started)
+        return local
+
+    async def _encode(
+        self, encoding: Encoding, model: ModelState | None, local: LocalAnswer
+    ) -> tuple[NDArray[np.uint64], list[MetricSlots]]:
+        """The update as words, clipped and rounded, ready to be masked."""
+        state = ModelState.open(self._new_model) if local.trained else None
+        started = self.client.clock()
+        encoded = await in_thread(
+            encode,
+            encoding,
+            base=model if self.task.trains else None,
+            local=state,
+            examples=local.examples,
+            metrics=local.metrics,
+            randomness=self.client.randomness,
+        )
+        clipped = f", {encoded.clipped} elements clipped" if encoded.clipped else ""
+        self._say("encode", f"{encoding.field_bits}-bit fields{clipped}", started)
+        return encoded.words, [MetricSlots(name=name, length=length) for name, length in encoded.metric_names]
+
+    # --- the protocol -------------------------------------------------------------------------------------------
+
+    def _session(self, model_hash: bytes | None) -> ClientSession:
+        kit = self.client.kit
+        return ClientSession(
+            parameters=derive_parameters(self.task, kit, model_hash),
+            client_id=kit.client_id,
+            identity=kit.identity,
+            roster=kit.roster.keys,
+            min_cohort=kit.policy.min_cohort,
+            min_threshold=kit.policy.min_threshold,
+            randomness=self.client.randomness,
+        )
+
+    async def _exchange_keys(self, session: ClientSession) -> None:
+        """R0 and R1: nothing in them depends on the update."""
+        started = self.client.clock()
+        own = session.advertise()
+        await self._put(
+            "advertisement",
+            AdvertisementIn(c_public=own.c_public, s_public=own.s_public, signature=own.signature),
+        )
+        listed = await self._poll("cohort", CohortOut)
+        members = tuple(
+            Advertisement(entry.client_id, entry.c_public, entry.s_public, entry.signature) for entry in listed.members
+        )
+        shares = await in_thread(session.share_keys, AdvertisedCohort(members))
+        await self._put("key-shares", KeySharesIn(commitment=shares.commitment, sealed=dict(shares.sealed)))
+        delivered = await self._poll("key-shares", DeliveryOut)
+        await in_thread(session.receive_shares, ShareDelivery(tuple(delivered.sharers), delivered.sealed))
+        self._say("keys", f"exchanged with {len(delivered.sharers) - 1} clients", started)
+
+    async def _upload(self, session: ClientSession, words: NDArray[np.uint64], metrics: list[MetricSlots]) -> None:
+        """R2: mask in place, announce, send."""
+        started = self.client.clock()
+        await in_thread(session.mask, words, threads=self.client.threads)
+        body = words.astype("<u8", copy=False).data.cast("B")
+        digest = await in_thread(hashlib.sha256, body)
+        self._say("mask", _size(body.nbytes), started)
+        await self._put("manifest", ManifestIn(sha256=digest.hexdigest(), size=body.nbytes, metrics=metrics))
+        await self._send_octets(body, body.nbytes, digest.digest())
+
+    async def _unmask(self, session: ClientSession) -> None:
+        """R3 and R4: agree on who survived, then release one share for each, once."""
+        shown = await self._poll("survivors", SurvivorsOut)
+        signed = session.sign_survivors(Survivors(tuple(shown.survivors)))
+        await self._put("consistency", ConsistencyIn(signature=signed.signature))
+        collected = await self._poll("consistency", SignaturesOut)
+        released = await in_thread(session.unmask, SignatureSet(collected.signatures))
+        # On disk before it is on the wire: no restart can make these shares leave twice.
+        await in_thread(self.client.ledger.unmask, self.task.run, self.task.exchange)
+        await self._put(
+            "unmask", UnmaskIn(self_shares=dict(released.self_shares), key_shares=dict(released.key_shares))
+        )
+        self._say("done", f"in the sum of {len(shown.survivors)} clients", self._started)
+
+    # --- the wire -----------------------------------------------------------------------------------------------
+
+    def _path(self, route: str) -> str:
+        return f"{exchange_path(self.task.run, self.task.exchange)}/{route}"
+
+    async def _put(self, route: str, message: Message) -> None:
+        await self.client.transport.send("PUT", self._path(route), message)
+
+    async def _poll(self, route: str, answer: type[Out]) -> Out:
+        """Ask until the server has an answer; `take_part` bounds how long."""
+        while True:
+            found = await self.client.transport.get(self._path(route), answer, wait=LONG_POLL_SECONDS)
+            if found is not None:
+                return found
+
+    async def _send_octets(self, source: memoryview | Path, size: int, digest: bytes) -> None:
+        started = self.client.clock()
+        await self.client.transport.upload(self._path("update"), source, size=size, sha256=digest)
+        self._say("upload", f"sent {_size(size)}", started)
+
+    def _say(self, stage: str, text: str, since: float) -> None:
+        self.client.output.info(stage, text, seconds=round(self.client.clock() - since, 3))
+
+
+async def in_thread(function: Callable[..., First], *arguments: Any, **named: Any) -> First:
+    """Run a blocking function in a thread; when cancelled, wait for it, since it uses what would be torn down."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+async def _together(first: Coroutine[Any, Any, First], second: Coroutine[Any, Any, Second]) -> tuple[First, Second]:
+    """Run both; when either fails the other is cancelled and has ended before the failure is raised."""
+    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _scratch(state_dir: Path) -> Iterator[Path]:
+    """A private folder for one exchange, removed after it."""
+    folder = Path(tempfile.mkdtemp(prefix="exchange-", dir=state_dir))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare_state_dir(folder: Path) -> Path:
+    """Make the agent's folder, readable by its owner alone, and remove what an earlier life left in it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "models").mkdir(mode=0o700, exist_ok=True)
+    for left in folder.glob("exchange-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return folder
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _file_digest(path: Path) -> hashlib._Hash:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+def _metrics_text(local: LocalAnswer) -> str:
+    """The client's own metrics, for its own log: they leave the machine inside the sum only."""
+    return " ".join(f"{name}={value:.4g}" for name, value in local.metrics.items() if isinstance(value, int | float))

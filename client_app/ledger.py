@@ -1,0 +1,180 @@
+"""The durable record of what this client took part in, so that no crash makes it take part twice.
+
+PROTOCOL.md, case 13: a client that restarts in the middle of a round is a dropout of that round, and shares for the
+unmasking leave it exactly once. Both must outlive the process, so each is written and synced before the first byte of
+it leaves the machine. The file has one JSON object a line and only ever grows.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from fedcore.errors import ConfigurationError, EnvironmentFailure, ProtocolViolation, StorageFull
+
+LEDGER_FILE: Final = "ledger.jsonl"
+ENTERED: Final = "entered"
+UNMASKED: Final = "unmasked"
+LEFT: Final = "left"
+
+Place = tuple[str, int]
+"""A run and the number of an exchange in it."""
+
+
+class FolderLock:
+    """Holds a folder for one agent alone, until it is closed or the process ends.
+
+    The lock is on the folder itself, so that a kit on a read-only volume can be locked too.
+    Raises ConfigurationError when another process holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise EnvironmentFailure(f"{folder} cannot be locked: {error.strerror}") from error
+            raise ConfigurationError(
+                f"another agent uses {folder} already; stop it first, two agents must not share one identity"
+            ) from None
+
+    def close(self) -> None:
+        """Let another agent have the folder; does nothing the second time."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Ledger:
+    """The record of one client; `Ledger(folder)` reads what earlier lives wrote and locks the folder.
+
+    Raises ConfigurationError when the folder is in use or the file is damaged, StorageFull when it cannot grow.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = FolderLock(folder)
+        self._highest: dict[str, int] = {}
+        self._unmasked: set[Place] = set()
+        self._open: Place | None = None
+        self._last: Place | None = None
+        try:
+            self._descriptor = _open_file(folder / LEDGER_FILE)
+            self._read(folder / LEDGER_FILE)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    @property
+    def open_exchange(self) -> Place | None:
+        """The exchange that was entered and not left: after a crash, the one to withdraw from."""
+        return self._open
+
+    @property
+    def last(self) -> Place | None:
+        """The exchange that was entered last."""
+        return self._last
+
+    def enter(self, run: str, exchange: int) -> None:
+        """Use up an exchange's number, before anything is said in it.
+
+        Raises ProtocolViolation("exchange-reused") when the run offered this number, or a higher one, before.
+        """
+        if exchange <= self._highest.get(run, 0):
+            raise ProtocolViolation("exchange-reused", f"exchange {exchange} of this run was entered before")
+        self._append(ENTERED, run, exchange)
+
+    def unmask(self, run: str, exchange: int) -> None:
+        """Note that the shares of an exchange are about to leave this machine, once and for all.
+
+        Raises ProtocolViolation("second-unmask") when they left before.
+        """
+        if (run, exchange) in self._unmasked:
+            raise ProtocolViolation("second-unmask", f"the shares of exchange {exchange} left this machine before")
+        self._append(UNMASKED, run, exchange)
+
+    def leave(self, run: str, exchange: int) -> None:
+        """Note that an exchange is over for this client, whatever its end was."""
+        self._append(LEFT, run, exchange)
+
+    def close(self) -> None:
+        """Release the file and the folder."""
+        os.close(self._descriptor)
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, event: str, run: str, exchange: int) -> None:
+        line = json.dumps({"event": event, "run": run, "exchange": exchange}).encode() + b"\n"
+        end = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, end)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull("the disk that holds the agent's ledger is full; free some space") from error
+            raise EnvironmentFailure(f"the agent's ledger cannot be written: {error.strerror}") from error
+        self._apply(event, run, exchange)
+
+    def _apply(self, event: str, run: str, exchange: int) -> None:
+        place = (run, exchange)
+        if event == ENTERED:
+            self._highest[run] = max(exchange, self._highest.get(run, 0))
+            self._open = self._last = place
+        elif event == UNMASKED:
+            self._unmasked.add(place)
+        elif self._open == place:
+            self._open = None
+
+    def _read(self, path: Path) -> None:
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        # A crash in the middle of a write leaves a last line without its end. That write was never synced, so
+        # nothing that depends on it has left the machine.
+        os.ftruncate(self._descriptor, whole)
+        for number, line in enumerate(content[:whole].splitlines(), start=1):
+            try:
+                event, run, exchange = _parse(line)
+            except (ValueError, KeyError, TypeError):
+                raise ConfigurationError(
+                    f"line {number} of {path} is damaged, so it is not known in which exchanges this client took "
+                    "part; restore the file, or move the folder away and ask for a new identity"
+                ) from None
+            self._apply(event, run, exchange)
+
+
+def _open_file(path: Path) -> int:
+    """Open for appending; a new file's name is durable before it is used."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise EnvironmentFailure(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return descriptor
+
+
+def _parse(line: bytes) -> tuple[str, str, int]:
+    entry = json.loads(line)
+    event, run, exchange = entry["event"], entry["run"], entry["exchange"]
+    known = event in (ENTERED, UNMASKED, LEFT) and isinstance(run, str)
+    if not known or type(exchange) is not int:
+        raise ValueError
+    return event, run, exchange

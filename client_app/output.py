@@ -1,0 +1,64 @@
+"""What the agent says to its owner: one line for a person, or one JSON object for a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TextIO
+
+Level = Literal["info", "warning", "error"]
+_MAX_TEXT = 2000
+
+
+def clean(text: str) -> str:
+    """`text` on one line without control characters, so that no peer can steer the owner's terminal."""
+    kept = "".join(char if char.isprintable() else " " for char in text)
+    return kept if len(kept) <= _MAX_TEXT else kept[: _MAX_TEXT - 1] + "…"
+
+
+@dataclass(slots=True, kw_only=True)
+class Output:
+    """Writes the agent's log. `context` is what every line carries while an exchange is open.
+
+    as_json: one JSON object a line instead of text. clock: seconds since the epoch.
+    """
+
+    name: str
+    as_json: bool = False
+    stream: TextIO = field(default_factory=lambda: sys.stdout)
+    clock: Callable[[], float] = time.time
+    context: dict[str, Any] = field(default_factory=dict)
+
+    def info(self, stage: str, text: str, **fields: Any) -> None:
+        """Progress."""
+        self._write("info", stage, text, fields)
+
+    def warning(self, stage: str, text: str, **fields: Any) -> None:
+        """Something went wrong, and the agent goes on."""
+        self._write("warning", stage, text, fields)
+
+    def error(self, stage: str, text: str, **fields: Any) -> None:
+        """Something that the owner should look at."""
+        self._write("error", stage, text, fields)
+
+    def _write(self, level: Level, stage: str, text: str, fields: dict[str, Any]) -> None:
+        now = self.clock()
+        if self.as_json:
+            entry = {"time": round(now, 3), "level": level, "client": self.name, **self.context}
+            line = json.dumps({**entry, "stage": stage, "text": clean(text), **fields}, default=str)
+        else:
+            line = self._human(now, level, stage, text, fields)
+        print(line, file=self.stream, flush=True)
+
+    def _human(self, now: float, level: Level, stage: str, text: str, fields: dict[str, Any]) -> str:
+        moment = time.strftime("%H:%M:%S", time.localtime(now))
+        place = ""
+        if self.context:
+            place = f"round {self.context['round']} (exchange {self.context['exchange']})  "
+        plain = "  [plain: the server can read this]" if self.context.get("aggregation") == "plain" else ""
+        seconds = f"  {fields['seconds']:.2f} s" if "seconds" in fields else ""
+        mark = "" if level == "info" else f"{level}: "
+        return f"{moment} {self.name}  {place}{stage:<12} {mark}{clean(text)}{seconds}{plain}"

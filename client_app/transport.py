@@ -1,0 +1,342 @@
+"""HTTPS to the server: every request signed, every answer bounded, every failure told apart.
+
+A request that nobody answered, or that was answered with a 5xx, is sent again after a growing, jittered pause, with a
+new signature each time; all routes are idempotent. A 4xx is an answer and never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import pydantic
+import tenacity
+
+from client_app.output import clean
+from fedcore.errors import (
+    EnvironmentFailure,
+    PeerError,
+    ProtocolViolation,
+    Refused,
+    ServerUnreachable,
+    StorageFull,
+    Unauthorized,
+)
+from fedcore.wire import Message, Problem
+
+CHUNK: Final = 1 << 20
+MAX_CONTROL_BYTES: Final = 64 << 20
+"""Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""
+LONG_POLL_SECONDS: Final = 25
+_EMPTY_DIGEST: Final = hashlib.sha256(b"").digest()
+_JSON: Final = {"content-type": "application/json"}
+_OCTETS: Final = {"content-type": "application/octet-stream"}
+
+Answer = TypeVar("Answer", bound=Message)
+Result = TypeVar("Result")
+Signer = Callable[[str, str, bytes], Mapping[str, str]]
+"""(method, path and query, SHA-256 of the body) -> the headers that sign them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How long the server may be away within one request.
+
+    patience: seconds after which the request fails with ServerUnreachable; 0 for one attempt.
+    first_pause, longest_pause: bounds of the random pauses between two attempts, in seconds.
+    """
+
+    patience: float = 60.0
+    first_pause: float = 0.2
+    longest_pause: float = 10.0
+
+
+ONCE: Final = Retry(patience=0.0)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes sent and received, bodies and headers, without what TLS adds."""
+
+    up: int = 0
+    down: int = 0
+
+
+class _ServerTrouble(Exception):
+    """A 5xx: worth another attempt."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused))
+        self.refused = refused
+
+
+def tls_context(ca_file: Path) -> ssl.SSLContext:
+    """Trusts the kit's certificate authority and no other."""
+    return ssl.create_default_context(cafile=str(ca_file))
+
+
+class Transport:
+    """A connection pool to one server; use as an async context manager.
+
+    Raises everywhere: ServerUnreachable when nobody answers in time, Unauthorized when another certificate or no TLS is
+    shown or the server does not accept the signature, Refused for any other problem document, ProtocolViolation
+    ("malformed") for an answer that is none.
+    """
+
+    def __init__(self, *, url: str, tls: ssl.SSLContext, sign: Signer, retry: Retry | None = None) -> None:
+        self.url = url
+        self.traffic = Traffic()
+        self._sign = sign
+        self._retry = retry or Retry()
+        self._client = httpx.AsyncClient(
+            verify=tls,
+            # Proxy settings of the environment are for the way out of a site, not for the loopback.
+            trust_env=not _is_loopback(url),
+            timeout=httpx.Timeout(30.0, connect=10.0, read=LONG_POLL_SECONDS + 20.0),
+            headers={"accept-encoding": "identity", "user-agent": "fedcore-client"},
+        )
+
+    async def __aenter__(self) -> Transport:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def get(
+        self,
+        path: str,
+        answer: type[Answer],
+        *,
+        wait: float | None = None,
+        retry: Retry | None = None,
+        **query: str | int,
+    ) -> Answer | None:
+        """GET a control message; None for 204. `wait` is how many seconds the server may hold the request."""
+        if wait is not None:
+            query["wait"] = f"{wait:g}"
+        target = f"{path}?{httpx.QueryParams(query)}" if query else path
+        return _parse(answer, path, await self._exchange("GET", target, b"", retry))
+
+    async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
+        """PUT or POST a control message whose answer does not matter."""
+        await self._exchange(method, path, message.model_dump_json().encode(), retry)
+
+    async def ask(
+        self, method: str, path: str, message: Message, answer: type[Answer], *, retry: Retry | None = None
+    ) -> Answer:
+        """PUT or POST a control message and return the answer."""
+        body = await self._exchange(method, path, message.model_dump_json().encode(), retry)
+        parsed = _parse(answer, path, body)
+        if parsed is None:
+            raise ProtocolViolation("malformed", f"the server answered {method} {_public(path)} with nothing")
+        return parsed
+
+    async def upload(self, path: str, source: memoryview | Path, *, size: int, sha256: bytes) -> None:
+        """PUT a vector or a model of `size` bytes, streamed; `sha256` is the digest of those bytes."""
+
+        async def attempt() -> None:
+            headers = {**_OCTETS, "content-length": str(size)}
+            async with self._open("PUT", path, sha256, headers, _chunks(source)) as response:
+                self.traffic.up += size
+                await self._body_of(response)
+
+        await self._repeat(attempt, None)
+
+    async def download(self, path: str, target: Path, *, size: int, sha256: str) -> None:
+        """GET a model into `target`, whole and with the announced digest, or not at all.
+
+        Raises ProtocolViolation("model-digest") when the bytes are others than announced.
+        """
+        part = target.with_name(target.name + ".part")
+
+        async def attempt() -> None:
+            async with self._open("GET", path, _EMPTY_DIGEST, {}, None) as response:
+                await self._check_status(response)
+                found = await self._spool(response, part, size)
+            if found != sha256:
+                raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
+            part.replace(target)
+
+        try:
+            await self._repeat(attempt, None)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise StorageFull(f"no space is left in {target.parent} for a model of {size} bytes") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    async def _spool(self, response: httpx.Response, part: Path, size: int) -> str:
+        digest = hashlib.sha256()
+        left = size
+
+        def take(file: Any, chunk: bytes) -> None:
+            digest.update(chunk)
+            file.write(chunk)
+
+        part.touch(mode=0o600)
+        with part.open("wb") as file:
+            async for chunk in response.aiter_raw(CHUNK):
+                left -= len(chunk)
+                self.traffic.down += len(chunk)
+                if left < 0:
+                    raise ProtocolViolation("model-digest", "the model is longer than announced")
+                await asyncio.to_thread(take, file, chunk)
+        return digest.hexdigest()
+
+    async def _exchange(self, method: str, target: str, body: bytes, retry: Retry | None) -> bytes | None:
+        digest = await asyncio.to_thread(_sha256, body) if len(body) > CHUNK else _sha256(body)
+
+        async def attempt() -> bytes | None:
+            headers = _JSON if body else {}
+            async with self._open(method, target, digest, headers, body or None) as response:
+                self.traffic.up += len(body)
+                content = await self._body_of(response)
+                return None if response.status_code == httpx.codes.NO_CONTENT else content
+
+        return await self._repeat(attempt, retry)
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, target: str, digest: bytes, headers: Mapping[str, str], content: Any
+    ) -> AsyncIterator[httpx.Response]:
+        """Send one signed request and yield its answer, of which only the head has been read."""
+        request = self._client.build_request(method, self.url + target, headers=dict(headers), content=content)
+        # Sign what is really sent: httpx normalises the target.
+        request.headers.update(self._sign(method, request.url.raw_path.decode("ascii"), digest))
+        self.traffic.up += _head_size(request.headers, len(request.url.raw_path))
+        response = await self._client.send(request, stream=True)
+        try:
+            self.traffic.down += _head_size(response.headers, 0)
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _body_of(self, response: httpx.Response) -> bytes:
+        await self._check_status(response)
+        return await self._read_bounded(response)
+
+    async def _read_bounded(self, response: httpx.Response) -> bytes:
+        content = bytearray()
+        async for chunk in response.aiter_raw(CHUNK):
+            content += chunk
+            self.traffic.down += len(chunk)
+            if len(content) > MAX_CONTROL_BYTES:
+                raise ProtocolViolation("malformed", f"an answer is longer than {MAX_CONTROL_BYTES >> 20} MiB")
+        return bytes(content)
+
+    async def _check_status(self, response: httpx.Response) -> None:
+        """Turn a problem document into an exception."""
+        status = response.status_code
+        if httpx.codes.is_success(status):
+            return
+        problem = _problem(await self._read_bounded(response))
+        kind = clean(problem.kind) if problem else "unknown"
+        detail = clean(problem.detail)[:500] if problem else "the server answered without a problem document"
+        if status == httpx.codes.UNAUTHORIZED:
+            raise Unauthorized(f"the server does not accept this client's signature: {detail}")
+        refused = Refused(status, kind, detail)
+        raise _ServerTrouble(refused) if status >= 500 else refused
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[Result]], retry: Retry | None) -> Result:
+        rule = retry or self._retry
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_is_transient),
+            wait=tenacity.wait_random_exponential(multiplier=rule.first_pause, max=rule.longest_pause),
+            stop=tenacity.stop_after_delay(rule.patience),
+            reraise=True,
+        )
+        try:
+            return await retrying(attempt)
+        except _ServerTrouble as trouble:
+            raise trouble.refused from None
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: httpx.TransportError) -> EnvironmentFailure | PeerError:
+        if (failure := _certificate_failure(error)) is not None:
+            return Unauthorized(
+                f"the server at {self.url} is not the one of this kit ({failure}); check server-url and ca.crt"
+            )
+        return ServerUnreachable(f"no server answers at {self.url} ({_reason(error)})")
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, httpx.TransportError):
+        return _certificate_failure(error) is None
+    return isinstance(error, _ServerTrouble)
+
+
+def _certificate_failure(error: BaseException | None) -> str | None:
+    """Why the certificate was refused, when that is at the root of `error`."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return clean(error.verify_message)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _reason(error: Exception) -> str:
+    return clean(str(error)) or type(error).__name__
+
+
+def _parse(answer: type[Answer], path: str, body: bytes | None) -> Answer | None:
+    if body is None:
+        return None
+    try:
+        return answer.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        # The error's own text quotes what the server sent.
+        places = ", ".join(sorted({".".join(map(str, item["loc"][:1])) for item in error.errors()}))
+        raise ProtocolViolation(
+            "malformed", f"the server's answer to {_public(path)} is no {answer.__name__} ({clean(places)})"
+        ) from None
+
+
+def _problem(body: bytes) -> Problem | None:
+    try:
+        return Problem.model_validate_json(body)
+    except pydantic.ValidationError:
+        return None
+
+
+def _public(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+async def _chunks(source: memoryview | Path) -> AsyncIterator[bytes]:
+    """The bytes of a vector or a file, a chunk at a time; the whole is never copied."""
+    if isinstance(source, memoryview):
+        for start in range(0, source.nbytes, CHUNK):
+            yield bytes(source[start : start + CHUNK])
+        return
+    with source.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, CHUNK):
+            yield chunk
+
+
+def _sha256(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def _head_size(headers: httpx.Headers, target: int) -> int:
+    """Size of an HTTP/1.1 head: the lines with their separators, and about 15 bytes of the first line."""
+    return sum(len(name) + len(value) + 4 for name, value in headers.raw) + target + 17
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
