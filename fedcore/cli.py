@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -112,6 +113,8 @@ def simulate_command(
     )
     record = RunRecord()
     started = time.monotonic()
+    # The progress view says it already; Flower's own lines would bury it.
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     with _user_output_to_stderr(), ProgressView(Console(stderr=True), "simulated") as view:
 
         def emit(kind: str, data: Mapping[str, Any]) -> None:

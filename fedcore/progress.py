@@ -40,7 +40,7 @@ class ProgressView:
             render(data)
 
     def _line(self, text: str) -> None:
-        self._console.print(f"[bold]{self._label}[/]  {text}", highlight=False)
+        self._console.print(f"[bold]{self._label}[/]  {text}", highlight=False, soft_wrap=True)
 
     def _live(self, text: str) -> None:
         if self._status is not None:

@@ -162,11 +162,10 @@ class Simulation:
         )
         total, names = round_.collect(encoding, request.model, lambda i: self._runners[i].run(task, request.model))
         survivors = round_.unmask(total)
-        decoded = decode(
-            encoding, total, survivors=len(survivors), base=request.model, metric_names=names, out_path=None
-        )
+        base = request.model if layout else None
+        decoded = decode(encoding, total, survivors=len(survivors), base=base, metric_names=names, out_path=None)
         self._plan.learn(layout, decoded.statistics)
-        clipped = decoded.statistics.clipped_elements
+        clipped = sum(decoded.statistics.clipped)
         size = encoding.words * 8
         self._done(request, survivors, decoded.examples, decoded.metrics, started, size, clipped)
         return [ExchangeReply(node=0, state=decoded.state, examples=decoded.examples, metrics=decoded.metrics)]
