@@ -91,8 +91,9 @@ class Rebuilder:
     result counts only where `verify` accepts it, so a wrong secret never comes out.
 
     Up to the bound of (2) the named holders are those whose share was wrong. Beyond it, shares made up together
-    could lie on a polynomial of their own through the right secret, and the names are a strong hint, no proof. In
-    no case can the server tell a holder who altered a share from a dealer who dealt him a wrong one.
+    could lie on a polynomial of their own through the right secret, so the names are a hint and no proof, and where
+    the hint is ambiguous nobody is named. In no case can the server tell a holder who altered a share from a dealer
+    who dealt him a wrong one.
     """
 
     def __init__(self, *, threshold: int, randomness: Randomness) -> None:
@@ -111,25 +112,37 @@ class Rebuilder:
             if secret is None:
                 raise UnmaskFailed("all shares agree on a secret that was not committed to")
             return Recovered(secret=secret, wrong=frozenset())
-        for candidate in self._candidates(plan.points, values):
-            secret = _accepted(candidate[0] if candidate else 0, verify)
-            if secret is not None:
-                wrong = frozenset(
-                    point
-                    for point, value in zip(plan.points, values, strict=True)
-                    if polynomial.evaluate(candidate, point) != value
-                )
-                return Recovered(secret=secret, wrong=wrong)
-        raise UnmaskFailed("the shares that came back rebuild no secret that was committed to")
-
-    def _candidates(self, points: Sequence[int], values: Sequence[int]) -> Iterator[list[int]]:
-        """Polynomials of degree < t worth trying, the likeliest first."""
-        decoded = polynomial.decode(points, values, self._threshold)
+        decoded = polynomial.decode(plan.points, values, self._threshold)
         if decoded is not None:
-            yield decoded
+            secret = _accepted(polynomial.evaluate(decoded, 0), verify)
+            if secret is not None:
+                return Recovered(secret=secret, wrong=_off(decoded, plan.points, values))
+        return self._search(plan.points, values, verify)
+
+    def _search(self, points: tuple[int, ...], values: Sequence[int], verify: Callable[[Secret], bool]) -> Recovered:
+        """Try subsets of t shares, and blame who is off every one of the polynomials that the most shares lie on.
+
+        One success proves the secret, not who is wrong: errors can cancel at zero, and on small numbers do by chance.
+        """
         value_at = dict(zip(points, values, strict=True))
+        found: Secret | None = None
+        wrong = frozenset(points)
+        fewest = len(points)
         for subset in self._subsets(points):
-            yield polynomial.interpolate(subset, [value_at[point] for point in subset])
+            chosen = [value_at[point] for point in subset]
+            weights = polynomial.weights_at_zero(subset)
+            secret = _accepted(sum(map(int.__mul__, weights, chosen)) % PRIME, verify)
+            if secret is None:
+                continue
+            found = secret
+            off = _off(polynomial.interpolate(subset, chosen), points, values)
+            if len(off) < fewest:
+                fewest, wrong = len(off), off
+            elif len(off) == fewest:
+                wrong &= off
+        if found is None:
+            raise UnmaskFailed("the shares that came back rebuild no secret that was committed to")
+        return Recovered(secret=found, wrong=wrong)
 
     def _subsets(self, points: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Every subset of t points where they are few; otherwise SUBSET_LIMIT random ones."""
@@ -166,3 +179,10 @@ def _accepted(value: int, verify: Callable[[Secret], bool]) -> Secret | None:
         return None
     secret = Secret(value.to_bytes(SECRET_BYTES, "big"))
     return secret if verify(secret) else None
+
+
+def _off(coefficients: Sequence[int], points: Sequence[int], values: Sequence[int]) -> frozenset[int]:
+    """The points whose value the polynomial misses."""
+    return frozenset(
+        point for point, value in zip(points, values, strict=True) if polynomial.evaluate(coefficients, point) != value
+    )
