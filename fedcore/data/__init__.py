@@ -1,7 +1,9 @@
 """Data sets and the ways to divide them among clients. NumPy only; no loader ever unpickles."""
 
+from fedcore.data.heart import load_heart_disease
 from fedcore.data.images import load_digits, load_fashion_mnist, load_femnist, load_mnist
 from fedcore.data.partition import Part, client_data, partition
+from fedcore.data.shakespeare import load_shakespeare
 from fedcore.data.types import Dataset, Split
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "load_digits",
     "load_fashion_mnist",
     "load_femnist",
+    "load_heart_disease",
     "load_mnist",
+    "load_shakespeare",
     "partition",
 ]

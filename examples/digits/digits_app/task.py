@@ -16,7 +16,7 @@ def initial_model(seed: int) -> nn.Module:
         return digits_mlp()
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=128)
 def local_data(partition: str, client: int, clients: int, seed: int) -> tuple[Split, Split]:
     """Training and test part of one client; kept, since a warm worker asks every round."""
     return client_data(load_digits(), partition, client=client, clients=clients, seed=seed)

@@ -1,0 +1,159 @@
+"""Partitions: disjoint, complete, repeatable, large enough, and true to their rule."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.data import Dataset, Split, client_data, load_digits, partition
+from fedcore.data.partition import MIN_TRAIN_EXAMPLES
+from fedcore.errors import ConfigurationError, DataError
+
+
+def dataset(examples, classes=5, owners=12, seed=0, test_share=4):
+    rng = np.random.default_rng(seed)
+
+    def half(n):
+        x = np.arange(n, dtype=np.float32)[:, None]
+        return Split(x=x, y=rng.integers(0, classes, n), groups=np.arange(n) % owners)
+
+    return Dataset(
+        name="made up",
+        train=half(examples),
+        test=half(examples // test_share),
+        classes=classes,
+        group_names=tuple(str(i) for i in range(owners)),
+    )
+
+
+RULES = st.one_of(
+    st.sampled_from(["iid", "natural"]),
+    st.floats(0.3, 100).map(lambda alpha: f"dirichlet:{alpha}"),
+    st.integers(1, 4).map(lambda count: f"shards:{count}"),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rule=RULES,
+    examples=st.integers(200, 600),
+    clients=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_parts_are_disjoint_complete_sorted_and_repeatable(rule, examples, clients, seed):
+    data = dataset(examples, seed=seed % 7)
+    parts = partition(rule, data, clients=clients, seed=seed)
+    again = partition(rule, data, clients=clients, seed=seed)
+    assert len(parts) == clients
+    for name, whole in (("train", data.train), ("test", data.test)):
+        rows = [getattr(part, name) for part in parts]
+        assert sorted(np.concatenate(rows).tolist()) == list(range(len(whole)))
+        for one, other in zip(rows, again, strict=True):
+            assert one.dtype == np.int64
+            assert (np.diff(one) > 0).all()
+            np.testing.assert_array_equal(one, getattr(other, name))
+    assert min(len(part.test) for part in parts) >= 1
+    assert min(len(part.train) for part in parts) >= MIN_TRAIN_EXAMPLES
+
+
+@pytest.mark.parametrize("rule", ["iid", "dirichlet:0.5", "shards:2"])
+def test_another_seed_is_another_partition(rule):
+    data = dataset(400)
+    one, other = (partition(rule, data, clients=4, seed=seed)[0].train for seed in (1, 2))
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("rule", ["iid", "dirichlet:0.5", "shards:2", "natural"])
+def test_one_client_holds_everything_in_order(rule):
+    data = dataset(100)
+    (part,) = partition(rule, data, clients=1, seed=3)
+    np.testing.assert_array_equal(part.train, np.arange(100))
+    np.testing.assert_array_equal(part.test, np.arange(25))
+
+
+def histograms(split, rows_by_client, classes):
+    counts = np.stack([np.bincount(split.y[r], minlength=classes) for r in rows_by_client])
+    return counts / counts.sum(axis=0)
+
+
+def test_dirichlet_gives_test_parts_the_mix_of_the_training_parts():
+    data = load_digits()
+    parts = partition("dirichlet:0.5", data, clients=4, seed=42)
+    train = histograms(data.train, [p.train for p in parts], 10)
+    test = histograms(data.test, [p.test for p in parts], 10)
+    # Each class of the test half has about 36 images, and a cut is off by half an image at most.
+    assert np.abs(train - test).max() < 0.05
+    # Non-IID: with equal shares every entry would be 0.25.
+    assert train.max() > 0.6
+
+
+def test_alpha_decides_the_skew():
+    data = dataset(4000, classes=10)
+
+    def skew(alpha):
+        parts = partition(f"dirichlet:{alpha}", data, clients=5, seed=1)
+        return histograms(data.train, [p.train for p in parts], 10).std()
+
+    assert skew(0.1) > 1.5 * skew(1.0) > 15 * skew(1000.0)
+
+
+def test_shards_leave_a_client_few_classes_of_equal_size():
+    data = dataset(1000, classes=10)
+    parts = partition("shards:2", data, clients=10, seed=5)
+    assert {len(p.train) for p in parts} == {100}
+    # A shard of 50 touches at most two of ten classes of about 100, two shards at most four.
+    assert max(len(np.unique(data.train.y[p.train])) for p in parts) <= 4
+    for part in parts:
+        assert set(data.test.y[part.test]) & set(data.train.y[part.train])
+
+
+def test_natural_deals_owners_out_in_turn():
+    data = dataset(240, owners=12)
+    parts = partition("natural", data, clients=5, seed=0)
+    assert set(data.train.groups[parts[1].train]) == {1, 6, 11}
+    assert set(data.test.groups[parts[1].test]) == {1, 6, 11}
+
+
+def test_client_data_takes_the_rows_of_the_part():
+    data = dataset(100)
+    part = partition("iid", data, clients=3, seed=9)[2]
+    train, test = client_data(data, "iid", client=2, clients=3, seed=9)
+    np.testing.assert_array_equal(train.x[:, 0], part.train)
+    np.testing.assert_array_equal(test.y, data.test.y[part.test])
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("", "IID", "iid:", "iid:3", "natural:2", "dirichlet", "dirichlet:", "dirichlet:x"),
+        *("dirichlet:0", "dirichlet:-1", "dirichlet:inf", "dirichlet:nan"),
+        *("shards", "shards:0", "shards:1.5"),
+    ],
+)
+def test_a_rule_that_does_not_exist_is_refused(rule):
+    with pytest.raises(ConfigurationError, match="partition"):
+        partition(rule, dataset(100), clients=2, seed=0)
+
+
+def test_a_rule_that_does_not_fit_is_refused_with_the_way_out():
+    data = dataset(100)
+    with pytest.raises(ConfigurationError, match="12 or fewer"):
+        partition("natural", data, clients=13, seed=0)
+    with pytest.raises(ConfigurationError, match="at least one client"):
+        partition("iid", data, clients=0, seed=0)
+    with pytest.raises(ConfigurationError, match="no client 4"):
+        client_data(data, "iid", client=4, clients=4, seed=0)
+    with pytest.raises(DataError, match="use fewer clients"):
+        partition("iid", data, clients=11, seed=0)
+    with pytest.raises(DataError, match="larger alpha or fewer clients"):
+        partition("dirichlet:0.001", data, clients=8, seed=0)
+    with pytest.raises(ConfigurationError, match="no natural owners"):
+        partition("natural", load_digits(), clients=2, seed=0)
+
+
+def test_windows_of_text_have_no_class_to_divide_by():
+    text = Split(x=np.zeros((50, 8), np.int64), y=np.zeros((50, 8), np.int64))
+    data = Dataset(name="text", train=text, test=text, classes=3)
+    with pytest.raises(ConfigurationError, match="use iid or natural"):
+        partition("shards:2", data, clients=2, seed=0)
+    assert len(partition("iid", data, clients=2, seed=0)) == 2
