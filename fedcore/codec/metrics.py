@@ -110,7 +110,10 @@ def _number(encoding: Encoding, name: str, value: object) -> Fraction:
     """An exact fraction; the float's own digits, not those of its decimal text."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise EncodingError(f"metric {name!r} is a {type(value).__name__}; report a number or a list of numbers")
-    exact = float(value) if not isinstance(value, numbers.Integral) else int(value)
+    try:
+        exact = float(value)
+    except OverflowError:
+        exact = math.inf
     if not math.isfinite(exact):
         raise EncodingError(f"metric {name!r} is {exact}; report a finite number or leave it out")
     if abs(exact) > encoding.settings.metric_max:

@@ -55,12 +55,19 @@ def power_fraction_bits(n_max: int) -> int:
 
 def size_word(ratio: float, n_max: int) -> int:
     """One client's word in `sizes`: its largest |w * delta| over the scale, rounded up."""
-    return math.ceil(math.ldexp(min(ratio, _SIZE_LIMIT), size_fraction_bits(n_max)))
+    return _rounded_up(min(ratio, _SIZE_LIMIT), size_fraction_bits(n_max))
 
 
 def power_word(ratio: float, n_max: int) -> int:
     """One client's word in `powers`: the fourth power of the same, rounded up."""
-    return math.ceil(math.ldexp(min(ratio, _POWER_LIMIT) ** _POWER, power_fraction_bits(n_max)))
+    if ratio == 0:
+        return 0
+    # The fourth power of a tiny ratio underflows to zero, which must not read as silence.
+    return max(1, _rounded_up(min(ratio, _POWER_LIMIT) ** _POWER, power_fraction_bits(n_max)))
+
+
+def _rounded_up(value: float, fraction_bits: int) -> int:
+    return math.ceil(math.ldexp(value, fraction_bits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,182 @@
+"""The public parameters: limits, canonical form, JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from fedcore.codec import CodecSettings, Encoding, first_encoding
+from fedcore.errors import EncodingError, UnknownKey
+from fedcore.state import Layout, TensorSpec
+
+LAYOUT = Layout(
+    specs=(
+        TensorSpec(name="w", dtype="F32", shape=(5, 3)),
+        TensorSpec(name="n", dtype="I64", shape=()),
+        TensorSpec(name="b", dtype="BF16", shape=(4,)),
+    )
+)
+ENCODING = Encoding(settings=CodecSettings(), layout=LAYOUT, n_max=100, field_bits=16, scales=(0.125, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("bits", "n_max", "value_bits"),
+    [(16, 8, 13), (16, 100, 9), (21, 8, 18), (21, 100, 14), (32, 8, 29), (32, 100, 25), (16, 1, 16), (16, 9, 12)],
+)
+def test_value_bits_are_those_of_the_protocols_table(bits: int, n_max: int, value_bits: int) -> None:
+    encoding = Encoding(settings=CodecSettings(), layout=None, n_max=n_max, field_bits=bits, scales=())
+    assert encoding.value_bits == value_bits
+    assert n_max * 2 * encoding.levels < 1 << bits
+
+
+@pytest.mark.parametrize(("bits", "packed"), [(16, 5), (21, 7), (32, 10)])
+def test_the_vector_is_as_long_as_its_parts(bits: int, packed: int) -> None:
+    encoding = dataclasses.replace(ENCODING, field_bits=bits)
+    sizes = {name: part.stop - part.start for name, part in encoding.sections.items()}
+    assert sizes == {
+        "packed": packed,
+        "tag": 1,
+        "examples": 1,
+        "shrunk": 1,
+        "sizes": 2,
+        "powers": 2,
+        "clipped": 2,
+        "integers": 1,
+        "metrics": 32,
+    }
+    assert encoding.words == sum(sizes.values())
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"n_max": 101},
+    {"field_bits": 21},
+    {"scales": (0.125, 3.5)},
+    {"scales": (3.0, 0.125)},
+    {"layout": Layout(specs=LAYOUT.specs[::-1])},
+    {"layout": None, "scales": ()},
+    {"settings": CodecSettings(field_bits=21)},
+    {"settings": CodecSettings(w_max=1 << 16)},
+    {"settings": CodecSettings(metric_max=1000.0)},
+    {"settings": CodecSettings(max_metrics=31)},
+    {"settings": CodecSettings(clip_norm=1.0)},
+    {"settings": CodecSettings(first_scale=1.0)},
+]
+
+
+def test_canonical_changes_with_every_parameter() -> None:
+    forms = {dataclasses.replace(ENCODING, **change).canonical() for change in CHANGES}
+    assert len(forms) == len(CHANGES)
+    covered = {key for change in CHANGES for key in change}
+    assert covered == {field.name for field in dataclasses.fields(Encoding)}
+    in_settings = {
+        field.name
+        for change in CHANGES
+        if "settings" in change
+        for field in dataclasses.fields(CodecSettings)
+        if getattr(change["settings"], field.name) != field.default
+    }
+    assert in_settings == {field.name for field in dataclasses.fields(CodecSettings)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_json_round_trip_keeps_every_bit(change: dict[str, Any]) -> None:
+    encoding = dataclasses.replace(ENCODING, **change)
+    back = Encoding.from_json(json.loads(json.dumps(encoding.to_json())))
+    assert back == encoding
+    assert back.canonical() == encoding.canonical()
+
+
+def test_json_scales_may_have_lost_their_point() -> None:
+    data = ENCODING.to_json() | {"scales": [1, 3]}
+    assert Encoding.from_json(data).scales == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"n_max": 0}, "n_max"),
+        ({"n_max": 100.0}, "n_max"),
+        ({"n_max": True}, "n_max"),
+        ({"field_bits": 8}, "field_bits"),
+        ({"field_bits": "16"}, "field_bits"),
+        ({"scales": [1.0]}, "1 scales for 2"),
+        ({"scales": [1.0, 0.0]}, "scale of tensor 'b'"),
+        ({"scales": [1.0, -1.0]}, "scale of tensor 'b'"),
+        ({"scales": [float("nan"), 1.0]}, "scale of tensor 'w'"),
+        ({"scales": [float("inf"), 1.0]}, "scale of tensor 'w'"),
+        ({"scales": [10**400, 1.0]}, "scale of tensor 'w'"),
+        ({"scales": ["1", 1.0]}, "not a list of numbers"),
+        ({"scales": None}, "not a list of numbers"),
+        ({"layout": {}}, "not a list"),
+        ({"layout": [["w", "F32"]]}, "not \\[name, dtype, shape\\]"),
+        ({"layout": [["w", "F32", [-1]]]}, "malformed shape"),
+        ({"layout": [["w", "F32", [1.5]]]}, "malformed shape"),
+        ({"layout": [["w", "X9", [1]]]}, "cannot be averaged"),
+        ({"settings": []}, "settings"),
+        ({"settings": {"w_max": "many"}}, "w_max"),
+    ],
+)
+def test_bad_json_is_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(EncodingError, match=reason):
+        Encoding.from_json(ENCODING.to_json() | change)
+
+
+def test_unknown_and_missing_keys_are_named() -> None:
+    with pytest.raises(UnknownKey, match="'nmax' in an encoding; did you mean 'n_max'"):
+        Encoding.from_json(ENCODING.to_json() | {"nmax": 3})
+    with pytest.raises(UnknownKey, match="'clipnorm' in the codec settings"):
+        CodecSettings.from_json({"clipnorm": 3})
+    data = ENCODING.to_json()
+    del data["scales"]
+    with pytest.raises(EncodingError, match="lacks 'scales'"):
+        Encoding.from_json(data)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"field_bits": 20},
+        {"field_bits": True},
+        {"w_max": 0},
+        {"w_max": 1.5},
+        {"w_max": 1 << 41},
+        {"max_metrics": -1},
+        {"metric_max": 0.0},
+        {"metric_max": float("nan")},
+        {"metric_max": float("inf")},
+        {"metric_max": "1"},
+        {"clip_norm": 0.0},
+        {"clip_norm": -1.0},
+        {"first_scale": 0.0},
+        {"first_scale": 1e300},
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any]) -> None:
+    with pytest.raises(EncodingError, match=next(iter(settings))):
+        CodecSettings(**settings)
+
+
+def test_cohorts_that_leave_too_few_bits_are_refused_before_the_first_round() -> None:
+    first_encoding(CodecSettings(field_bits=16), LAYOUT, 4096)
+    with pytest.raises(EncodingError, match="fewer than 4 bits of a 16-bit field"):
+        first_encoding(CodecSettings(field_bits=16), LAYOUT, 4097)
+    first_encoding(CodecSettings(field_bits=21), LAYOUT, 4097)
+
+
+def test_metrics_that_could_wrap_are_refused() -> None:
+    with pytest.raises(EncodingError, match="metrics of 100000 clients could overflow"):
+        first_encoding(CodecSettings(field_bits=32, metric_max=2.0**30, w_max=1 << 20), None, 100_000)
+
+
+@pytest.mark.parametrize("n_max", [1, 3, 100, 4096])
+def test_the_worst_sum_of_metrics_fits_63_bits(n_max: int) -> None:
+    codec = CodecSettings(w_max=12345, metric_max=999.5)
+    encoding = first_encoding(codec, None, n_max)
+    unit = 12345 << encoding.metric_fraction_bits
+    worst = n_max * (999.5 * unit + 1)
+    assert worst < 2**63
+    assert worst > 2**58

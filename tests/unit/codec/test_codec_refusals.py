@@ -1,0 +1,252 @@
+"""What the codec refuses, on both sides, and that it says why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcore.codec import CodecSettings, Encoded, Encoding, decode, encode, first_encoding
+from fedcore.errors import EncodingError, PeerError, RoundFailed, UsageError
+from fedcore.state import ModelState
+
+BASE = ModelState.from_arrays({"w": np.zeros(3, np.float32), "n": np.zeros(2, np.int64)})
+CODEC = CodecSettings(w_max=100, metric_max=1000.0, max_metrics=3)
+ENCODING = first_encoding(CODEC, BASE.layout, 4)
+
+
+def stream(seed: int) -> Callable[[int], bytes]:
+    return random.Random(seed).randbytes
+
+
+def encode_with(**changes: Any) -> Encoded:
+    arguments: dict[str, Any] = {
+        "base": BASE,
+        "local": BASE,
+        "examples": 10,
+        "metrics": {"loss": 1.0},
+        "randomness": stream(1),
+    }
+    return encode(changes.pop("encoding", ENCODING), **(arguments | changes))
+
+
+def local_with(**changes: Any) -> ModelState:
+    return ModelState.from_arrays({name: np.asarray(changes.get(name, BASE[name])) for name in BASE})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("examples", [0, 10])
+def test_not_finite_updates_are_refused_at_the_client(dtype: Any, value: float, examples: int) -> None:
+    """Case 12."""
+    base = ModelState.from_arrays({"layer.weight": np.zeros(5, dtype)})
+    bad = np.zeros(5, dtype)
+    bad[3] = value
+    encoding = first_encoding(CODEC, base.layout, 4)
+    with pytest.raises(EncodingError, match=r"'layer.weight' holds NaN or infinity after training"):
+        encode_with(
+            encoding=encoding, base=base, local=ModelState.from_arrays({"layer.weight": bad}), examples=examples
+        )
+    with pytest.raises(EncodingError, match=r"'layer.weight' of the global model holds NaN"):
+        encode_with(
+            encoding=encoding, base=ModelState.from_arrays({"layer.weight": bad}), local=base, examples=examples
+        )
+
+
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7F80, 0xFF80])
+def test_not_finite_bfloat16_is_refused(bits: int) -> None:
+    dtypes = {"w": "BF16"}
+    base = ModelState.from_arrays({"w": np.zeros(2, np.uint16)}, dtypes=dtypes)
+    local = ModelState.from_arrays({"w": np.array([0, bits], np.uint16)}, dtypes=dtypes)
+    with pytest.raises(EncodingError, match="'w' holds NaN or infinity"):
+        encode_with(encoding=first_encoding(CODEC, base.layout, 4), base=base, local=local)
+
+
+def test_a_difference_that_overflows_float32_is_refused() -> None:
+    low = ModelState.from_arrays({"w": np.array([-3e38], np.float32)})
+    high = ModelState.from_arrays({"w": np.array([3e38], np.float32)})
+    with pytest.raises(EncodingError, match="changed by more than float32 holds"):
+        encode_with(encoding=first_encoding(CODEC, low.layout, 4), base=low, local=high)
+
+
+def test_large_finite_values_of_both_signs_are_clipped_not_refused() -> None:
+    base = ModelState.from_arrays({"w": np.zeros(2, np.float32)})
+    local = ModelState.from_arrays({"w": np.array([-3e38, 3e38], np.float32)})
+    encoded = encode_with(encoding=first_encoding(CODEC, base.layout, 4), base=base, local=local)
+    assert encoded.clipped == 2
+
+
+@pytest.mark.parametrize("examples", [-1, 101, 10.0, 10.5, True, None, "10", float("nan")])
+def test_examples_that_are_no_count_within_w_max_are_refused(examples: Any) -> None:
+    with pytest.raises(EncodingError, match="examples"):
+        encode_with(examples=examples)
+
+
+def test_examples_may_be_a_numpy_integer_and_reach_w_max() -> None:
+    words = encode_with(examples=np.int64(100)).words
+    assert words[ENCODING.sections["examples"]].tolist() == [100]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ({"loss": float("nan")}, "'loss' is nan"),
+        ({"loss": [1.0, float("inf")]}, "'loss' is inf"),
+        ({"loss": 1000.5}, "'loss' is 1000.5, the limit is 1000"),
+        ({"loss": -(10**400)}, "'loss'"),
+        ({"loss": "low"}, "'loss' is a str"),
+        ({"loss": True}, "'loss' is a bool"),
+        ({"loss": None}, "'loss' is a NoneType"),
+        ({"loss": [[1.0]]}, "'loss' is a list"),
+        ({"a": [1, 2], "b": [3, 4]}, "4 metric values, 3 are allowed"),
+    ],
+)
+def test_bad_metrics_are_refused_by_name(metrics: dict[str, Any], reason: str) -> None:
+    with pytest.raises(EncodingError, match=reason):
+        encode_with(metrics=metrics)
+
+
+def test_a_model_of_another_shape_dtype_or_order_is_refused() -> None:
+    wrong = {
+        "shape": {"w": np.zeros(4, np.float32), "n": np.zeros(2, np.int64)},
+        "dtype": {"w": np.zeros(3, np.float64), "n": np.zeros(2, np.int64)},
+        "order": {"n": np.zeros(2, np.int64), "w": np.zeros(3, np.float32)},
+        "missing": {"w": np.zeros(3, np.float32)},
+    }
+    for arrays in wrong.values():
+        state = ModelState.from_arrays(arrays)
+        with pytest.raises(EncodingError, match="the trained model: "):
+            encode_with(local=state)
+        with pytest.raises(EncodingError, match="the global model: "):
+            encode_with(base=state)
+
+
+def test_integer_changes_that_could_overflow_are_refused() -> None:
+    largest = ((1 << 63) - 1) // ENCODING.n_max // 100
+    encode_with(local=local_with(n=np.array([largest, -largest])), examples=100)
+    for value in (largest + 1, -largest - 1):
+        with pytest.raises(EncodingError, match="integer tensor 'n' changed by too much"):
+            encode_with(local=local_with(n=np.array([0, value])), examples=100)
+
+
+def test_integer_differences_that_wrap_int64_are_refused() -> None:
+    base = ModelState.from_arrays({"n": np.array([-(1 << 63)])})
+    local = ModelState.from_arrays({"n": np.array([(1 << 63) - 1])})
+    with pytest.raises(EncodingError, match="integer tensor 'n'"):
+        encode_with(encoding=first_encoding(CODEC, base.layout, 1), base=base, local=local, examples=1)
+
+
+def test_edge_sums_of_integers_are_exact() -> None:
+    largest = ((1 << 63) - 1) // ENCODING.n_max // 100
+    local = local_with(n=np.array([largest, -largest]))
+    parts = [encode_with(local=local, examples=100) for _ in range(4)]
+    total = np.sum([part.words for part in parts], axis=0, dtype=np.uint64)
+    decoded = decode(ENCODING, total, survivors=4, base=BASE, metric_names=parts[0].metric_names)
+    assert decoded.state is not None
+    assert decoded.state["n"].tolist() == [largest, -largest]
+
+
+def test_arguments_that_do_not_belong_together_are_our_callers_fault() -> None:
+    metrics_only = first_encoding(CODEC, None, 4)
+    with pytest.raises(UsageError, match="metrics only"):
+        encode_with(encoding=metrics_only)
+    with pytest.raises(UsageError, match="pass the global and the local state"):
+        encode_with(local=None)
+    for out in (np.zeros(3, np.uint64), np.zeros(ENCODING.words), np.zeros(2 * ENCODING.words, np.uint64)[::2]):
+        with pytest.raises(UsageError, match="out must be"):
+            encode_with(out=out)
+        with pytest.raises(UsageError, match="the sum must be"):
+            decode(ENCODING, out, survivors=1, base=BASE, metric_names=())
+    encoded = encode_with()
+    for survivors in (0, 5):
+        with pytest.raises(UsageError, match="survivors"):
+            decode(ENCODING, encoded.words, survivors=survivors, base=BASE, metric_names=encoded.metric_names)
+    with pytest.raises(UsageError, match="pass the global model"):
+        decode(ENCODING, encoded.words, survivors=1, base=None, metric_names=encoded.metric_names)
+
+
+def decode_altered(section: str, value: int, index: int = 0, encoding: Encoding = ENCODING) -> None:
+    encoded = encode_with(encoding=encoding)
+    words = encoded.words.copy()
+    words[encoding.sections[section].start + index] = value
+    decode(encoding, words, survivors=1, base=BASE, metric_names=encoded.metric_names)
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "index", "reason"),
+    [
+        ("tag", 0, 0, "do not all report the same metrics"),
+        ("examples", 101, 0, "sum of examples is out of range"),
+        ("shrunk", 2, 0, "more clients than survived"),
+        ("sizes", 2**63, 0, "statistics of tensor 'w'"),
+        ("powers", 2**63, 0, "statistics of tensor 'w'"),
+        ("clipped", 4, 0, "statistics of tensor 'w'"),
+        ("metrics", 2**62, 0, "sum of metric 'loss'"),
+        ("metrics", 2**64 - 2**62, 0, "sum of metric 'loss'"),
+        ("metrics", 1, 2, "more metrics than they named"),
+        ("packed", 2**32 - 1, 0, "sum of tensor 'w'"),
+        ("packed", 1 << 63, 1, "padding of the sum"),
+        ("integers", 2**63 - 1, 0, None),
+    ],
+)
+def test_sums_that_no_honest_cohort_makes_are_refused(section: str, value: int, index: int, reason: str | None) -> None:
+    if reason is None:
+        decode_altered(section, value, index)
+        return
+    with pytest.raises(PeerError, match=reason):
+        decode_altered(section, value, index)
+
+
+def test_an_integer_mean_outside_its_dtype_is_refused() -> None:
+    for dtype, value, sums in (
+        (np.uint8, 250, 10 * 6),
+        (np.bool_, 1, 10),
+        (np.int64, 2**63 - 1, 10),
+        (np.uint64, 0, 2**64 - 10),
+    ):
+        base = ModelState.from_arrays({"n": np.array([value], dtype)})
+        encoding = first_encoding(CODEC, base.layout, 4)
+        words = encode_with(encoding=encoding, base=base, local=base, metrics={}).words
+        words[encoding.sections["integers"]] = sums
+        with pytest.raises(PeerError, match="mean of integer tensor 'n' does not fit"):
+            decode(encoding, words, survivors=1, base=base, metric_names=())
+
+
+def test_a_mask_left_in_the_sum_is_noticed() -> None:
+    encoded = encode_with()
+    words = encoded.words + np.random.default_rng(0).integers(0, 1 << 64, ENCODING.words, np.uint64)
+    with pytest.raises(PeerError):
+        decode(ENCODING, words, survivors=1, base=BASE, metric_names=encoded.metric_names)
+
+
+def test_clients_with_different_metrics_are_noticed() -> None:
+    one, other = encode_with(metrics={"loss": 1.0}), encode_with(metrics={"error": 1.0})
+    with pytest.raises(PeerError, match="do not all report the same metrics"):
+        decode(ENCODING, one.words + other.words, survivors=2, base=BASE, metric_names=one.metric_names)
+
+
+@pytest.mark.parametrize("names", [(("b", None), ("a", None)), (("a", None), ("a", 1)), (("a", -1),), (("a", 4),)])
+def test_malformed_metric_names_are_refused(names: tuple[tuple[str, int | None], ...]) -> None:
+    with pytest.raises(PeerError, match="names of the metrics"):
+        decode(ENCODING, encode_with().words, survivors=1, base=BASE, metric_names=names)
+
+
+def test_a_cohort_without_examples_ends_the_round() -> None:
+    encoded = encode_with(examples=0)
+    with pytest.raises(RoundFailed, match="no examples"):
+        decode(ENCODING, encoded.words, survivors=1, base=BASE, metric_names=encoded.metric_names)
+
+
+def test_a_float16_mean_that_overflows_names_the_tensor() -> None:
+    base = ModelState.from_arrays({"head": np.array([65504], np.float16)})
+    local = ModelState.from_arrays({"head": np.array([65504], np.float16)})
+    codec = CodecSettings(w_max=1, first_scale=4096.0)
+    encoding = first_encoding(codec, base.layout, 1)
+    encoded = encode_with(encoding=encoding, base=base, local=local, examples=1, metrics={})
+    words = encoded.words.copy()
+    words[0] = 2 * encoding.levels
+    with pytest.raises(EncodingError, match="'head' holds values that are too large"):
+        decode(encoding, words, survivors=1, base=base, metric_names=())
