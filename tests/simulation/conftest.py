@@ -1,0 +1,56 @@
+"""Runs of the tiny app in memory, through the real state machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcore.config import JobSettings, override
+from fedcore.flower.app import FlowerApp
+from fedcore.simulate import Simulation
+from fedcore.state import ModelState
+from support.tiny import TINY
+
+
+class Finished:
+    """What a simulated run left: its final state and its events."""
+
+    def __init__(self, state: ModelState | None, events: list[tuple[str, Mapping[str, Any]]]) -> None:
+        self.state = state
+        self.events = events
+
+    def of(self, kind: str) -> list[Mapping[str, Any]]:
+        return [data for name, data in self.events if name == kind]
+
+
+Simulate = Callable[..., Finished]
+
+
+@pytest.fixture
+def simulate() -> Simulate:
+    def run(
+        clients: int,
+        *,
+        app: Path = TINY,
+        settings: Mapping[str, Any] | None = None,
+        drop: float = 0.0,
+        seed: int = 0,
+        **run_config: Any,
+    ) -> Finished:
+        flower = FlowerApp.load(app)
+        events: list[tuple[str, Mapping[str, Any]]] = []
+        simulation = Simulation(
+            app=flower,
+            clients=clients,
+            run_config=override(flower.run_config, {k.replace("_", "-"): v for k, v in run_config.items()}, "test"),
+            settings=JobSettings.from_mapping({**flower.settings.to_mapping(), **(settings or {})}),
+            drop=drop,
+            seed=seed,
+            emit=lambda kind, data: events.append((kind, data)),
+        )
+        return Finished(simulation.run().state, events)
+
+    return run

@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+
+from fedcore.errors import AppError
+from fedcore.flower.records import (
+    arrays_from_state,
+    cast_to_layout,
+    config_from_json,
+    config_to_json,
+    run_id_of,
+    state_from_arrays,
+)
+from fedcore.state import ModelState
+
+ARRAYS = {
+    "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "fortran": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+    "n": np.array(7, np.int64),
+    "h": np.array([1.5], np.float16),
+    "empty": np.zeros((0, 2), np.float32),
+}
+
+
+def test_arrays_survive_the_round_trip() -> None:
+    state = state_from_arrays(ArrayRecord({name: Array(value) for name, value in ARRAYS.items()}))
+    back = arrays_from_state(state)
+    assert list(back) == list(ARRAYS)
+    for name, value in ARRAYS.items():
+        np.testing.assert_array_equal(back[name].numpy(), value)
+        assert back[name].numpy().dtype == value.dtype
+
+
+def test_the_order_of_the_model_wins() -> None:
+    model = ModelState.from_arrays({"a": np.zeros(1, np.float32), "b": np.zeros(2, np.float32)})
+    shuffled = ArrayRecord({"b": Array(np.ones(2, np.float32)), "a": Array(np.ones(1, np.float32))})
+    assert state_from_arrays(shuffled, like=model.layout).layout == model.layout
+
+
+def test_the_model_keeps_its_dtypes() -> None:
+    model = ModelState.from_arrays({"w": np.zeros(2, np.float32), "n": np.array(0, np.int64)})
+    averaged = ModelState.from_arrays({"w": np.array([0.25, 1.0]), "n": np.array(2.9999999)})
+    kept = cast_to_layout(averaged, model.layout)
+    assert kept.layout == model.layout
+    np.testing.assert_array_equal(kept["w"], np.array([0.25, 1.0], np.float32))
+    assert kept["n"] == 3
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array(dtype="float32", shape=(1,), stype="torch", data=b""),
+        Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"no npy"),
+        Array(dtype="float32", shape=(9,), stype="numpy.ndarray", data=Array(np.zeros(9, np.float32)).data[:-4]),
+        Array(np.array(["text"])),
+    ],
+)
+def test_what_is_no_numeric_array_is_refused(array: Array) -> None:
+    with pytest.raises(AppError, match="'w'"):
+        state_from_arrays(ArrayRecord({"w": array}))
+
+
+def test_pickled_objects_are_refused() -> None:
+    header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\x80\x04N."
+    with pytest.raises(AppError, match="not a valid NumPy array"):
+        state_from_arrays(ArrayRecord({"w": Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=data)}))
+
+
+def test_bfloat16_cannot_go_into_a_flower_record() -> None:
+    state = ModelState.from_arrays({"w": np.zeros(2, np.uint16)}, dtypes={"w": "BF16"})
+    with pytest.raises(AppError, match="send it as float32"):
+        arrays_from_state(state)
+
+
+def test_configurations_survive_json() -> None:
+    record = ConfigRecord({"a": 1, "b": 0.5, "c": "x", "d": b"\x00\xff", "e": [1, 2], "f": True, "g": [b"x"]})
+    assert dict(config_from_json(config_to_json(record))) == dict(record)
+
+
+def test_run_ids_fit_into_flower() -> None:
+    assert 0 <= run_id_of("r") < 2**64
+    assert run_id_of("r") != run_id_of("s")

@@ -1,0 +1,55 @@
+import pytest
+
+from fedcore.config import JobSettings, override, parse_assignments
+from fedcore.errors import ConfigurationError, UnknownKey
+
+
+def test_settings_survive_the_round_trip() -> None:
+    settings = JobSettings.from_mapping({"field-bits": 21, "clip-norm": 1, "aggregation": "plain"})
+    assert settings.clip_norm == 1.0
+    assert JobSettings.from_mapping(settings.to_mapping()) == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"field-bits": 20}, "one of 16, 21, 32"),
+        ({"aggregation": "open"}, "one of secure, plain"),
+        ({"w-max": 0}, "greater than 0"),
+        ({"w-max": 1.5}, "must be a int"),
+        ({"w-max": True}, "must be a int"),
+        ({"step-seconds": float("nan")}, "must be a float"),
+        ({"clip-norm": -1.0}, "must not be negative"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        JobSettings.from_mapping(values)
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(UnknownKey, match="did you mean 'liveness-seconds'"):
+        JobSettings.from_mapping({"livenes-seconds": 3})
+    with pytest.raises(UnknownKey, match="known keys: .*w-max"):
+        JobSettings.from_mapping({"zzz": 3})
+
+
+def test_assignments_are_toml_values_or_bare_words() -> None:
+    words = ["lr=0.1", "rounds = 3", 'name="a=b"', "partition=dirichlet:0.5", "flag=true"]
+    assert parse_assignments(words) == {
+        "lr": 0.1,
+        "rounds": 3,
+        "name": "a=b",
+        "partition": "dirichlet:0.5",
+        "flag": True,
+    }
+    with pytest.raises(ConfigurationError, match="expected key=value"):
+        parse_assignments(["lr"])
+
+
+def test_an_override_keeps_types() -> None:
+    assert override({"lr": 0.1, "n": 1}, {"lr": 1}, "x") == {"lr": 1.0, "n": 1}
+    with pytest.raises(ConfigurationError, match="n in x must be of type int, not float"):
+        override({"n": 1}, {"n": 1.5}, "x")
+    with pytest.raises(UnknownKey, match="did you mean 'lr'"):
+        override({"lr": 0.1}, {"lrr": 1.0}, "x")
