@@ -1,0 +1,46 @@
+# One command for each thing to do; `make` alone lists them.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+# torch comes first and alone: its build decides which of its own dependencies the platform needs.
+TORCH := torch==2.13.0
+
+PACKAGES := fedcore server_app client_app
+SOURCES := $(PACKAGES) $(wildcard tests examples benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## make .venv with the locked dependencies and this project
+
+$(STAMP): requirements.lock pyproject.toml
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcore needs Python 3.11 or newer")'
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet $(TORCH)
+	$(PYTHON) -m pip install --quiet -r requirements.lock
+	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(STAMP)  ## train digits over four clients, secure and centralized, and compare
+	$(VENV)/bin/fedcore compare examples/digits --modes federated,centralized --clients 4 --out demo-out --force
+
+test: $(STAMP)  ## run all tests
+	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q tests
+
+check: $(STAMP)  ## formatting, lint, types and import rules
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/mypy $(PACKAGES)
+	$(VENV)/bin/lint-imports --no-cache
+
+format: $(STAMP)  ## put the sources into shape
+	$(VENV)/bin/ruff format $(SOURCES)
+	$(VENV)/bin/ruff check --fix $(SOURCES)
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) build dist demo-out *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
