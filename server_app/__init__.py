@@ -1,0 +1,1 @@
+"""The fedcore server: a FastAPI application that carries secure aggregation between clients."""

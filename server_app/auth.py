@@ -1,0 +1,127 @@
+"""Who sends a request: a client by its signature, an operator by a bearer token, or nobody.
+
+Both are checked on the request's head alone, before a byte of the body is read. The reasons are
+short and say nothing about which part of a secret was right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.types import Scope
+
+from fedcore.errors import Unauthorized
+from fedcore.http_signing import NonceCache, verify_headers
+
+KEY_PREFIX: Final = "client-"
+PROTECTED: Final = "/v1/"
+RUNS: Final = "/v1/runs"
+OPERATOR_PATHS: Final = frozenset({RUNS, "/v1/clients"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCaller:
+    """A request that a member of the roster signed; its body must have this SHA-256 (32 bytes)."""
+
+    client_id: int
+    content_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCaller:
+    """A request with the operator's token."""
+
+
+Caller = ClientCaller | OperatorCaller
+
+
+@dataclass(slots=True, kw_only=True)
+class Authenticator:
+    """Checks the head of a request.
+
+    keys: client id -> raw Ed25519 key of the roster. token_sha256: SHA-256 of the operator's token.
+    clock: seconds since 1970. max_age_s: how old a signature may be.
+    """
+
+    keys: Mapping[int, bytes]
+    token_sha256: bytes = field(repr=False)
+    clock: Callable[[], float]
+    nonces: NonceCache
+    max_age_s: int
+
+    def __call__(self, scope: Scope) -> Caller | None:
+        """The caller; None on an open path. Raises Unauthorized."""
+        path: str = scope["path"]
+        if not path.startswith(PROTECTED):
+            return None
+        headers = Headers(scope)
+        if is_operator_path(path):
+            self._check_token(headers)
+            return OperatorCaller()
+        return self._verify_client(scope, headers)
+
+    def _check_token(self, headers: Headers) -> None:
+        values = [value for name, value in headers.items() if name == "authorization"]
+        scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        digest = hashlib.sha256(token.strip().encode("utf-8")).digest()
+        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self.token_sha256):
+            raise Unauthorized("this address needs the operator's bearer token")
+
+    def _verify_client(self, scope: Scope, headers: Headers) -> ClientCaller:
+        query = scope.get("query_string", b"").decode("latin-1")
+        raw = scope.get("raw_path") or scope["path"].encode("utf-8")
+        target = raw.decode("latin-1") + (f"?{query}" if query else "")
+        verified = verify_headers(
+            scope["method"],
+            target,
+            headers,
+            resolve_key=self._key,
+            now=int(self.clock()),
+            seen=self.nonces,
+            max_age_s=self.max_age_s,
+        )
+        return ClientCaller(client_id=client_of(verified.key_id), content_sha256=verified.content_sha256)
+
+    def _key(self, key_id: str) -> bytes:
+        return self.keys[client_of(key_id)]
+
+
+class Headers(Mapping[str, str]):
+    """A request's header fields; `items` gives each line, so that a repeated field is seen."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._lines = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        self._by_name: dict[str, str] = dict(self._lines)
+
+    def __getitem__(self, name: str) -> str:
+        return self._by_name[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def items(self) -> list[tuple[str, str]]:  # type: ignore[override]
+        """Every line, repeated names included."""
+        return self._lines
+
+
+def is_operator_path(path: str) -> bool:
+    """Whether the operator's token opens this path; an exchange below a run is the clients'."""
+    path = path.rstrip("/")
+    if path in OPERATOR_PATHS:
+        return True
+    return path.startswith(f"{RUNS}/") and "/exchanges/" not in path
+
+
+def client_of(key_id: str) -> int:
+    """The client id in a key's name, "client-<id>"; KeyError where it is none."""
+    number = key_id.removeprefix(KEY_PREFIX)
+    if number == key_id or not number.isascii() or not number.isdecimal() or number[0] == "0":
+        raise KeyError(key_id)
+    return int(number[:12])

@@ -1,0 +1,487 @@
+"""One exchange as the server leads it: who was asked, who is left, what each has done.
+
+`Exchange` holds what secure and plain exchanges share: stages that end when everybody has answered,
+left, fallen silent or run out of time; receipts, so that a repeated message is answered alike;
+withdrawals; and the account of bytes and seconds. All of it lives on the event loop; what takes long
+is sent to threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from fedcore.config import JobSettings
+from fedcore.errors import ConflictingMessage, FedcoreError, PeerError, RoundFailed
+from fedcore.wire import (
+    ManifestIn,
+    MetricValue,
+    ProblemKind,
+    Task,
+    WithdrawalReason,
+    WithdrawIn,
+)
+from server_app.blobs import Spool
+from server_app.guard import Account
+from server_app.polling import Bell
+from server_app.presence import Presence
+from server_app.problems import Rejection
+from server_app.record import Record
+from server_app.store import Store
+
+log = logging.getLogger("fedcore.server")
+T = TypeVar("T")
+
+DONE: Final = "done"
+FAILED: Final = "failed"
+APP_REASONS: Final = frozenset(
+    {
+        WithdrawalReason.APP_FAILED,
+        WithdrawalReason.APP_MISMATCH,
+        WithdrawalReason.WRONG_RECORDS,
+        WithdrawalReason.UPDATE_REFUSED,
+        WithdrawalReason.POLICY,
+    }
+)
+"""Reasons that will be the same at the next attempt, if all clients give the same one."""
+_TICK_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSetup:
+    """What an exchange is made of.
+
+    names: client id -> name. folder: its files; made and removed by the caller. model: the file that
+    clients fetch. clock: monotonic seconds. bell: rung when a client's poll may have an answer.
+    threads: for folding and unmasking. grace_seconds: how long an exchange that cannot succeed waits
+    to hear whether all clients have the same reason.
+    """
+
+    task: Task
+    settings: JobSettings
+    names: Mapping[int, str]
+    folder: Path
+    model: Path | None
+    presence: Presence
+    store: Store
+    spool: Spool
+    record: Record
+    bell: Bell
+    clock: Callable[[], float]
+    threads: int
+    upload_slack_bytes: int
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFile:
+    """A reply for the ServerApp, its model as a safetensors file; node 0 is the whole cohort."""
+
+    node: int
+    state: Path | None
+    examples: int
+    metrics: Mapping[str, MetricValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeResult:
+    """What came out: the replies, whose contribution is in them, and figures to show."""
+
+    replies: tuple[ReplyFile, ...]
+    survivors: frozenset[int]
+    examples: int
+    metrics: Mapping[str, MetricValue]
+    clipped: int
+
+
+@dataclass(slots=True)
+class _Bytes:
+    up: int = 0
+    down: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Bytes by client, and seconds by stage."""
+
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    _bytes: dict[int, _Bytes] = field(default_factory=dict)
+
+    def account(self, client: int) -> Account:
+        """Where the guard enters a request of `client`."""
+        entry = self._bytes.setdefault(client, _Bytes())
+
+        def enter(up: int, down: int) -> None:
+            entry.up += up
+            entry.down += down
+
+        return enter
+
+    def up(self, names: Mapping[int, str]) -> dict[str, int]:
+        """Bytes received, by client name."""
+        return {names[client]: entry.up for client, entry in sorted(self._bytes.items())}
+
+    def down(self, names: Mapping[int, str]) -> dict[str, int]:
+        """Bytes sent, by client name."""
+        return {names[client]: entry.down for client, entry in sorted(self._bytes.items())}
+
+
+class Exchange(ABC):
+    """One exchange; `run` leads it to its result, the other methods are called by the routes.
+
+    Every method for a client raises Rejection: not-in-cohort, round-failed after the end, stale-step
+    once the client was given up or the step is over.
+    """
+
+    steps: Mapping[str, str]
+    """Step of a client -> stage in which it is taken."""
+    stages: tuple[str, ...]
+
+    def __init__(self, setup: ExchangeSetup) -> None:
+        self.setup = setup
+        self.task = setup.task
+        self.cohort = frozenset(setup.task.cohort)
+        self.ledger = Ledger()
+        self.dropped: dict[int, str] = {}
+        self.withdrawals: dict[int, WithdrawIn] = {}
+        self.manifests: dict[int, ManifestIn] = {}
+        self._stage_index = 0
+        self._end = ""
+        self._closing = False
+        self._admitted: set[int] = set()
+        self._broken: FedcoreError | None = None
+        self._answers = Bell()
+        self._uploads: dict[int, asyncio.Lock] = {}
+        self._opened = setup.clock()
+
+    # --- leading --------------------------------------------------------------------------------
+
+    async def run(self) -> ExchangeResult:
+        """Lead the exchange to its end. Raises RoundFailed where too few clients were left."""
+        await self._open()
+        try:
+            for index, stage in enumerate(self.stages):
+                await self._lead(index, stage)
+            result = await self._timed("result", self._finish())
+        except BaseException as error:
+            await asyncio.shield(self._fail())
+            if isinstance(error, RoundFailed | PeerError):
+                raise RoundFailed(self._explain(error)) from error
+            raise
+        await self._end_as(DONE)
+        return result
+
+    async def _open(self) -> None:
+        task = self.task
+        await self.setup.store.add_exchange(
+            task.run,
+            task.exchange,
+            stage=self.stages[0],
+            server_round=task.server_round,
+            attempt=task.attempt,
+            cohort=task.cohort,
+        )
+        self.setup.bell.ring()
+
+    async def _fail(self) -> None:
+        try:
+            await self._end_as(FAILED)
+        except FedcoreError as error:  # the first error is the one to report
+            log.warning("the end of exchange %d is not recorded: %s", self.task.exchange, error)
+
+    async def _end_as(self, end: str) -> None:
+        last, self._end = self.stage, end
+        self._release()
+        self.setup.bell.ring()
+        await self._move(last, end)
+
+    async def _lead(self, index: int, stage: str) -> None:
+        self._stage_index, self._closing = index, False
+        await self._begin(stage)
+        if index:
+            await self._move(self.stages[index - 1], stage)
+            self.setup.bell.ring()
+        await self._timed(stage, self._wait(stage))
+        await self._close(stage)
+
+    async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        start = self.setup.clock()
+        try:
+            return await work
+        finally:
+            self.ledger.stage_seconds[name] = round(self.setup.clock() - start, 4)
+
+    async def _wait(self, stage: str) -> None:
+        """Until nobody is missing, or the time is up, or too few are left to go on."""
+        clock = self.setup.clock
+        deadline = clock() + self._seconds(stage)
+        progress = _Progress(self, stage)
+        while clock() < deadline and self._broken is None:
+            self._drop_silent()
+            progress.show()
+            if not self.missing() or (self._is_lost() and not self._worth_hearing(progress)):
+                break
+            await self._answers.wait(min(_TICK_SECONDS, deadline - clock()))
+        self._closing = True  # from here on nothing is admitted, and what was is finished
+        if clock() >= deadline:
+            for client in self.missing() - self._admitted:
+                self.give_up(client, f"no answer in stage {stage} within {self._seconds(stage):g} s")
+        while self._admitted:
+            await self._answers.wait(_TICK_SECONDS)
+        if self._broken is not None:
+            raise self._broken
+        progress.show(final=True)
+
+    def _is_lost(self) -> bool:
+        return len(self.missing() | self.done()) < self.task.threshold
+
+    def _worth_hearing(self, progress: _Progress) -> bool:
+        """Whether a lost exchange waits a little: all clients may have the same trouble."""
+        reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
+        alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.done()
+        return alike and progress.seconds_lost() < self.setup.grace_seconds
+
+    def _drop_silent(self) -> None:
+        limit = self.setup.settings.liveness_seconds
+        for client in self.missing() - self._admitted:
+            if self.setup.presence.silent_for(client) > limit:
+                self.give_up(client, f"silent for more than {limit:g} s")
+
+    async def _move(self, before: str, after: str) -> None:
+        await self.setup.store.move_exchange(self.task.run, self.task.exchange, before, after)
+
+    def _explain(self, error: FedcoreError) -> str:
+        names = self.setup.names
+        lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.dropped.items())]
+        return f"{error}" + (f" ({'; '.join(lost[:10])})" if lost else "")
+
+    def common_reason(self) -> WithdrawalReason | None:
+        """The reason that every client of the cohort gave, where another attempt will not help."""
+        reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
+        everybody = self.withdrawals.keys() == self.cohort
+        return reasons.pop() if everybody and len(reasons) == 1 and reasons <= APP_REASONS else None
+
+    # --- what the two kinds differ in -----------------------------------------------------------
+
+    @abstractmethod
+    def missing(self) -> frozenset[int]:
+        """Whom the present stage still waits for."""
+
+    @abstractmethod
+    def done(self) -> frozenset[int]:
+        """Whose answer of the present stage is here."""
+
+    @abstractmethod
+    def _seconds(self, stage: str) -> float:
+        """The time limit of a stage."""
+
+    @abstractmethod
+    async def _begin(self, stage: str) -> None:
+        """Prepare a stage."""
+
+    @abstractmethod
+    async def _close(self, stage: str) -> None:
+        """End a stage; raises RoundFailed."""
+
+    @abstractmethod
+    async def _finish(self) -> ExchangeResult:
+        """After the last stage."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """The exchange has ended: let go of what takes memory."""
+
+    @abstractmethod
+    def _lose(self, client: int) -> None:
+        """A client was given up."""
+
+    @abstractmethod
+    def check_manifest(self, client: int, manifest: ManifestIn) -> None:
+        """Raise Rejection unless the announced upload can be used."""
+
+    @abstractmethod
+    async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
+        """The upload that the client's manifest announced."""
+
+    # --- what clients ask -----------------------------------------------------------------------
+
+    @property
+    def stage(self) -> str:
+        """The present stage, or "done" or "failed"."""
+        return self._end or self.stages[self._stage_index]
+
+    @property
+    def over(self) -> bool:
+        """Whether the exchange has ended."""
+        return bool(self._end)
+
+    def task_for(self, client: int) -> Task | None:
+        """The task, where the client may still begin it."""
+        first = self._stage_index == 0 and not self._closing and not self.over
+        if not first or client not in self.cohort or client in self.dropped:
+            return None
+        left = self.task.seconds - (self.setup.clock() - self._opened)
+        return self.task.model_copy(update={"seconds": max(left, 1.0)})
+
+    def require(self, client: int) -> None:
+        """Raise Rejection unless the client takes part and the exchange goes on."""
+        self.require_member(client)
+        if self.over:
+            raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {self.task.exchange} has ended")
+        if client in self.dropped:
+            raise Rejection(
+                ProblemKind.STALE_STEP,
+                f"this client was declared dropped in exchange {self.task.exchange}",
+            )
+
+    def require_member(self, client: int) -> None:
+        """Raise Rejection unless the client was asked."""
+        if client not in self.cohort:
+            raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {self.task.exchange}")
+
+    def require_step(self, client: int, step: str) -> None:
+        """Raise Rejection unless the client may do `step` now."""
+        self.require(client)
+        stage = self.steps.get(step)
+        if stage is None:
+            raise no_such_step(self.task.aggregation)
+        due = self.stages.index(stage)
+        if due > self._stage_index:
+            raise Rejection(
+                ProblemKind.PROTOCOL_VIOLATION,
+                f"out-of-order: {step} is not due in stage {self.stage}",
+                check="out-of-order",
+            )
+        if due < self._stage_index or self._closing:
+            raise Rejection(ProblemKind.STALE_STEP, f"the stage for {step} is over")
+
+    async def take(self, client: int, step: str, digest: bytes, apply: Callable[[], None]) -> None:
+        """A control message: `apply` checks it and takes it over, then the receipt is kept."""
+        if await self.was_taken(client, step, digest):
+            return
+        self.require_step(client, step)
+        apply()
+        self._answers.ring()
+        await self.keep_receipt(client, step, digest)
+
+    async def was_taken(self, client: int, step: str, digest: bytes) -> bool:
+        """Whether these very bytes came before; ConflictingMessage where others did."""
+        self.require_member(client)
+        task = self.task
+        known = await self.setup.store.receipt(task.run, task.exchange, step, client)
+        if known is not None and known != digest:
+            raise ConflictingMessage("this step was answered before with other content")
+        return known is not None
+
+    async def keep_receipt(self, client: int, step: str, digest: bytes) -> None:
+        """Make durable that the client did this step; ConflictingMessage where it did another."""
+        task = self.task
+        await self.setup.store.add_receipt(task.run, task.exchange, step, client, digest)
+
+    async def take_manifest(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """The announcement of an upload."""
+
+        def apply() -> None:
+            self.check_manifest(client, manifest)
+            self._check_metric_names(client, manifest)
+            self.manifests[client] = manifest
+
+        await self.take(client, "manifest", digest, apply)
+
+    def _check_metric_names(self, client: int, manifest: ManifestIn) -> None:
+        """All clients must report the same metrics: the first manifest fixes them."""
+        others = (known for other, known in self.manifests.items() if other != client)
+        first = next(others, None)
+        if first is not None and first.metrics != manifest.metrics:
+            names = ", ".join(slot.name for slot in first.metrics) or "none"
+            raise Rejection(
+                ProblemKind.BAD_CONFIGURATION,
+                f"this client reports other metrics than the rest of the cohort, which has: {names}. "
+                "The ClientApp must return the same metrics with the same lengths at every client",
+            )
+
+    def require_manifest(self, client: int, sha256: bytes) -> ManifestIn:
+        """The client's manifest; Rejection unless there is one and the upload has its digest."""
+        manifest = self.manifests.get(client)
+        if manifest is None:
+            raise Rejection(ProblemKind.MALFORMED, "an upload needs a manifest before it")
+        if manifest.sha256 != sha256.hex():
+            raise Rejection(ProblemKind.DIGEST_MISMATCH, "the upload's digest is not that of its manifest")
+        return manifest
+
+    def upload_lock(self, client: int) -> asyncio.Lock:
+        """One upload of a client at a time; its repetition waits and finds the receipt."""
+        return self._uploads.setdefault(client, asyncio.Lock())
+
+    async def withdraw(self, client: int, body: WithdrawIn) -> None:
+        """The client leaves; saying it again changes nothing."""
+        if client in self.withdrawals and not self.over:
+            return
+        self.require(client)
+        self.withdrawals[client] = body
+        reason = f"withdrew: {body.reason.value}" + (f", {body.check}" if body.check else "")
+        self.give_up(client, reason)
+
+    def give_up(self, client: int, reason: str) -> None:
+        """Declare a client dropped; its later messages are refused."""
+        if client in self.dropped:
+            return
+        self.dropped[client] = reason
+        if client not in self.done():
+            self.manifests.pop(client, None)
+        self._lose(client)
+        self.setup.record.add(
+            "dropped",
+            {
+                "exchange": self.task.exchange,
+                "client": self.setup.names[client],
+                "stage": self.stage,
+                "reason": reason,
+            },
+        )
+        self._answers.ring()
+        self.setup.bell.ring()
+
+
+class _Progress:
+    """Shows how far a stage is, at most twice a second and once at its end."""
+
+    def __init__(self, exchange: Exchange, stage: str) -> None:
+        self._exchange = exchange
+        self._stage = stage
+        self._shown_at = exchange.setup.clock()
+        self._shown = 0
+        self._lost_at: float | None = None
+
+    def show(self, *, final: bool = False) -> None:
+        exchange = self._exchange
+        now, done = exchange.setup.clock(), len(exchange.done())
+        if not final and (done == self._shown or now - self._shown_at < _TICK_SECONDS):
+            return
+        self._shown, self._shown_at = done, now
+        exchange.setup.record.add(
+            "stage",
+            {
+                "exchange": exchange.task.exchange,
+                "stage": self._stage,
+                "done": done,
+                "expected": len(exchange.done() | exchange.missing()),
+                "seconds": round(now - exchange._opened, 3),
+            },
+        )
+
+    def seconds_lost(self) -> float:
+        """Since this was first asked: how long the exchange has been beyond hope."""
+        now = self._exchange.setup.clock()
+        self._lost_at = self._lost_at if self._lost_at is not None else now
+        return now - self._lost_at
+
+
+def no_such_step(aggregation: str) -> Rejection:
+    """The problem of a step that this kind of exchange does not have."""
+    return Rejection(ProblemKind.NOT_FOUND, f"an exchange in {aggregation} mode has no such step")

@@ -1,0 +1,41 @@
+"""Who is there: when each client last signed a request, and which app its owner installed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class Presence:
+    """Signs of life, in memory; a client that is silent too long counts as gone.
+
+    clock: monotonic seconds. installed: SHA-256 of the app of each client that ever joined.
+    """
+
+    clock: Callable[[], float]
+    installed: dict[int, str] = field(default_factory=dict)
+    _seen: dict[int, float] = field(default_factory=dict)
+
+    def touch(self, client: int) -> None:
+        """A signed request of `client` arrived."""
+        self._seen[client] = self.clock()
+
+    def silent_for(self, client: int) -> float:
+        """Seconds since the client's last sign of life; infinite if there was none."""
+        seen = self._seen.get(client)
+        return math.inf if seen is None else self.clock() - seen
+
+    def online(self, within: float) -> frozenset[int]:
+        """Clients that signed a request in the last `within` seconds."""
+        return frozenset(client for client in self._seen if self.silent_for(client) <= within)
+
+    def eligible(self, app_sha256: str, within: float) -> frozenset[int]:
+        """Those online whose owner installed exactly this app."""
+        return frozenset(client for client in self.online(within) if self.installed.get(client) == app_sha256)
+
+
+def names_of(clients: frozenset[int] | set[int], names: Mapping[int, str]) -> list[str]:
+    """The names of `clients`, in the order of their ids."""
+    return [names[client] for client in sorted(clients)]

@@ -1,0 +1,153 @@
+"""The one place where errors become problem documents (RFC 9457).
+
+Nothing here repeats what a peer sent: a validation error is reduced to the declared field and the
+kind of the mistake, an unexpected exception to the word "internal".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from fedcore.errors import (
+    ConfigurationError,
+    ConflictingMessage,
+    FedcoreError,
+    IllegalTransition,
+    PeerError,
+    ProtocolViolation,
+    RoundFailed,
+    StorageFull,
+    Unauthorized,
+)
+from fedcore.wire import Problem, ProblemKind
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
+    ProblemKind.UNAUTHORIZED: (401, "The request is not signed by a member, or the token is wrong"),
+    ProblemKind.MALFORMED: (422, "The request does not have the documented form"),
+    ProblemKind.NOT_FOUND: (404, "There is nothing at this address"),
+    ProblemKind.NOT_IN_COHORT: (403, "The client is not in the cohort of this exchange"),
+    ProblemKind.STALE_STEP: (409, "This step is closed for the client"),
+    ProblemKind.CONFLICT: (409, "The step was answered before with other content"),
+    ProblemKind.TOO_LARGE: (413, "The body is larger than announced or allowed"),
+    ProblemKind.DIGEST_MISMATCH: (422, "The body does not have the digest that was signed"),
+    ProblemKind.STORAGE_FULL: (507, "The server's disk is full"),
+    ProblemKind.ROUND_FAILED: (409, "The exchange has ended"),
+    ProblemKind.PROTOCOL_VIOLATION: (422, "A check of the protocol failed"),
+    ProblemKind.BAD_CONFIGURATION: (422, "The configuration cannot work"),
+    ProblemKind.BUSY: (503, "The server takes no more work for now"),
+    ProblemKind.INTERNAL: (500, "The server failed"),
+}
+"""HTTP status and title of every kind."""
+
+
+class Rejection(PeerError):
+    """A request that the server answers with a problem document of a given kind."""
+
+    def __init__(self, kind: ProblemKind, detail: str, *, status: int | None = None, **members: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.status = status if status is not None else STATUS[kind][0]
+        self.members = members
+
+
+def rejection_for(error: BaseException) -> Rejection:
+    """What a client is told about `error`."""
+    if isinstance(error, Rejection):
+        return error
+    if isinstance(error, RequestValidationError):
+        return Rejection(ProblemKind.MALFORMED, _describe(error))
+    if isinstance(error, HTTPException):
+        return _rejection_for_http(error)
+    if isinstance(error, ProtocolViolation):
+        return Rejection(ProblemKind.PROTOCOL_VIOLATION, str(error), check=error.check)
+    kinds: tuple[tuple[type[FedcoreError], ProblemKind], ...] = (
+        (Unauthorized, ProblemKind.UNAUTHORIZED),
+        (ConflictingMessage, ProblemKind.CONFLICT),
+        (IllegalTransition, ProblemKind.STALE_STEP),
+        (StorageFull, ProblemKind.STORAGE_FULL),
+        (ConfigurationError, ProblemKind.BAD_CONFIGURATION),
+        (RoundFailed, ProblemKind.ROUND_FAILED),
+    )
+    for kind_of_error, kind in kinds:
+        if isinstance(error, kind_of_error):
+            return Rejection(kind, str(error))
+    return Rejection(ProblemKind.INTERNAL, "the server failed; its log says more")
+
+
+def problem_response(error: BaseException) -> JSONResponse:
+    """The problem document of `error` as a response."""
+    rejection = rejection_for(error)
+    document = Problem.model_validate(
+        {
+            "type": f"urn:fedcore:problem:{rejection.kind.value}",
+            "title": STATUS[rejection.kind][1],
+            "status": rejection.status,
+            "detail": rejection.detail,
+            **rejection.members,
+        }
+    )
+    headers: dict[str, str] = {}
+    if rejection.kind is ProblemKind.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if rejection.kind is ProblemKind.TOO_LARGE:
+        headers["Connection"] = "close"
+    if rejection.kind is ProblemKind.BUSY:
+        headers["Retry-After"] = "10"
+    return JSONResponse(
+        document.model_dump(mode="json"),
+        status_code=rejection.status,
+        headers=headers,
+        media_type=MEDIA_TYPE,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Let every error that a route raises become a problem document."""
+
+    async def handle(_: Request, error: Exception) -> JSONResponse:
+        return problem_response(error)
+
+    for kind in (FedcoreError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+def problem_responses(*kinds: ProblemKind) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route, for the OpenAPI schema."""
+    responses: dict[int | str, dict[str, Any]] = {}
+    for kind in kinds:
+        status, _ = STATUS[kind]
+        names = [other.value for other in kinds if STATUS[other][0] == status]
+        responses[status] = {
+            "model": Problem,
+            "description": "Problem: " + ", ".join(names),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+    return responses
+
+
+def _rejection_for_http(error: HTTPException) -> Rejection:
+    kind = ProblemKind.NOT_FOUND if error.status_code in (404, 405) else ProblemKind.MALFORMED
+    return Rejection(kind, str(error.detail), status=error.status_code)
+
+
+def _describe(error: RequestValidationError) -> str:
+    """Where the first mistakes are and of what kind; neither values nor undeclared keys."""
+    found = []
+    for item in error.errors()[:5]:
+        place = [str(part) for part in item["loc"][:2]]
+        if item["type"] == "extra_forbidden":
+            place = place[:1]
+        elif item["type"] == "json_invalid":
+            place = ["body"]
+        found.append(f"{'.'.join(place)}: {item['type'].replace('_', ' ')}")
+    return "; ".join(dict.fromkeys(found))

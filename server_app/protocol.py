@@ -1,0 +1,63 @@
+"""uvicorn's HTTP protocol with limits on the head of a request.
+
+uvicorn over httptools waits for a head without an end and takes heads of any size (measured: 4 MB),
+which lets one peer hold connections and memory before anybody knows who it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """Closes connections whose head is too long, or is not there in time."""
+
+    header_bytes: ClassVar[int] = 64 * 1024
+    header_seconds: ClassVar[float] = 30.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A peer connected; it has `header_seconds` for the head of its first request."""
+        super().connection_made(transport)
+        self._head_size = 0
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.header_seconds, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection ended."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes arrived; while the head is not complete they count against its limit."""
+        if self._in_head:
+            self._head_size += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_size > self.header_bytes:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request: from here on its head must arrive in time."""
+        super().on_message_begin()
+        self._in_head = True
+        self._head_size = 0
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.header_seconds, self._head_is_late)
+
+    def on_headers_complete(self) -> Any:
+        """The head is there."""
+        self._in_head = False
+        self._stop_timer()
+        return super().on_headers_complete()
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

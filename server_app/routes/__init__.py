@@ -1,0 +1,1 @@
+"""The HTTP routes: thin functions between wire messages and the coordinator."""

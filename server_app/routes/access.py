@@ -1,0 +1,115 @@
+"""What every route needs: the services, the caller, and the exchange that the address names."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+
+from fedcore.errors import Unauthorized
+from fedcore.wire import ProblemKind
+from server_app.auth import ClientCaller, OperatorCaller
+from server_app.coordinator import Coordinator
+from server_app.exchange import Exchange, no_such_step
+from server_app.guard import SCOPE_KEY, Traffic
+from server_app.problems import Rejection
+from server_app.secure import SecureExchange
+from server_app.services import Services
+
+Wait = Annotated[float, Query(ge=0, le=30, description="seconds to wait for an answer")]
+RunId = Annotated[str, Path(min_length=1, max_length=64)]
+ExchangeNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
+
+
+def services_of(request: Request) -> Services:
+    """The process's services."""
+    services = request.app.state.services
+    assert isinstance(services, Services)  # noqa: S101 - set by the app's own lifespan
+    return services
+
+
+def coordinator_of(request: Request) -> Coordinator:
+    """The process's coordinator."""
+    coordinator = request.app.state.coordinator
+    assert isinstance(coordinator, Coordinator)  # noqa: S101 - set by the app's own lifespan
+    return coordinator
+
+
+def traffic_of(request: Request) -> Traffic:
+    """What the guard knows about this request."""
+    traffic = request.scope[SCOPE_KEY]
+    assert isinstance(traffic, Traffic)  # noqa: S101 - the guard wraps the whole application
+    return traffic
+
+
+def signed_head(request: Request) -> ClientCaller:
+    """The client that signed the head; the body's digest is for the route to check."""
+    caller = traffic_of(request).caller
+    if not isinstance(caller, ClientCaller):
+        raise Unauthorized("this address needs a client's signature")
+    services_of(request).presence.touch(caller.client_id)
+    return caller
+
+
+async def signed_client(request: Request) -> ClientCaller:
+    """The client that signed the head and, by its digest, the whole body."""
+    caller = signed_head(request)
+    if hashlib.sha256(await request.body()).digest() != caller.content_sha256:
+        raise Rejection(ProblemKind.DIGEST_MISMATCH, "the body does not have the SHA-256 that was signed")
+    return caller
+
+
+def operator(request: Request) -> OperatorCaller:
+    """The operator, known by the bearer token."""
+    caller = traffic_of(request).caller
+    if not isinstance(caller, OperatorCaller):
+        raise Unauthorized("this address needs the operator's bearer token")
+    return caller
+
+
+AnyServices = Annotated[Services, Depends(services_of)]
+AnyCoordinator = Annotated[Coordinator, Depends(coordinator_of)]
+Client = Annotated[ClientCaller, Depends(signed_client)]
+ClientHead = Annotated[ClientCaller, Depends(signed_head)]
+Operator = Annotated[OperatorCaller, Depends(operator)]
+
+
+async def _find(request: Request, run: str, exchange: int, client: int, coordinator: Coordinator) -> Exchange:
+    found = await coordinator.find_exchange(run, exchange, client)
+    traffic_of(request).account = found.ledger.account(client)
+    return found
+
+
+async def exchange_of(
+    request: Request,
+    run: RunId,
+    exchange: ExchangeNumber,
+    client: Client,
+    coordinator: AnyCoordinator,
+) -> Exchange:
+    """The exchange in the address, of any kind; the request is entered in its account."""
+    return await _find(request, run, exchange, client.client_id, coordinator)
+
+
+async def upload_exchange_of(
+    request: Request,
+    run: RunId,
+    exchange: ExchangeNumber,
+    client: ClientHead,
+    coordinator: AnyCoordinator,
+) -> Exchange:
+    """The same, for a body that is still to be read."""
+    return await _find(request, run, exchange, client.client_id, coordinator)
+
+
+def secure_exchange_of(exchange: Annotated[Exchange, Depends(exchange_of)]) -> SecureExchange:
+    """The exchange in the address, which must be a secure one."""
+    if not isinstance(exchange, SecureExchange):
+        raise no_such_step(exchange.task.aggregation)
+    return exchange
+
+
+AnyExchange = Annotated[Exchange, Depends(exchange_of)]
+UploadExchange = Annotated[Exchange, Depends(upload_exchange_of)]
+Secure = Annotated[SecureExchange, Depends(secure_exchange_of)]

@@ -1,0 +1,217 @@
+"""For clients: join, take tasks, and do the steps of an exchange. Every request is signed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+
+from fedcore.wire import (
+    AdvertisementIn,
+    CohortOut,
+    ConsistencyIn,
+    DeliveryOut,
+    HeartbeatIn,
+    JoinIn,
+    JoinOut,
+    KeySharesIn,
+    ManifestIn,
+    ProblemKind,
+    SignaturesOut,
+    SurvivorsOut,
+    Task,
+    UnmaskIn,
+    WithdrawIn,
+)
+from server_app.polling import poll
+from server_app.problems import Rejection, problem_responses
+from server_app.routes.access import (
+    AnyCoordinator,
+    AnyExchange,
+    AnyServices,
+    Client,
+    ClientHead,
+    Secure,
+    UploadExchange,
+    Wait,
+    traffic_of,
+)
+from server_app.routes.files import OCTETS, ModelResponse
+from server_app.services import Services, fedcore_version
+
+T = TypeVar("T")
+K = ProblemKind
+router = APIRouter(
+    prefix="/v1",
+    tags=["client"],
+    responses=problem_responses(K.UNAUTHORIZED, K.MALFORMED, K.DIGEST_MISMATCH, K.TOO_LARGE),
+)
+EXCHANGE = "/runs/{run}/exchanges/{exchange}"
+_ENDED = (K.NOT_FOUND, K.NOT_IN_COHORT, K.STALE_STEP, K.ROUND_FAILED)
+_GET = problem_responses(*_ENDED)
+_PUT = problem_responses(
+    *_ENDED,
+    K.CONFLICT,
+    K.MALFORMED,
+    K.DIGEST_MISMATCH,
+    K.PROTOCOL_VIOLATION,
+    K.BAD_CONFIGURATION,
+    K.STORAGE_FULL,
+)
+_NOT_YET: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing yet; ask again"}}
+
+
+@router.post("/join")
+async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
+    """A client says that it is there and which app its owner installed."""
+    await services.store.remember_client(client.client_id, body.app_sha256, body.version)
+    services.presence.installed[client.client_id] = body.app_sha256
+    return JoinOut(
+        federation=services.roster.federation,
+        name=services.names[client.client_id],
+        version=fedcore_version(),
+        heartbeat_seconds=services.settings.heartbeat_seconds,
+        roster_sha256=services.roster.hash().hex(),
+    )
+
+
+@router.post("/heartbeat", status_code=204)
+async def heartbeat(request: Request, body: HeartbeatIn, coordinator: AnyCoordinator, client: Client) -> None:
+    """A sign of life; the signature itself is what counts."""
+    shown = coordinator.exchange
+    if shown is not None and (shown.task.run, shown.task.exchange) == (body.run, body.exchange):
+        traffic_of(request).account = shown.ledger.account(client.client_id)
+
+
+@router.get("/task", response_model=Task, responses=_NOT_YET)
+async def task(
+    request: Request,
+    services: AnyServices,
+    coordinator: AnyCoordinator,
+    client: Client,
+    wait: Wait = 0,
+    run: Annotated[str, Query(max_length=64, description="run of the last task taken")] = "",
+    after: Annotated[int, Query(ge=0, description="exchange of the last task taken")] = 0,
+) -> Response:
+    """The exchange that the client is asked to take part in, if there is one."""
+
+    def probe() -> Task | None:
+        shown = coordinator.exchange
+        if shown is None or (shown.task.run == run and shown.task.exchange <= after):
+            return None
+        return shown.task_for(client.client_id)
+
+    found = await poll(services.client_bell, probe, wait)
+    if found is not None and coordinator.exchange is not None:
+        traffic_of(request).account = coordinator.exchange.ledger.account(client.client_id)
+    return _answer(found)
+
+
+@router.get(
+    f"{EXCHANGE}/model",
+    response_class=ModelResponse,
+    responses={**_GET, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
+)
+async def model(exchange: AnyExchange, client: Client) -> ModelResponse:
+    """The global model that the exchange starts from."""
+    exchange.require(client.client_id)
+    path, reference = exchange.setup.model, exchange.task.model
+    if path is None or reference is None:
+        raise Rejection(ProblemKind.NOT_FOUND, "this exchange has no model")
+    return ModelResponse(path, reference)
+
+
+@router.put(f"{EXCHANGE}/advertisement", status_code=204, responses=_PUT)
+async def put_advertisement(body: AdvertisementIn, exchange: Secure, client: Client) -> None:
+    """R0: the client's keys."""
+    await exchange.take_advertisement(client.client_id, body, client.content_sha256)
+
+
+@router.get(f"{EXCHANGE}/cohort", response_model=CohortOut, responses={**_GET, **_NOT_YET})
+async def cohort(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+    """U1: everybody's keys."""
+    return await _poll(services, lambda: exchange.cohort_for(client.client_id), wait)
+
+
+@router.put(f"{EXCHANGE}/key-shares", status_code=204, responses=_PUT)
+async def put_key_shares(body: KeySharesIn, exchange: Secure, client: Client) -> None:
+    """R1: sealed shares for the others."""
+    await exchange.take_key_shares(client.client_id, body, client.content_sha256)
+
+
+@router.get(f"{EXCHANGE}/key-shares", response_model=DeliveryOut, responses={**_GET, **_NOT_YET})
+async def key_shares(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+    """U2, and the shares sealed for this client."""
+    return await _poll(services, lambda: exchange.delivery_for(client.client_id), wait)
+
+
+@router.put(f"{EXCHANGE}/manifest", status_code=204, responses=_PUT)
+async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client) -> None:
+    """Announces the upload; in plain mode without a model it is the whole reply."""
+    await exchange.take_manifest(client.client_id, body, client.content_sha256)
+
+
+@router.put(
+    f"{EXCHANGE}/update",
+    status_code=204,
+    responses=_PUT,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": "secure: the masked vector, little-endian 64-bit words; plain: safetensors",
+            "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def put_update(request: Request, exchange: UploadExchange, client: ClientHead) -> None:
+    """R2: the upload that the manifest announced, streamed to the disk."""
+    await exchange.take_update(client.client_id, _chunks(request), client.content_sha256)
+
+
+@router.get(f"{EXCHANGE}/survivors", response_model=SurvivorsOut, responses={**_GET, **_NOT_YET})
+async def survivors(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+    """U3: whose vectors are in the sum."""
+    return await _poll(services, lambda: exchange.survivors_for(client.client_id), wait)
+
+
+@router.put(f"{EXCHANGE}/consistency", status_code=204, responses=_PUT)
+async def put_consistency(body: ConsistencyIn, exchange: Secure, client: Client) -> None:
+    """R3: the signature over the survivors."""
+    await exchange.take_consistency(client.client_id, body, client.content_sha256)
+
+
+@router.get(f"{EXCHANGE}/consistency", response_model=SignaturesOut, responses={**_GET, **_NOT_YET})
+async def consistency(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+    """Everybody's signatures over the survivors."""
+    return await _poll(services, lambda: exchange.signatures_for(client.client_id), wait)
+
+
+@router.put(f"{EXCHANGE}/unmask", status_code=204, responses=_PUT)
+async def put_unmask(body: UnmaskIn, exchange: Secure, client: Client) -> None:
+    """R4: the shares that remove the masks from the sum."""
+    await exchange.take_unmask(client.client_id, body, client.content_sha256)
+
+
+@router.post(f"{EXCHANGE}/withdrawal", status_code=204, responses=_GET)
+async def withdraw(body: WithdrawIn, exchange: AnyExchange, client: Client) -> None:
+    """The client leaves the exchange."""
+    await exchange.withdraw(client.client_id, body)
+
+
+async def _poll(services: Services, probe: Callable[[], T | None], wait: float) -> Response:
+    return _answer(await poll(services.client_bell, probe, wait))
+
+
+def _answer(message: object | None) -> Response:
+    """A message as JSON, made once; 204 where there is none yet."""
+    if message is None:
+        return Response(status_code=204)
+    text = message.model_dump_json()  # type: ignore[attr-defined]
+    return Response(text, media_type="application/json")
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        if chunk:
+            yield chunk

@@ -1,0 +1,34 @@
+"""Open to everybody: is the process alive, and can it work?"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from fedcore.wire import ProblemKind
+from server_app.problems import Rejection, problem_responses
+from server_app.routes.access import AnyCoordinator, AnyServices
+
+router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    """The answer of both addresses."""
+
+    status: str
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """The process answers requests."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses=problem_responses(ProblemKind.BUSY))
+async def readyz(services: AnyServices, coordinator: AnyCoordinator, response: Response) -> Health:
+    """The database answers, and runs are being led."""
+    response.headers["Cache-Control"] = "no-store"
+    await services.store.ping()
+    if not coordinator.alive or services.client_bell.stopped:
+        raise Rejection(ProblemKind.BUSY, "the server is starting or stopping")
+    return Health(status="ready")

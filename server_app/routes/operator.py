@@ -1,0 +1,96 @@
+"""For operators: submit runs, follow and cancel them, fetch the model, see who is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from fedcore.wire import ClientOut, ProblemKind, RunIn, RunOut, ServerOut
+from server_app.problems import problem_responses
+from server_app.routes.access import AnyCoordinator, AnyServices, Operator, RunId, Wait
+from server_app.routes.files import OCTETS, ModelResponse
+from server_app.services import fedcore_version
+
+router = APIRouter(
+    prefix="/v1",
+    tags=["operator"],
+    responses=problem_responses(ProblemKind.UNAUTHORIZED, ProblemKind.MALFORMED),
+)
+_MISSING = problem_responses(ProblemKind.NOT_FOUND)
+After = Annotated[int, Query(ge=0, description="number of the last event that is known")]
+ONLINE_SECONDS = 15.0
+
+
+@router.post(
+    "/runs",
+    status_code=201,
+    responses=problem_responses(
+        ProblemKind.MALFORMED,
+        ProblemKind.BAD_CONFIGURATION,
+        ProblemKind.DIGEST_MISMATCH,
+        ProblemKind.TOO_LARGE,
+        ProblemKind.STORAGE_FULL,
+        ProblemKind.BUSY,
+    ),
+)
+async def submit(body: RunIn, coordinator: AnyCoordinator, _: Operator) -> RunOut:
+    """Check a run and put it in the queue."""
+    return await coordinator.submit(body)
+
+
+@router.get("/runs/{run}", responses=_MISSING)
+async def follow(
+    run: RunId,
+    coordinator: AnyCoordinator,
+    services: AnyServices,
+    _: Operator,
+    after: After = 0,
+    wait: Wait = 0,
+) -> RunOut:
+    """The state of a run; waits for an event after number `after`, or for the run's end."""
+    deadline = services.clock() + wait
+    while True:
+        answer = await coordinator.describe(run, after)
+        left = deadline - services.clock()
+        if answer.events or answer.status.final or left <= 0 or services.run_bell.stopped:
+            return answer
+        # A ring between the reading and the wait would be missed; a second bounds the delay.
+        await services.run_bell.wait(min(left, 1.0))
+
+
+@router.post("/runs/{run}/cancel", responses=_MISSING)
+async def cancel(run: RunId, coordinator: AnyCoordinator, _: Operator) -> RunOut:
+    """End a run; one that has ended already stays as it is."""
+    return await asyncio.shield(coordinator.cancel(run))
+
+
+@router.get(
+    "/runs/{run}/model",
+    response_class=ModelResponse,
+    responses={**_MISSING, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
+)
+async def model(run: RunId, coordinator: AnyCoordinator, _: Operator) -> ModelResponse:
+    """The final model of a run."""
+    return ModelResponse(*await coordinator.model_file(run))
+
+
+@router.get("/clients")
+async def clients(services: AnyServices, _: Operator) -> ServerOut:
+    """The roster, and who of it is connected."""
+    presence = services.presence
+    listed = []
+    for member in services.roster.members:
+        silent = presence.silent_for(member.id)
+        listed.append(
+            ClientOut(
+                id=member.id,
+                name=member.name,
+                online=silent <= ONLINE_SECONDS,
+                app_sha256=presence.installed.get(member.id, ""),
+                last_seen_seconds=None if math.isinf(silent) else round(silent, 3),
+            )
+        )
+    return ServerOut(federation=services.roster.federation, version=fedcore_version(), clients=listed)

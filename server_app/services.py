@@ -1,0 +1,50 @@
+"""What all parts of one server process share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+from fedcore.federation import Roster
+from fedcore.secagg import Randomness
+from server_app.blobs import Spool
+from server_app.polling import Bell
+from server_app.presence import Presence
+from server_app.settings import ServerSettings
+from server_app.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Made once at the start; clock, wall clock, identifiers and randomness are arguments.
+
+    client_bell: rung when a client's poll may have an answer. run_bell: when a run's record grew.
+    clock: monotonic seconds. wall: seconds since 1970. threads: for folding and unmasking.
+    """
+
+    settings: ServerSettings
+    roster: Roster
+    store: Store
+    spool: Spool
+    presence: Presence
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    new_id: Callable[[], str]
+    randomness: Randomness = field(repr=False)
+    threads: int
+    client_bell: Bell = field(default_factory=Bell)
+    run_bell: Bell = field(default_factory=Bell)
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """Client id -> name, of the whole roster."""
+        return {member.id: member.name for member in self.roster.members}
+
+
+def fedcore_version() -> str:
+    """The version of the installed distribution."""
+    try:
+        return version("fedcore")
+    except PackageNotFoundError:
+        return "0+unknown"
