@@ -100,7 +100,7 @@ def train(
     size = batch_size or len(data)
     total = steps or epochs * math.ceil(len(data) / size)
     update = optimizer.build(model)
-    seen, loss_sum = 0, torch.zeros((), dtype=torch.float64, device=device)
+    taken, seen, loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=device)
     model.to(device).train()
     with seeded(seed):
         generator = torch.Generator().manual_seed(seed)
@@ -110,9 +110,10 @@ def train(
             update.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             update.step()
+            taken += 1
             seen += len(labels)
             loss_sum += loss.detach().double() * len(labels)
-    return TrainSummary(examples=len(data), steps=total, loss=float(loss_sum) / seen)
+    return TrainSummary(examples=len(data), steps=taken, loss=float(loss_sum) / seen)
 
 
 def evaluate(model: nn.Module, data: Split, *, device: torch.device | str = "cpu") -> Evaluation:
