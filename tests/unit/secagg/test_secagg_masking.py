@@ -1,0 +1,146 @@
+"""Mask streams: every seed bit counts, no keystream repeats, and any range can be made alone.
+
+The tests are of the kind that a mask from a 32-bit seed, or a nonce used for two chunks, would fail
+(flwrlabs/flower issue 7522).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.errors import UsageError
+from fedcore.secagg import MaskTerm, Secret, apply_masks
+from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS, GROUP_TERMS
+
+
+def _stream(seed: bytes, count: int, offset: int = 0) -> np.ndarray:
+    words = np.zeros(count, dtype=np.uint64)
+    apply_masks(words, [MaskTerm(sign=1, seed=Secret(seed))], offset=offset)
+    return words
+
+
+def _terms(drbg, count):
+    randomness = drbg("seeds")
+    return [MaskTerm(sign=1 if i % 2 else -1, seed=Secret(randomness(32))) for i in range(count)]
+
+
+def test_each_of_the_256_seed_bits_changes_half_of_the_stream(drbg):
+    seed = drbg("seed")(32)
+    base = _stream(seed, 64)
+    for bit in range(256):
+        flipped = (int.from_bytes(seed, "big") ^ (1 << bit)).to_bytes(32, "big")
+        changed = np.unpackbits((base ^ _stream(flipped, 64)).view(np.uint8)).mean()
+        assert 0.44 < changed < 0.56, f"seed bit {bit}"
+
+
+def test_no_two_seeds_that_agree_in_32_bits_share_a_stream(drbg):
+    """Seeds folded to any aligned 32 bits, or to the XOR of their words, would collide here."""
+    randomness = drbg("seed")
+    fixed = randomness(4)
+    streams = set()
+    for place in range(0, 32, 4):
+        for _ in range(8):
+            other = bytearray(randomness(32))
+            other[place : place + 4] = fixed
+            streams.add(_stream(bytes(other), 4).tobytes())
+    words = np.frombuffer(randomness(32), dtype=np.uint32)
+    for order in itertools.islice(itertools.permutations(range(8)), 64):
+        streams.add(_stream(words[list(order)].tobytes(), 4).tobytes())
+    assert len(streams) == 8 * 8 + 64
+
+
+def test_no_block_of_keystream_repeats_within_or_between_chunks(drbg):
+    seed = drbg("seed")(32)
+    starts = [0, CHUNK_WORDS - 4096, CHUNK_WORDS, 2 * CHUNK_WORDS, 255 * CHUNK_WORDS, 256 * CHUNK_WORDS]
+    blocks = np.concatenate([_stream(seed, 4096, start) for start in starts]).reshape(-1, 8)
+    assert len(np.unique(blocks, axis=0)) == len(blocks)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2, 300])
+def test_a_chunk_is_rfc_8439_with_its_number_as_nonce(drbg, chunk):
+    seed = drbg("seed")(32)
+    nonce = (0).to_bytes(4, "little") + chunk.to_bytes(12, "little")
+    expected = Cipher(algorithms.ChaCha20(seed, nonce), mode=None).encryptor().update(bytes(800))
+    assert _stream(seed, 100, chunk * CHUNK_WORDS).astype("<u8").tobytes() == expected
+
+
+def test_the_stream_looks_uniform(drbg):
+    words = _stream(drbg("seed")(32), 1 << 16)
+    counts = np.bincount(words.view(np.uint8), minlength=256)
+    chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    assert 170 < chi_square < 350  # 255 degrees of freedom: six standard deviations are about 135
+    per_bit = np.unpackbits(words.view(np.uint8)).reshape(-1, 64).mean(axis=0)
+    assert np.all(np.abs(per_bit - 0.5) < 0.015)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    start=st.integers(CHUNK_WORDS - 3 * BLOCK_WORDS, CHUNK_WORDS + 3 * BLOCK_WORDS),
+    cuts=st.lists(st.integers(0, 5000), max_size=6),
+)
+def test_ranges_of_any_cut_join_to_the_whole(start, cuts):
+    seed = bytes(range(32))
+    whole = _stream(seed, 5000, start)
+    edges = [0, *sorted(cuts), 5000]
+    parts = [_stream(seed, stop - begin, start + begin) for begin, stop in itertools.pairwise(edges)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize("size", [1, 7, BLOCK_WORDS, BLOCK_WORDS + 1, 5 * BLOCK_WORDS + 3])
+def test_threads_and_sizes(drbg, threads, size):
+    terms = _terms(drbg, 3)
+    one, many = np.arange(size, dtype=np.uint64), np.arange(size, dtype=np.uint64)
+    apply_masks(one, terms, offset=CHUNK_WORDS - 10)
+    apply_masks(many, terms, threads=threads, offset=CHUNK_WORDS - 10)
+    np.testing.assert_array_equal(one, many)
+
+
+def test_terms_add_up_with_their_signs_and_the_inverse_removes_them(drbg):
+    terms = _terms(drbg, GROUP_TERMS + 3)
+    words = np.arange(100, dtype=np.uint64)
+    apply_masks(words, terms)
+    expected = np.arange(100, dtype=np.uint64)
+    for term in terms:
+        stream = _stream(term.seed.reveal(), 100)
+        expected += stream if term.sign == 1 else np.uint64(0) - stream
+    np.testing.assert_array_equal(words, expected)
+    apply_masks(words, [term.inverse() for term in reversed(terms)])
+    np.testing.assert_array_equal(words, np.arange(100, dtype=np.uint64))
+
+
+def test_no_terms_or_no_words_change_nothing(drbg):
+    words = np.arange(5, dtype=np.uint64)
+    apply_masks(words, [])
+    np.testing.assert_array_equal(words, np.arange(5))
+    apply_masks(np.empty(0, dtype=np.uint64), _terms(drbg, 2), threads=4)
+
+
+def test_arguments_out_of_range():
+    words = np.zeros(4, dtype=np.uint64)
+    with pytest.raises(UsageError, match="threads"):
+        apply_masks(words, [], threads=0)
+    with pytest.raises(UsageError, match="offset"):
+        apply_masks(words, [], offset=-1)
+    with pytest.raises(UsageError, match="seed"):
+        MaskTerm(sign=1, seed=Secret(bytes(4)))
+    with pytest.raises(UsageError, match="sign"):
+        MaskTerm(sign=0, seed=Secret(bytes(32)))
+
+
+def test_pair_seeds_of_a_round_are_full_and_distinct(make_rig):
+    """All seeds that a server rebuilds, over many rounds: 32 bytes each, none twice, every bit taking both values."""
+    seeds = []
+    for number in range(1, 6):
+        rig = make_rig(6, threshold=4, round=number).until("upload")
+        rig.lose("upload", [2, 5])
+        seeds += [term.seed.reveal() for term in rig.server.mask_terms()]
+    assert len(set(seeds)) == len(seeds) == 5 * (4 + 2 * 4)
+    bits = np.unpackbits(np.frombuffer(b"".join(seeds), dtype=np.uint8)).reshape(-1, 256)
+    assert np.all((bits.mean(axis=0) > 0) & (bits.mean(axis=0) < 1))
