@@ -1,0 +1,74 @@
+"""Run an app in Flower's own simulation, in a process of its own, and save the final global model.
+
+python flower_simulation.py APP_DIR NODES OUT.npz [ROUNDS]
+
+Flower's command line wants a SuperLink for this; the engine underneath is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.simulation.run_simulation import _run_simulation
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.telemetry import EventType
+
+from fedcore.flower.app import FlowerApp
+
+RUN_ID = 1
+
+
+def simulate(folder: Path, nodes: int, rounds: int) -> Result:
+    """The result of the app's strategy after `rounds` rounds over `nodes` nodes."""
+    app = FlowerApp.load(folder)
+    config = {"num-server-rounds": rounds}
+    results: list[Result] = []
+    original = Strategy.start
+
+    def start(self: Strategy, *args: Any, **kwargs: Any) -> Result:
+        results.append(original(self, *args, **kwargs))
+        return results[-1]
+
+    Strategy.start = start
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SUPERLINK_NODE_ID, RUN_ID
+    run = Run.create_empty(RUN_ID)
+    run.override_config = config
+    run.primary_task_id = RUN_ID
+    run.federation_id = NOOP_FEDERATION_ID
+    _run_simulation(
+        num_supernodes=nodes,
+        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {}},
+        client_app_attr=app.clientapp,
+        server_app_attr=app.serverapp,
+        server_app_context=Context(RUN_ID, SUPERLINK_NODE_ID, {}, RecordDict(), {**app.run_config, **config}),
+        app_dir=str(app.folder),
+        run=run,
+        is_app=True,
+    )
+    return results[0]
+
+
+def main() -> None:
+    """Run and save."""
+    folder, nodes, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    sys.path.insert(0, str(folder.resolve()))
+    result = simulate(folder, nodes, int(sys.argv[4]) if len(sys.argv) > 4 else 1)
+    np.savez(out, **{name: array.numpy() for name, array in result.arrays.items()})
+
+
+if __name__ == "__main__":
+    main()
