@@ -156,6 +156,8 @@ class Exchange(ABC):
         self._admitted: set[int] = set()
         self._broken: FedcoreError | None = None
         self._answers = Bell()
+        # What the receipts' table holds of this exchange, which lives and ends with this object.
+        self._receipts: dict[tuple[str, int], bytes] = {}
         self._uploads: dict[int, asyncio.Lock] = {}
         self._opened = setup.clock()
 
@@ -362,18 +364,17 @@ class Exchange(ABC):
 
     async def take(self, client: int, step: str, digest: bytes, apply: Callable[[], None]) -> None:
         """A control message: `apply` checks it and takes it over, then the receipt is kept."""
-        if await self.was_taken(client, step, digest):
+        if self.was_taken(client, step, digest):
             return
         self.require_step(client, step)
         apply()
         self._answers.ring()
         await self.keep_receipt(client, step, digest)
 
-    async def was_taken(self, client: int, step: str, digest: bytes) -> bool:
+    def was_taken(self, client: int, step: str, digest: bytes) -> bool:
         """Whether these very bytes came before; ConflictingMessage where others did."""
         self.require_member(client)
-        task = self.task
-        known = await self.setup.store.receipt(task.run, task.exchange, step, client)
+        known = self._receipts.get((step, client))
         if known is not None and known != digest:
             raise ConflictingMessage("this step was answered before with other content")
         return known is not None
@@ -382,6 +383,7 @@ class Exchange(ABC):
         """Make durable that the client did this step; ConflictingMessage where it did another."""
         task = self.task
         await self.setup.store.add_receipt(task.run, task.exchange, step, client, digest)
+        self._receipts[step, client] = digest
 
     async def take_manifest(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
         """The announcement of an upload."""

@@ -333,7 +333,9 @@ def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
     common = exchange.common_reason()
     if common is None:
         return str(error)
-    return f"every client withdrew with the reason {common.value!r}; the clients' own logs say more"
+    checks = {withdrawal.check for withdrawal in exchange.withdrawals.values()} - {""}
+    detail = f" ({', '.join(sorted(checks))})" if checks else ""
+    return f"every client withdrew: {common.value}{detail}; the clients' own logs say more"
 
 
 def _reference(path: Path) -> ModelRef:

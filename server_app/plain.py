@@ -99,7 +99,7 @@ class PlainExchange(Exchange):
         if not self._wants_model:
             raise Rejection(ProblemKind.NOT_FOUND, "this exchange asks for metrics and no model")
         async with self.upload_lock(client):
-            if await self.was_taken(client, "update", sha256):
+            if self.was_taken(client, "update", sha256):
                 return
             self.require_step(client, "update")
             manifest = self.require_manifest(client, sha256)

@@ -229,7 +229,7 @@ class SecureExchange(Exchange):
     async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
         """R2: spool, check, make durable, keep the receipt, and only then add to the sum."""
         async with self.upload_lock(client):
-            if await self.was_taken(client, "update", sha256):
+            if self.was_taken(client, "update", sha256):
                 return
             self.require_step(client, "update")
             manifest = self.require_manifest(client, sha256)
