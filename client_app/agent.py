@@ -25,10 +25,21 @@ from fedcore.errors import (
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason, WithdrawIn
 
 FAREWELL_SECONDS: Final = 3.0
-_FIRST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 15.0
-_REFUSAL_PAUSE: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pauses:
+    """How long the agent waits, in seconds.
+
+    first, longest: between two attempts to reach a server that is away, doubling.
+    refusal: after an exchange that it left by itself, so that a server that offers one bad task after the other does
+    not get a busy loop out of it.
+    """
+
+    first: float = 0.5
+    longest: float = 15.0
+    refusal: float = 1.0
 
 
 @dataclass(slots=True)
@@ -39,6 +50,7 @@ class Agent:
     """
 
     client: Client
+    pauses: Pauses = Pauses()
     jitter: Callable[[], float] = random.random
     _working_on: Place | None = field(default=None, init=False)
     _seen: Place | None = field(default=None, init=False)
@@ -51,18 +63,18 @@ class Agent:
         Later the same may be a server in the middle of a restart, so the agent keeps trying.
         """
         self._seen = self.client.ledger.last
-        joined, pause = False, _FIRST_PAUSE
+        joined, pause = False, self.pauses.first
         while True:
             try:
                 heartbeat = await self._join()
-                joined, pause = True, _FIRST_PAUSE
+                joined, pause = True, self.pauses.first
                 await self._serve(heartbeat)
             except (ServerUnreachable, Refused, Unauthorized, ProtocolViolation) as error:
                 if not (joined or _may_pass(error)):
                     raise
                 self._note_away(error)
             await asyncio.sleep(pause * (0.5 + self.jitter()))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, self.pauses.longest)
 
     async def _join(self) -> float:
         """Say who we are and which app is installed; returns the seconds between two signs of life."""
@@ -123,8 +135,7 @@ class Agent:
             self._report(error)
             if (withdrawal := withdrawal_for(error)) is not None:
                 await self._withdraw(place, withdrawal)
-                # A server that offers one bad task after the other does not get a busy loop out of us.
-                await asyncio.sleep(_REFUSAL_PAUSE)
+                await asyncio.sleep(self.pauses.refusal)
         finally:
             self._working_on = None
             self.client.output.context = {}

@@ -29,7 +29,7 @@ from client_app.output import Output
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.workers import LocalAnswer
 from fedcore.codec import Encoding, encode
-from fedcore.errors import AppError, FedcoreError, ProtocolViolation, RoundFailed
+from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
 from fedcore.federation import ClientKit
 from fedcore.secagg import (
     AdvertisedCohort,
@@ -150,7 +150,7 @@ class _Exchange:
         manifest = ManifestIn(sha256=digest.hexdigest(), size=size, examples=local.examples, values=dict(local.metrics))
         await self._put("manifest", manifest)
         if local.trained:
-            await self._send_octets(self._new_model, size, digest.digest())
+            await self._send_octets(self._new_model, manifest)
 
     # --- the local work -----------------------------------------------------------------------------------------
 
@@ -199,9 +199,11 @@ class _Exchange:
             metrics=local.metrics,
             randomness=self.client.randomness,
         )
-        clipped = f", {encoded.clipped} elements clipped" if encoded.clipped else ""
-        self._say("encode", f"{encoding.field_bits}-bit fields{clipped}", started)
-        return encoded.words, [MetricSlots(name=name, length=length) for name, length in encoded.metric_names]
+        notes = [f"{encoding.field_bits}-bit fields"]
+        notes += [f"{encoded.clipped} elements clipped"] if encoded.clipped else []
+        notes += ["shrunk to the L2 bound"] if encoded.shrunk else []
+        self._say("encode", ", ".join(notes), started)
+        return encoded.words, _slots(encoded.metric_names)
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -242,8 +244,9 @@ class _Exchange:
         body = words.astype("<u8", copy=False).data.cast("B")
         digest = await in_thread(hashlib.sha256, body)
         self._say("mask", _size(body.nbytes), started)
-        await self._put("manifest", ManifestIn(sha256=digest.hexdigest(), size=body.nbytes, metrics=metrics))
-        await self._send_octets(body, body.nbytes, digest.digest())
+        manifest = ManifestIn(sha256=digest.hexdigest(), size=body.nbytes, metrics=metrics)
+        await self._put("manifest", manifest)
+        await self._send_octets(body, manifest)
 
     async def _unmask(self, session: ClientSession) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
@@ -274,10 +277,16 @@ class _Exchange:
             if found is not None:
                 return found
 
-    async def _send_octets(self, source: memoryview | Path, size: int, digest: bytes) -> None:
+    async def _send_octets(self, source: memoryview | Path, manifest: ManifestIn) -> None:
         started = self.client.clock()
-        await self.client.transport.upload(self._path("update"), source, size=size, sha256=digest)
-        self._say("upload", f"sent {_size(size)}", started)
+        await self.client.transport.upload(
+            self._path("update"),
+            source,
+            size=manifest.size,
+            sha256=bytes.fromhex(manifest.sha256),
+            announce=lambda: self._put("manifest", manifest),
+        )
+        self._say("upload", f"sent {_size(manifest.size)}", started)
 
     def _say(self, stage: str, text: str, since: float) -> None:
         self.client.output.info(stage, text, seconds=round(self.client.clock() - since, 3))
@@ -331,6 +340,14 @@ def _empty(folder: Path) -> None:
 def _file_digest(path: Path) -> hashlib._Hash:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256")
+
+
+def _slots(names: tuple[tuple[str, int | None], ...]) -> list[MetricSlots]:
+    """What the manifest tells about the metrics; on the wire a length of 0 stands for a plain number."""
+    for name, length in names:
+        if length == 0 or not 1 <= len(name) <= 200:
+            raise EncodingError(f"metric {name[:200]!r} is an empty list, or its name is not 1 to 200 characters long")
+    return [MetricSlots(name=name, length=length or 0) for name, length in names]
 
 
 def _size(size: int) -> str:

@@ -6,8 +6,6 @@ import asyncio
 import os
 import shlex
 import signal
-import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,14 +16,13 @@ from client_app.agent import Agent
 from client_app.exchange import Client, prepare_state_dir
 from client_app.ledger import FolderLock, Ledger
 from client_app.output import Output
-from client_app.transport import Signer, Transport, tls_context
+from client_app.transport import Transport, signer, tls_context
 from client_app.workers import AppFailed, Worker, WorkerSettings
 from fedcore.config import parse_assignments
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure, FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
-from fedcore.http_signing import sign_headers
 from fedcore.wire import Scalar
 
 app = typer.Typer(add_completion=False)
@@ -124,17 +121,6 @@ def worker_settings(kit: ClientKit, options: Options) -> WorkerSettings:
         node_config={**kit.node_config, **_node_config(options.node_config)},
         data_dir=options.data_dir.resolve() if options.data_dir else None,
     )
-
-
-def signer(kit: ClientKit) -> Signer:
-    """Signs requests as this client, each with its own nonce."""
-    key_id = f"client-{kit.client_id}"
-
-    def sign(method: str, target: str, content_sha256: bytes) -> dict[str, str]:
-        now, nonce = int(time.time()), uuid.uuid4().hex
-        return sign_headers(method, target, content_sha256, key_id=key_id, key=kit.identity, now=now, nonce=nonce)
-
-    return sign
 
 
 async def _until_signal(client_: Client, worker: Worker) -> int:

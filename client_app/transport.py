@@ -11,6 +11,8 @@ import errno
 import hashlib
 import ipaddress
 import ssl
+import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ from fedcore.errors import (
     StorageFull,
     Unauthorized,
 )
+from fedcore.federation import ClientKit
+from fedcore.http_signing import sign_headers
 from fedcore.wire import Message, Problem
 
 CHUNK: Final = 1 << 20
@@ -83,6 +87,23 @@ class _ServerTrouble(Exception):
 def tls_context(ca_file: Path) -> ssl.SSLContext:
     """Trusts the kit's certificate authority and no other."""
     return ssl.create_default_context(cafile=str(ca_file))
+
+
+def signer(
+    kit: ClientKit,
+    *,
+    clock: Callable[[], float] = time.time,
+    nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
+) -> Signer:
+    """Signs requests as the kit's client, each with a nonce of its own."""
+    key_id = f"client-{kit.client_id}"
+
+    def sign(method: str, target: str, content_sha256: bytes) -> dict[str, str]:
+        return sign_headers(
+            method, target, content_sha256, key_id=key_id, key=kit.identity, now=int(clock()), nonce=nonce()
+        )
+
+    return sign
 
 
 class Transport:
@@ -141,10 +162,27 @@ class Transport:
             raise ProtocolViolation("malformed", f"the server answered {method} {_public(path)} with nothing")
         return parsed
 
-    async def upload(self, path: str, source: memoryview | Path, *, size: int, sha256: bytes) -> None:
-        """PUT a vector or a model of `size` bytes, streamed; `sha256` is the digest of those bytes."""
+    async def upload(
+        self,
+        path: str,
+        source: memoryview | Path,
+        *,
+        size: int,
+        sha256: bytes,
+        announce: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """PUT a vector or a model of `size` bytes, streamed; `sha256` is the digest of those bytes.
+
+        `announce` is called before every further attempt: a server that refuses a body early resets the connection,
+        and then its reason is lost, unless a small request asks for it.
+        """
+        attempts = 0
 
         async def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 1 and announce is not None:
+                await announce()
             headers = {**_OCTETS, "content-length": str(size)}
             async with self._open("PUT", path, sha256, headers, _chunks(source)) as response:
                 self.traffic.up += size
@@ -184,7 +222,7 @@ class Transport:
             digest.update(chunk)
             file.write(chunk)
 
-        part.touch(mode=0o600)
+        part.touch(mode=0o600)  # noqa: ASYNC240 - a new file costs no more than the writes
         with part.open("wb") as file:
             async for chunk in response.aiter_raw(CHUNK):
                 left -= len(chunk)

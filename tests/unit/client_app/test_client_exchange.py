@@ -1,0 +1,437 @@
+"""One exchange of a real client against a scripted server: honest, and with each lie of PROTOCOL.md."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fastapi import Response
+
+from client_app.agent import Agent, Pauses
+from client_app.exchange import Client, take_part
+from client_app.workers import AppFailed
+from fedcore.codec import CodecSettings, first_encoding
+from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused, WorkerDied
+from fedcore.state import ModelState
+from fedcore.wire import (
+    CohortOut,
+    DeliveryOut,
+    ManifestIn,
+    ModelRef,
+    SignaturesOut,
+    SurvivorsOut,
+    Task,
+    WithdrawalReason,
+)
+
+Script = Any  # tests/unit/client_app/conftest.py
+STEPS = ["PUT advertisement", "PUT key-shares", "PUT manifest", "PUT update", "PUT consistency", "PUT unmask"]
+
+
+def answered(script: Script) -> list[str]:
+    """The protocol's steps in which the client said something."""
+    return [request for request in script.requests if request.startswith("PUT")]
+
+
+async def take(script: Script, client: Client) -> None:
+    async with script.serving():
+        await take_part(script.task, client)
+
+
+async def offer(script: Script, client: Client) -> None:
+    """Offer the script's task to an agent and let it end, well or not."""
+    agent = Agent(client, Pauses(refusal=0.0))
+    async with script.serving():
+        await agent._take(script.task)
+
+
+class TestHonest:
+    async def test_the_sum_is_the_weighted_mean(self, script: Script, client: Client) -> None:
+        await take(script, client)
+        base = ModelState.open(script.model)
+        assert script.decoded.examples == 40
+        assert script.decoded.metrics == {"loss": pytest.approx(0.5)}
+        for name, value in script.decoded.state.items():
+            np.testing.assert_allclose(value, base[name] + 1.75, atol=1e-5)
+        assert answered(script) == STEPS
+
+    async def test_nothing_is_left_behind(self, script: Script, client: Client) -> None:
+        await take(script, client)
+        assert not list(client.state_dir.glob("exchange-*"))
+        assert client.transport.traffic.up > script.encoding().words * 8
+        assert client.transport.traffic.down > script.model.stat().st_size
+
+    async def test_the_model_is_fetched_once(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        await take(script, client)
+        script.task, script._round, script._polled = make_task(exchange=2), None, {}
+        await take(script, client)
+        assert script.requests.count("GET model") == 1
+        assert script.decoded is not None
+
+    async def test_evaluation_sends_metrics_alone(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        script.task = make_task(message_type="evaluate")
+        await take(script, client)
+        assert script.decoded.state is None
+        assert script.decoded.metrics == {"loss": pytest.approx(0.5)}
+
+    @pytest.mark.parametrize("step", ["key-shares", "delivery", "update", "consistency", "unmask"])
+    async def test_a_peer_may_drop_out_at_any_step(self, script: Script, client: Client, step: str) -> None:
+        script.drops = {3: step}
+        await take(script, client)
+        expected = 30 if step in ("key-shares", "delivery", "update") else 40
+        assert script.decoded.examples == expected
+
+    async def test_keys_are_exchanged_while_the_worker_trains(self, script: Script, client: Client) -> None:
+        client.work.seconds = 1.0
+        async with script.serving():
+            running = asyncio.create_task(take_part(script.task, client))
+            while "PUT key-shares" not in script.requests:
+                await asyncio.sleep(0.02)
+                assert not running.done()
+            assert "PUT manifest" not in script.requests
+            await running
+
+    async def test_the_update_that_leaves_is_masked(self, script: Script, client: Client) -> None:
+        await take(script, client)
+        sent = np.frombuffer(script.bodies["update"], "<u8")
+        plain = script.peer_words()
+        tail = script.encoding().sections["metrics"]
+        assert not plain[tail][1:].any()  # unused slots of a clear vector are zero
+        assert np.count_nonzero(sent[tail]) == len(sent[tail])
+
+
+class TestPlain:
+    @pytest.fixture
+    def plain(self, script: Script, make_task: Callable[..., Task]) -> Script:
+        script.task = make_task(aggregation="plain", encoding=None, threshold=1)
+        return script
+
+    async def test_is_refused_unless_the_owner_allows_it(self, plain: Script, client: Client) -> None:
+        with pytest.raises(ProtocolViolation, match="plain-not-allowed"):
+            await take(plain, client)
+        assert answered(plain) == []
+
+    async def test_sends_the_model_as_it_is(
+        self, plain: Script, client: Client, allow: Callable[..., Client], log: StringIO, tmp_path: Path
+    ) -> None:
+        await offer(plain, allow(client, allow_plain=True))
+        manifest = ManifestIn.model_validate_json(plain.bodies["manifest"])
+        assert (manifest.examples, manifest.values) == (10, {"loss": 0.5})
+        (tmp_path / "sent").write_bytes(plain.bodies["update"])
+        base = ModelState.open(plain.model)
+        for name, value in ModelState.open(tmp_path / "sent").items():
+            np.testing.assert_array_equal(value, base[name] + np.float32(1))
+        assert all("[plain: the server can read this]" in line for line in log.getvalue().splitlines())
+
+    async def test_an_evaluation_ends_with_its_manifest(
+        self, plain: Script, client: Client, allow: Callable[..., Client], make_task: Callable[..., Task]
+    ) -> None:
+        plain.task = make_task(aggregation="plain", encoding=None, threshold=1, message_type="evaluate")
+        await take(plain, allow(client, allow_plain=True))
+        assert ManifestIn.model_validate_json(plain.bodies["manifest"]).size == 0
+        assert answered(plain) == ["PUT manifest"]
+
+
+# --- lies ---------------------------------------------------------------------------------------------------------
+
+
+def _member(answer: CohortOut, index: int, **changes: Any) -> CohortOut:
+    members = list(answer.members)
+    members[index] = members[index].model_copy(update=changes)
+    return CohortOut(members=members)
+
+
+def _foreign_key() -> bytes:
+    return X25519PrivateKey.generate().public_key().public_bytes_raw()
+
+
+def _substitute_peer(answer: CohortOut) -> CohortOut:
+    return _member(answer, 2, c_public=_foreign_key())
+
+
+def _substitute_masks(answer: CohortOut) -> CohortOut:
+    return _member(answer, 2, s_public=_foreign_key())
+
+
+def _alter_own(answer: CohortOut) -> CohortOut:
+    return _member(answer, 0, c_public=_foreign_key())
+
+
+def _leave_out_own(answer: CohortOut) -> CohortOut:
+    return CohortOut(members=answer.members[1:])
+
+
+def _only_two(answer: CohortOut) -> CohortOut:
+    return CohortOut(members=answer.members[:2])
+
+
+def _alone(answer: CohortOut) -> CohortOut:
+    return CohortOut(members=answer.members[:1])
+
+
+def _twice(answer: CohortOut) -> CohortOut:
+    return CohortOut(members=[*answer.members, answer.members[-1]])
+
+
+def _stranger(answer: CohortOut) -> CohortOut:
+    return _member(answer, 3, client_id=99)
+
+
+def _swap_shares(answer: DeliveryOut) -> DeliveryOut:
+    sealed = dict(answer.sealed)
+    sealed[2], sealed[3] = sealed[3], sealed[2]
+    return DeliveryOut(sharers=answer.sharers, sealed=sealed)
+
+
+def _withhold_a_share(answer: DeliveryOut) -> DeliveryOut:
+    return DeliveryOut(sharers=answer.sharers, sealed={k: v for k, v in answer.sealed.items() if k != 3})
+
+
+def _sharers(*ids: int) -> Callable[[DeliveryOut], DeliveryOut]:
+    def lie(answer: DeliveryOut) -> DeliveryOut:
+        return DeliveryOut(sharers=list(ids), sealed={k: v for k, v in answer.sealed.items() if k in ids})
+
+    return lie
+
+
+def _survivors(*ids: int) -> Callable[[SurvivorsOut], SurvivorsOut]:
+    return lambda _: SurvivorsOut(survivors=list(ids))
+
+
+LIES = [
+    pytest.param("cohort", _substitute_peer, "key-substitution", 1, id="1-sealing-key-substituted"),
+    pytest.param("cohort", _substitute_masks, "key-substitution", 1, id="1-mask-key-substituted"),
+    pytest.param("cohort", _alter_own, "own-entry-altered", 1, id="1-own-entry-altered"),
+    pytest.param("cohort", _leave_out_own, "own-entry-altered", 1, id="1-own-entry-missing"),
+    pytest.param("survivors", _survivors(1, 2, 3), "signer-not-survivor", 5, id="2-different-survivors"),
+    pytest.param("cohort", _only_two, "cohort-below-minimum", 1, id="4-two-keys"),
+    pytest.param("cohort", _alone, "cohort-below-minimum", 1, id="4-alone"),
+    pytest.param("key-shares", _sharers(1, 2), "cohort-below-minimum", 2, id="4-two-sharers"),
+    pytest.param("survivors", _survivors(1, 2), "cohort-below-minimum", 4, id="4-two-survivors"),
+    pytest.param("key-shares", _swap_shares, "share-unsealing", 2, id="6-shares-of-other-pairs"),
+    pytest.param("cohort", _stranger, "off-roster", 1, id="8-key-of-a-stranger"),
+    pytest.param("cohort", _twice, "duplicate-id", 1, id="8-key-twice"),
+    pytest.param("key-shares", _sharers(1, 2, 3, 9), "sharers-not-advertised", 2, id="8-unknown-sharer"),
+    pytest.param("key-shares", _sharers(1, 2, 3, 3), "duplicate-id", 2, id="8-sharer-twice"),
+    pytest.param("key-shares", _sharers(2, 3, 4), "own-id-missing", 2, id="8-own-share-missing"),
+    pytest.param("survivors", _survivors(1, 2, 3, 9), "survivors-not-sharers", 4, id="8-unknown-survivor"),
+    pytest.param("survivors", _survivors(1, 2, 2, 3), "duplicate-id", 4, id="8-survivor-twice"),
+    pytest.param("survivors", _survivors(2, 3, 4), "own-id-missing", 4, id="8-own-upload-missing"),
+    pytest.param("key-shares", _withhold_a_share, "wrong-recipients", 2, id="14-share-withheld"),
+]
+
+
+class TestLies:
+    @pytest.mark.parametrize(("route", "lie", "check", "steps"), LIES)
+    async def test_is_refused_by_name(
+        self, script: Script, client: Client, log: StringIO, route: str, lie: Any, check: str, steps: int
+    ) -> None:
+        script.lies[route] = lie
+        await offer(script, client)
+        [withdrawal] = script.withdrawals
+        assert withdrawal.check == check
+        assert answered(script) == STEPS[:steps]
+        assert f"refused: {check}" in log.getvalue()
+
+    @pytest.mark.parametrize(
+        ("route", "content"),
+        [
+            *(("cohort", content) for content in (b'{"members": [', b"[]", b"\xff\x00", b"")),
+            *((route, b'{"unknown": 1}') for route in ("cohort", "key-shares", "survivors", "consistency")),
+        ],
+    )
+    async def test_malformed_answers_are_refused(
+        self, script: Script, client: Client, route: str, content: bytes
+    ) -> None:
+        script.lies[route] = lambda _: Response(content)
+        await offer(script, client)
+        [withdrawal] = script.withdrawals
+        assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.PROTOCOL_VIOLATION, "malformed")
+        assert "PUT unmask" not in answered(script)
+
+    async def test_case_2_different_survivors_with_fitting_signers(self, script: Script, client: Client) -> None:
+        """The server hides the signature that would give it away; the others still do not match."""
+        script.lies["survivors"] = _survivors(1, 2, 3)
+        script.lies["consistency"] = lambda answer: SignaturesOut(
+            signatures={k: v for k, v in answer.signatures.items() if k != 4}
+        )
+        await offer(script, client)
+        assert script.withdrawals[0].check == "inconsistent-survivors"
+        assert "PUT unmask" not in answered(script)
+
+    async def test_case_3_a_model_of_its_own_isolates_nobody(
+        self, script: Script, client: Client, tmp_path: Path, make_task: Callable[..., Task]
+    ) -> None:
+        """The peers trained on another model, so their keys were signed for another ctx."""
+        script.truth = make_task(model=ModelRef(sha256="0" * 64, size=1))
+        await offer(script, client)
+        assert script.withdrawals[0].check == "key-substitution"
+        assert answered(script) == STEPS[:1]
+
+    async def test_case_3_bytes_of_another_model(self, script: Script, client: Client) -> None:
+        script.lies["model"] = lambda content: content[:-1] + bytes([content[-1] ^ 1])
+        await offer(script, client)
+        assert script.withdrawals[0].check == "model-digest"
+        assert answered(script) == []
+        assert client.work.calls == 0
+
+    async def test_case_3_a_longer_model(self, script: Script, client: Client) -> None:
+        script.lies["model"] = lambda content: content + b"\0" * 5_000_000
+        await offer(script, client)
+        assert script.withdrawals[0].check == "model-digest"
+
+    async def test_case_5_the_same_exchange_again(self, script: Script, client: Client) -> None:
+        await take(script, client)
+        before = len(answered(script))
+        script._polled, script._round = {}, None
+        await offer(script, client)
+        assert script.withdrawals[0].check == "exchange-reused"
+        assert len(answered(script)) == before
+
+    async def test_case_7_declared_dropped_while_training(self, script: Script, client: Client) -> None:
+        original = script.take
+
+        async def stale(route: str, body: bytes) -> Response:
+            if route == "update":
+                return Response(
+                    '{"type":"urn:fedcore:problem:stale-step","title":"","status":409,"detail":"too late"}',
+                    status_code=409,
+                )
+            return await original(route, body)
+
+        script.take = stale
+        with pytest.raises(Refused, match="stale-step"):
+            await take(script, client)
+
+    async def test_case_12_nan_never_leaves(self, script: Script, client: Client) -> None:
+        client.work.by = math.nan
+        with pytest.raises(EncodingError, match="NaN"):
+            await take(script, client)
+        assert answered(script) == STEPS[:2]
+
+    async def test_examples_above_the_bound_never_leave(self, script: Script, client: Client) -> None:
+        client.work.examples = 101
+        await offer(script, client)
+        assert script.withdrawals[0].reason is WithdrawalReason.UPDATE_REFUSED
+        assert answered(script) == STEPS[:2]
+
+
+class TestTask:
+    """What is refused before anything is answered."""
+
+    @pytest.mark.parametrize(
+        ("changes", "check", "reason"),
+        [
+            ({"app_sha256": "cd" * 32}, "app-mismatch", WithdrawalReason.APP_MISMATCH),
+            ({"cohort": [2, 3, 4]}, "own-id-missing", WithdrawalReason.PROTOCOL_VIOLATION),
+            ({"cohort": [1, 2, 2, 3]}, "duplicate-id", WithdrawalReason.PROTOCOL_VIOLATION),
+            ({"cohort": [1, 2, 3, 99]}, "off-roster", WithdrawalReason.PROTOCOL_VIOLATION),
+            ({"cohort": [2, 1, 3, 4]}, "bad-parameters", WithdrawalReason.PROTOCOL_VIOLATION),
+            ({"cohort": [1], "threshold": 1}, "cohort-below-minimum", WithdrawalReason.POLICY),
+            ({"cohort": [1, 2]}, "cohort-below-minimum", WithdrawalReason.POLICY),
+            ({"threshold": 2}, "threshold-below-minimum", WithdrawalReason.POLICY),
+            ({"threshold": 5}, "bad-parameters", WithdrawalReason.PROTOCOL_VIOLATION),
+            ({"model": None}, "model-missing", WithdrawalReason.PROTOCOL_VIOLATION),
+            ({"encoding": None}, "encoding-refused", WithdrawalReason.PROTOCOL_VIOLATION),
+            ({"encoding": {"n_max": "x"}}, "encoding-refused", WithdrawalReason.PROTOCOL_VIOLATION),
+            (
+                {"encoding": first_encoding(CodecSettings(), None, 4).to_json()},
+                "layout-mismatch",
+                WithdrawalReason.PROTOCOL_VIOLATION,
+            ),
+        ],
+    )
+    async def test_is_refused(
+        self,
+        script: Script,
+        client: Client,
+        make_task: Callable[..., Task],
+        changes: dict[str, Any],
+        check: str,
+        reason: WithdrawalReason,
+    ) -> None:
+        script.task = make_task(**changes)
+        await offer(script, client)
+        [withdrawal] = script.withdrawals
+        assert (withdrawal.check, withdrawal.reason) == (check, reason)
+        assert answered(script) == []
+        assert client.work.calls == 0
+
+    async def test_a_threshold_of_half_is_refused(
+        self, script: Script, client: Client, allow: Callable[..., Client], make_task: Callable[..., Task]
+    ) -> None:
+        script.task = make_task(threshold=2)
+        await offer(script, allow(client, min_cohort=2, min_threshold=2))
+        assert script.withdrawals[0].check == "bad-parameters"
+
+    @pytest.mark.parametrize(("field", "value"), [("n_max", 3), ("layout", [["weight", "F32", [20, 50]]])])
+    async def test_an_encoding_that_does_not_fit_is_refused(
+        self, script: Script, client: Client, make_task: Callable[..., Task], field: str, value: Any
+    ) -> None:
+        encoding = {**script.task.encoding, field: value}
+        if field == "layout":
+            encoding["scales"] = encoding["scales"][:1]
+        script.task = make_task(encoding=encoding)
+        await offer(script, client)
+        assert script.withdrawals[0].check == {"n_max": "encoding-refused", "layout": "layout-mismatch"}[field]
+
+    async def test_a_model_that_is_none_is_refused(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        import hashlib
+
+        content = b"not a model, but what was announced"
+        digest = hashlib.sha256(content).hexdigest()
+        script.task = make_task(model=ModelRef(sha256=digest, size=len(content)))
+        script.lies["model"] = lambda _: content
+        await offer(script, client)
+        assert script.withdrawals[0].check == "model-malformed"
+
+
+class TestLocalFailures:
+    """The server learns a fixed reason and never the text."""
+
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (AppFailed("Traceback ...\nValueError: patient 4711 has no age"), WithdrawalReason.APP_FAILED),
+            (AppError("a reply needs exactly one MetricRecord"), WithdrawalReason.WRONG_RECORDS),
+            (WorkerDied("the worker ended"), WithdrawalReason.WORKER_DIED),
+        ],
+    )
+    async def test_withdraws_with_a_coded_reason(
+        self, script: Script, client: Client, log: StringIO, error: Exception, reason: WithdrawalReason
+    ) -> None:
+        client.work.error = error
+        client.work.seconds = 0.1
+        await offer(script, client)
+        [withdrawal] = script.withdrawals
+        assert (withdrawal.reason, withdrawal.check) == (reason, "")
+        assert b"patient" not in b"".join(script.bodies.values())
+        assert str(error) in log.getvalue()
+
+    async def test_the_worker_is_stopped_when_the_exchange_ends(self, script: Script, client: Client) -> None:
+        client.work.seconds = 60.0
+        script.lies["cohort"] = _substitute_peer
+        await offer(script, client)
+        assert client.work.cancelled
+
+    async def test_a_server_that_never_ends_the_exchange(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        script.task = make_task(seconds=0.3)
+        script.not_yet = 10**9
+        await offer(script, replace(client, others_seconds=0.2))
+        assert script.withdrawals[0].check == "timeout"

@@ -1,0 +1,258 @@
+"""The transport against a real TLS server: retries, bounds, digests, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+from client_app import transport as transport_module
+from client_app.exchange import Client
+from client_app.transport import ONCE, Transport, signer, tls_context
+from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
+from fedcore.federation import ClientKit, provision
+from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, SurvivorsOut
+
+Script = Any  # tests/unit/client_app/conftest.py
+JOIN = JoinIn(app_sha256="0" * 64, version="1")
+
+
+def problem(status: int, kind: str, detail: str = "no") -> Response:
+    document = f'{{"type":"urn:fedcore:problem:{kind}","title":"t","status":{status},"detail":"{detail}"}}'
+    return Response(document, status_code=status, media_type="application/problem+json")
+
+
+class TestRetries:
+    async def test_a_5xx_is_tried_again_with_a_new_signature(self, script: Script, client: Client) -> None:
+        """The server's nonce cache would refuse the same signed request a second time."""
+        script.answers.extend([problem(503, "busy"), problem(500, "internal")])
+        async with script.serving():
+            joined = await client.transport.ask("POST", "/v1/join", JOIN, JoinOut)
+        assert joined.federation == "testing"
+        assert script.requests == ["POST join"] * 3
+
+    async def test_a_4xx_is_never_tried_again(self, script: Script, client: Client) -> None:
+        script.answers.append(problem(409, "conflict", "other bytes"))
+        async with script.serving():
+            with pytest.raises(Refused, match="other bytes") as caught:
+                await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+        assert (caught.value.status, caught.value.kind) == (409, "conflict")
+        assert len(script.requests) == 1
+
+    async def test_a_lasting_5xx_is_told_as_it_is(self, script: Script, client: Client) -> None:
+        script.answers.extend(problem(507, "storage-full", "the disk is full") for _ in range(500))
+        async with script.serving():
+            with pytest.raises(Refused, match="the disk is full"):
+                await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+        assert len(script.requests) > 3
+
+    async def test_waits_for_a_server_that_starts_late(self, script: Script, client: Client) -> None:
+        asking = asyncio.create_task(client.transport.ask("POST", "/v1/join", JOIN, JoinOut))
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        async with script.serving():
+            assert (await asking).name == "client-1"
+
+    async def test_no_server_is_named_with_its_address(self, client: Client) -> None:
+        started = time.monotonic()
+        with pytest.raises(ServerUnreachable, match=r"no server answers at https://127\.0\.0\.1:"):
+            await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn(), retry=ONCE)
+        assert time.monotonic() - started < 1.0
+
+    async def test_pauses_grow_and_differ(self, client: Client) -> None:
+        before = time.monotonic()
+        with pytest.raises(ServerUnreachable):
+            await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+        assert 1.3 < time.monotonic() - before < 5
+
+
+class TestAnswers:
+    async def test_a_401_says_what_the_server_said(self, script: Script, client: Client) -> None:
+        script.answers.append(problem(401, "unauthorized", "the clock is wrong"))
+        async with script.serving():
+            with pytest.raises(Unauthorized, match="the clock is wrong"):
+                await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+
+    async def test_a_peer_cannot_steer_the_terminal(self, script: Script, client: Client) -> None:
+        script.answers.append(problem(409, "conflict", "\\u001b[2Jgone" + "x" * 9000))
+        async with script.serving():
+            with pytest.raises(Refused) as caught:
+                await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+        assert "\x1b" not in str(caught.value)
+        assert len(str(caught.value)) < 1000
+
+    async def test_a_refusal_without_a_problem_document(self, script: Script, client: Client) -> None:
+        script.answers.append(Response("<html>proxy</html>", status_code=403))
+        async with script.serving():
+            with pytest.raises(Refused, match="without a problem document"):
+                await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+
+    async def test_what_was_sent_is_not_quoted(self, script: Script, client: Client) -> None:
+        script.answers.append(Response('{"survivors": ["<secret>"]}'))
+        async with script.serving():
+            with pytest.raises(ProtocolViolation, match="malformed") as caught:
+                await client.transport.get("/v1/survivors", SurvivorsOut)
+        assert "secret" not in str(caught.value)
+
+    async def test_an_endless_answer_is_cut_off(
+        self, script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(transport_module, "MAX_CONTROL_BYTES", 10_000)
+
+        async def long() -> AsyncIterator[bytes]:
+            for _ in range(10):
+                yield b" " * 5000
+
+        script.answers.append(StreamingResponse(long()))
+        async with script.serving():
+            with pytest.raises(ProtocolViolation, match="malformed"):
+                await client.transport.get("/v1/survivors", SurvivorsOut)
+
+    async def test_an_answer_is_needed(self, script: Script, client: Client) -> None:
+        script.answers.append(Response(status_code=204))
+        async with script.serving():
+            with pytest.raises(ProtocolViolation, match="nothing"):
+                await client.transport.ask("POST", "/v1/join", JOIN, JoinOut)
+
+
+class TestTls:
+    async def test_another_authority_is_refused(
+        self, script: Script, kits: dict[int, ClientKit], tmp_path: Path
+    ) -> None:
+        other = provision(tmp_path / "other", name="testing", clients=2, now=datetime.now(UTC))
+        foreign = ClientKit.load(other.clients[0])
+        kit = kits[1]
+        async with (
+            script.serving(),
+            Transport(url=kit.server_url, tls=tls_context(foreign.ca_file), sign=signer(kit)) as transport,
+        ):
+            started = time.monotonic()
+            with pytest.raises(Unauthorized, match=r"is not the one of this kit .*ca\.crt"):
+                await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+            assert time.monotonic() - started < 2  # not tried again
+        assert script.requests == []
+
+    async def test_another_name_is_refused(self, script: Script, client: Client) -> None:
+        kit = client.kit
+        url = kit.server_url.replace("127.0.0.1", "127.0.0.2")
+        async with Transport(url=url, tls=tls_context(kit.ca_file), sign=signer(kit)) as transport:
+            with pytest.raises((Unauthorized, ServerUnreachable)):
+                await transport.send("POST", "/v1/heartbeat", HeartbeatIn(), retry=ONCE)
+
+    async def test_a_foreign_identity_is_refused(self, script: Script, kits: dict[int, ClientKit]) -> None:
+        def forge(method: str, target: str, digest: bytes) -> dict[str, str]:
+            headers = dict(signer(kits[2])(method, target, digest))
+            headers["Signature-Input"] = headers["Signature-Input"].replace("client-2", "client-1")
+            return headers
+
+        kit = kits[1]
+        async with (
+            script.serving(),
+            Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=forge) as transport,
+        ):
+            with pytest.raises(Unauthorized, match="does not accept this client's signature"):
+                await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+
+
+class TestModels:
+    """Download and upload of octets."""
+
+    @pytest.fixture
+    def content(self) -> bytes:
+        return bytes(range(256)) * 20_000
+
+    async def fetch(self, client: Client, target: Path, content: bytes) -> None:
+        await client.transport.download(
+            "/v1/model", target, size=len(content), sha256=hashlib.sha256(content).hexdigest()
+        )
+
+    async def test_a_broken_download_is_fetched_again(
+        self, script: Script, client: Client, tmp_path: Path, content: bytes
+    ) -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield content[:1_000_000]
+            raise ConnectionResetError
+
+        script.answers.append(StreamingResponse(broken(), headers={"content-length": str(len(content))}))
+        script.lies["model"] = lambda _: content
+        async with script.serving():
+            await self.fetch(client, tmp_path / "model", content)
+        assert (tmp_path / "model").read_bytes() == content
+        assert script.requests == ["GET model"] * 2
+
+    async def test_nothing_is_left_of_a_wrong_model(
+        self, script: Script, client: Client, tmp_path: Path, content: bytes
+    ) -> None:
+        script.lies["model"] = lambda _: content[::-1]
+        async with script.serving():
+            with pytest.raises(ProtocolViolation, match="model-digest"):
+                await self.fetch(client, tmp_path / "new", content)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["global.safetensors", "state"]
+
+    async def test_a_full_disk_is_named(self, script: Script, client: Client, content: bytes, tmp_path: Path) -> None:
+        script.lies["model"] = lambda _: content
+        (tmp_path / "disk.part").symlink_to("/dev/full")
+        async with script.serving():
+            with pytest.raises(StorageFull, match="no space is left"):
+                await self.fetch(client, tmp_path / "disk", content)
+
+    @pytest.mark.parametrize("kind", ["memory", "file"])
+    async def test_uploads_from_memory_and_from_a_file(
+        self, script: Script, client: Client, tmp_path: Path, content: bytes, kind: str
+    ) -> None:
+        script.put_update = lambda body: None
+        (tmp_path / "vector").write_bytes(content)
+        source: Any = memoryview(content) if kind == "memory" else tmp_path / "vector"
+        async with script.serving():
+            await client.transport.upload(
+                "/v1/update", source, size=len(content), sha256=hashlib.sha256(content).digest()
+            )
+        assert script.bodies["update"] == content
+        assert client.transport.traffic.up > len(content)
+
+    async def test_an_upload_is_sent_whole_again(self, script: Script, client: Client, content: bytes) -> None:
+        script.put_update = lambda body: None
+        script.answers.append(problem(503, "busy"))
+        async with script.serving():
+            await client.transport.upload(
+                "/v1/update", memoryview(content), size=len(content), sha256=hashlib.sha256(content).digest()
+            )
+        assert script.bodies["update"] == content
+
+    async def test_an_early_refusal_ends_the_upload(
+        self, client: Client, content: bytes, listening_to: Callable[..., Any]
+    ) -> None:
+        """The server answers after the head and closes, as for a body that came too late; the answer itself is lost
+        in the reset of the connection, so the client announces again before it sends again, and hears it there."""
+        app = FastAPI()
+        puts: list[str] = []
+
+        async def refuse(request: Request) -> Response:
+            puts.append(request.url.path)
+            answer = problem(409, "stale-step", "the exchange went on without this client")
+            answer.headers["connection"] = "close"
+            return answer
+
+        async def announce() -> None:
+            await client.transport.send("PUT", "/v1/manifest", HeartbeatIn())
+
+        app.add_route("/{path:path}", refuse, methods=["PUT"])
+        big = content * 8
+        async with listening_to(app):
+            with pytest.raises(Refused, match="went on without"):
+                await client.transport.upload(
+                    "/v1/update",
+                    memoryview(big),
+                    size=len(big),
+                    sha256=hashlib.sha256(big).digest(),
+                    announce=announce,
+                )
+        assert len(puts) <= 2
