@@ -253,6 +253,11 @@ def test_a_policy_that_protects_nothing_is_refused(client, old, new):
         ClientKit.load(client)
 
 
+def test_a_cohort_of_one_is_explained():
+    with pytest.raises(KitError, match="a sum over one client is that client's update"):
+        Policy(min_cohort=1, min_threshold=2)
+
+
 def test_openssl_accepts_the_servers_certificate(federation):
     command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver"]
     command += ["-attime", str(int(NOW.timestamp()) + 60), "-verify_hostname", "localhost"]

@@ -142,6 +142,17 @@ def test_text_that_is_no_roster_is_refused(path, text):
         Roster.load(path, PUBLIC)
 
 
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_key_has_32_bytes(size):
+    with pytest.raises(KitError, match=f"has {size} bytes, not 32"):
+        Member(id=1, name="site", public_key=bytes(size))
+
+
+def test_members_stand_in_the_order_of_their_ids(roster):
+    with pytest.raises(KitError, match="in the order of their ids"):
+        Roster(federation="pilot", members=roster.members[::-1], signature=roster.signature)
+
+
 @pytest.mark.parametrize(
     ("other", "what"),
     [
