@@ -18,16 +18,7 @@ from fedcore.progress import PLAIN_WARNING
 from fedcore.record import RunRecord
 
 SCHEMA = "fedcore/compare/1"
-COLUMNS = (
-    "mode",
-    "accuracy",
-    "loss",
-    "bytes up / client",
-    "bytes down / client",
-    "samples",
-    "seconds",
-    "with start-up",
-)
+COLUMNS = ("mode", "accuracy", "loss", "up", "down", "examples", "rounds s", "total s")
 
 
 def write_report(job: CompareJob, results: Sequence[ModeResult]) -> dict[str, Any]:
@@ -104,7 +95,9 @@ def rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def table(report: dict[str, Any]) -> Table:
     """The comparison for the terminal."""
-    view = Table(title=f"{report['app']}: {report['clients']} clients", caption=_caption(report))
+    view = Table(
+        title=f"{report['app']}: {report['clients']} clients", caption=_caption(report), caption_justify="left"
+    )
     for index, column in enumerate(COLUMNS):
         view.add_column(column, justify="right" if index else "left")
     for row in rows(report):
@@ -134,8 +127,9 @@ def markdown(report: dict[str, Any]) -> str:
 
 def _caption(report: dict[str, Any]) -> str:
     text = (
-        "Last evaluation, on the union of all clients' test parts. Bytes are those of HTTP requests and answers of the "
-        "whole run, mean over the clients; seconds are those of the rounds."
+        "Accuracy and loss of the last evaluation, on the union of all clients' test parts. Up and down: bytes of HTTP "
+        "requests and answers in the whole run, mean over the clients. Examples: the sum over the rounds of the "
+        "examples trained on. Rounds s: seconds in rounds; total s: with the start of all processes."
     )
     if any(values["aggregation"] == "plain" for values in report["modes"].values()):
         text += f" {PLAIN_WARNING}."
