@@ -157,6 +157,8 @@ def plot(results: Sequence[ModeResult], path: Path, *, title: str) -> None:
         axes[1][column].set_xlabel(label)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
+        axis.set_xlim(left=0)
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0][0].legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
