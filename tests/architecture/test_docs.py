@@ -1,0 +1,59 @@
+"""What is written about the code agrees with the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcore.cli import build
+from fedcore.config import JobSettings
+from fedcore.secagg.checks import Check
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_state_machines_page_is_the_table() -> None:
+    spec = importlib.util.spec_from_file_location("make_state_machines", ROOT / "docs" / "make_state_machines.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert read("docs/state-machines.md") == module.render()
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = read("docs/operating.md")
+    for key, value in JobSettings().to_mapping().items():
+        row = re.search(rf"^\| `{key}` \| ([^|]*) \|", text, re.MULTILINE)
+        assert row, f"docs/operating.md says nothing of {key}"
+        shown = row.group(1).strip().strip("`").split()[0]
+        assert shown == (f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value).removesuffix(".0"))
+
+
+def test_the_threat_model_names_only_checks_that_exist() -> None:
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", read("docs/threat-model.md")))
+    admission = read("client_app/admission.py") + read("client_app/exchange.py") + read("client_app/ledger.py")
+    settings = {"min-cohort", "allow-plain"}
+    for name in named - settings - set(Check):
+        assert f'"{name}"' in admission, f"no check is called {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("command", ["provision", "server", "client", "run", "simulate", "compare"])
+def test_every_command_shows_an_example(command: str) -> None:
+    done = CliRunner().invoke(build(), [command, "--help"])
+    assert done.exit_code == 0
+    assert f"fedcore {command} " in done.output
