@@ -67,6 +67,12 @@ def test_every_tensor_of_a_saved_file_is_aligned(tmp_path: Path) -> None:
     assert all(array.flags.aligned for array in ModelState.open(tmp_path / "m").values())
 
 
+@pytest.mark.parametrize("length", range(1, 9))
+def test_data_is_aligned_whatever_the_length_of_the_header(tmp_path: Path, length: int) -> None:
+    ModelState.from_arrays({"n" * length: np.zeros(3)}).save(tmp_path / "m")
+    assert ModelState.open(tmp_path / "m")["n" * length].flags.aligned
+
+
 def test_torch_reads_our_files_and_we_read_torchs(tmp_path: Path) -> None:
     tensors = {
         "w": torch.randn(4, 5),
@@ -106,6 +112,8 @@ def test_from_arrays_does_not_copy_and_does_not_lock_the_callers_array() -> None
     state = ModelState.from_arrays({"w": array})
     array[0] = 5
     assert state["w"][0] == 5
+    with pytest.raises(ValueError, match="read-only"):
+        state["w"][0] = 6
 
 
 def test_from_arrays_makes_transposed_and_big_endian_arrays_canonical() -> None:
@@ -135,6 +143,7 @@ BROKEN = {
     ),
     "shape and size disagree": ({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, b"12345678"),
     "no JSON": (b"no JSON at all", b""),
+    "unknown dtype": ({"w": {"dtype": "no JSON at all", "shape": [1], "data_offsets": [0, 1]}}, b"1"),
     "a name twice": (
         b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
         b"1",

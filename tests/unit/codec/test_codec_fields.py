@@ -123,3 +123,14 @@ def test_a_value_just_below_zero_rounds_to_zero_not_to_minus_one() -> None:
     rounder = StochasticRounder(field_bits=16, levels=10, randomness=stream(1))
     fields, _ = rounder.round(np.full(1000, -1e-12, np.float32), 1.0)
     assert set(fields.tolist()) == {10}
+
+
+@pytest.mark.parametrize(("units", "expected"), [(0.25, 0), (0.75, 1), (1.25, 1), (2**16 - 0.25, 2**16)])
+def test_probabilities_are_the_nearest_multiple_of_2_to_the_minus_16(units: float, expected: int) -> None:
+    rounder = StochasticRounder(field_bits=32, levels=7, randomness=stream(2))
+    values = np.full(BLOCK, units / 2**16, np.float32)
+    blocks = 100
+    ups = sum(int((rounder.round(values, 1.0)[0] == 8).sum()) for _ in range(blocks))
+    mean = blocks * BLOCK * expected / 2**16
+    spread = math.sqrt(mean * (1 - expected / 2**16))
+    assert abs(ups - mean) <= 4 * spread

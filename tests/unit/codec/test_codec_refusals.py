@@ -96,6 +96,7 @@ def test_examples_may_be_a_numpy_integer_and_reach_w_max() -> None:
         ({"loss": float("nan")}, "'loss' is nan"),
         ({"loss": [1.0, float("inf")]}, "'loss' is inf"),
         ({"loss": 1000.5}, "'loss' is 1000.5, the limit is 1000"),
+        ({"loss": -1000.5}, "'loss' is -1000.5, the limit is 1000"),
         ({"loss": -(10**400)}, "'loss'"),
         ({"loss": "low"}, "'loss' is a str"),
         ({"loss": True}, "'loss' is a bool"),
@@ -168,6 +169,13 @@ def test_arguments_that_do_not_belong_together_are_our_callers_fault() -> None:
         decode(ENCODING, encoded.words, survivors=1, base=None, metric_names=encoded.metric_names)
 
 
+def test_a_sum_is_not_added_to_another_model() -> None:
+    encoded = encode_with()
+    other = ModelState.from_arrays({"v": np.zeros(3, np.float32), "n": np.zeros(2, np.int64)})
+    with pytest.raises(EncodingError, match="the global model: expected tensor 'w', found tensor 'v'"):
+        decode(ENCODING, encoded.words, survivors=1, base=other, metric_names=encoded.metric_names)
+
+
 def decode_altered(section: str, value: int, index: int = 0, encoding: Encoding = ENCODING) -> None:
     encoded = encode_with(encoding=encoding)
     words = encoded.words.copy()
@@ -226,6 +234,9 @@ def test_clients_with_different_metrics_are_noticed() -> None:
     one, other = encode_with(metrics={"loss": 1.0}), encode_with(metrics={"error": 1.0})
     with pytest.raises(PeerError, match="do not all report the same metrics"):
         decode(ENCODING, one.words + other.words, survivors=2, base=BASE, metric_names=one.metric_names)
+    listed = encode_with(metrics={"loss": [1.0]})
+    with pytest.raises(PeerError, match="do not all report the same metrics"):
+        decode(ENCODING, one.words + listed.words, survivors=2, base=BASE, metric_names=one.metric_names)
 
 
 @pytest.mark.parametrize("names", [(("b", None), ("a", None)), (("a", None), ("a", 1)), (("a", -1),), (("a", 4),)])

@@ -224,3 +224,32 @@ def test_statistics_of_another_model_are_refused() -> None:
     statistics = exchange(first_encoding(CodecSettings(w_max=W_MAX), updates[0].layout, 3), updates)[1]
     with pytest.raises(UsageError, match="other tensors"):
         next_encoding(CodecSettings(), state(np.zeros(1)).layout, 3, statistics)
+
+
+def measured_cohort(ratio: float, n: int) -> Statistics:
+    """Statistics of `n` clients with the same largest value, a part `ratio` of the scale."""
+    layout = state(np.zeros(1)).layout
+    encoding = Encoding(settings=CodecSettings(), layout=layout, n_max=n, field_bits=16, scales=(1.0,))
+    return read_statistics(
+        encoding,
+        survivors=n,
+        examples=1,
+        sizes=[n * size_word(ratio, n)],
+        powers=[n * power_word(ratio, n)],
+        clipped=[0],
+        shrunk=0,
+    )
+
+
+def test_the_configured_width_is_used_once_magnitudes_are_measured_however_coarse() -> None:
+    layout = state(np.zeros(1)).layout
+    measured, estimated = measured_cohort(0.1, 1000), measured_cohort(1e-5, 1000)
+    assert measured.measured == (True,)
+    assert estimated.measured == (False,)
+    assert next_encoding(CodecSettings(), layout, 1000, measured).field_bits == 16
+    assert next_encoding(CodecSettings(), layout, 1000, estimated).field_bits == 32
+
+
+def test_silence_is_zero_and_a_whisper_is_not() -> None:
+    assert (size_word(0.0, 8), power_word(0.0, 8)) == (0, 0)
+    assert (size_word(1e-200, 8), power_word(1e-200, 8)) == (1, 1)

@@ -259,6 +259,16 @@ def test_encode_writes_into_a_used_buffer() -> None:
         assert "words" not in repr(used)
 
 
+def test_the_difference_of_float16_tensors_is_taken_in_float32() -> None:
+    """999.9 is no float16; the nearest is 1000."""
+    base = ModelState.from_arrays({"w": np.array([1000.0], np.float16)})
+    local = ModelState.from_arrays({"w": np.array([0.1], np.float16)})
+    encoding = Encoding(settings=CodecSettings(w_max=1), layout=base.layout, n_max=1, field_bits=32, scales=(1024.0,))
+    decoded = run_round(encoding, base, [local], [1])
+    assert decoded.state is not None
+    assert decoded.state["w"] == local["w"]
+
+
 def test_l2_clipping_shrinks_the_whole_update_and_is_reported() -> None:
     base = ModelState.from_arrays({"a": np.zeros(3, np.float32), "b": np.zeros(1), "n": np.array(0)})
     local = ModelState.from_arrays({"a": np.array([3, 0, 0], np.float32), "b": np.array([4.0]), "n": np.array(10)})
