@@ -1,0 +1,65 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcore.compare.job import CompareJob, ModeResult
+from fedcore.compare.report import COLUMNS, markdown, rows, write_report
+from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.flower.app import FlowerApp
+from fedcore.record import RunRecord
+from support.tiny import TINY
+
+
+def result(mode: str, aggregation: str, accuracy: float, sent: int) -> ModeResult:
+    record = RunRecord()
+    record.add("started", {"app": "tiny", "aggregation": aggregation, "rounds": 1}, 0.0)
+    base: dict[str, Any] = {"server_round": 1, "survivors": ["a"], "seconds": 1.0, "bytes_up": {"a": sent}}
+    train = {**base, "message_type": "train", "examples": 64, "metrics": {"train_loss": 2.0}}
+    evaluate = {**base, "message_type": "evaluate", "examples": 9, "metrics": {"acc": accuracy, "loss": 0.25}}
+    record.add("exchange-done", train, 1.0)
+    record.add("exchange-done", evaluate, 2.0)
+    record.add("ended", {"status": "finished", "reason": ""}, 2.0)
+    return ModeResult(mode=mode, record=record, wall_seconds=5.0)
+
+
+def job(out: Path, **changes: Any) -> CompareJob:
+    values = {"modes": ("federated", "centralized"), "clients": 2, "out": out, **changes}
+    return CompareJob(app=FlowerApp.load(TINY), **values)
+
+
+def test_the_report_holds_what_ran(tmp_path: Path) -> None:
+    results = [result("federated", "secure", 0.5, 1500), result("centralized", "none", 0.75, 0)]
+    report = write_report(job(tmp_path), results)
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report))
+    assert report["modes"]["federated"]["accuracy"] == 0.5
+    assert report["modes"]["federated"]["curves"]["acc"] == [{"round": 1, "seconds": 2.0, "value": 0.5}]
+    assert rows(report)[0] == ("federated", "0.5000", "0.2500", "3.0 kB", "-", "64", "2.0", "5.0")
+    assert (tmp_path / "plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    text = (tmp_path / "report.md").read_text()
+    assert all(column in text for column in COLUMNS)
+    assert "plain" not in text
+
+
+def test_a_plain_mode_is_said_to_be_readable(tmp_path: Path) -> None:
+    report = write_report(job(tmp_path), [result("federated-plain", "plain", 0.5, 1)])
+    assert "the server can read every update" in markdown(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"modes": ("federation",)}, ConfigurationError, "unknown mode 'federation'"),
+        ({"modes": ("federated", "federated")}, ConfigurationError, "once"),
+        ({"modes": ()}, ConfigurationError, "at least one"),
+        ({"clients": 1}, ConfigurationError, "at least 2 clients"),
+        ({"run_config": {"lrr": 1}}, UnknownKey, "did you mean 'lr'"),
+        ({"settings": {"field-bit": 16}}, UnknownKey, "did you mean 'field-bits'"),
+    ],
+)
+def test_a_wrong_job_is_refused_before_anything_starts(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        job(tmp_path, **changes)

@@ -1,0 +1,90 @@
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedcore.progress import ProgressView
+from fedcore.record import RunRecord
+from fedcore.wire import EVENT_KINDS
+
+DONE = {
+    "exchange": 1,
+    "server_round": 1,
+    "message_type": "train",
+    "survivors": ["a", "b"],
+    "examples": 10,
+    "metrics": {"train_loss": 1.5},
+    "clipped": 2,
+    "seconds": 0.5,
+    "stage_seconds": {"input": 0.4},
+    "bytes_up": {"a": 100, "b": 300},
+    "bytes_down": {"a": 10},
+}
+
+
+def evaluated(server_round: int, accuracy: float) -> dict[str, Any]:
+    metrics = {"eval_acc": accuracy, "eval_loss": 0.1, "per_class": [1.0, 2.0]}
+    return {**DONE, "message_type": "evaluate", "server_round": server_round, "metrics": metrics, "examples": 4}
+
+
+def test_a_record_adds_up() -> None:
+    record = RunRecord()
+    record.add("started", {"app": "x", "aggregation": "secure", "rounds": 2}, 0.0)
+    record.add("exchange-done", DONE, 1.0)
+    record.add("exchange-done", evaluated(1, 0.5), 2.0)
+    record.add("dropped", {"exchange": 3, "client": "b", "stage": "input", "reason": "gone"}, 2.5)
+    record.add("exchange-done", {**DONE, "server_round": 2, "bytes_up": {"a": 100}}, 3.0)
+    record.add("exchange-done", evaluated(2, 0.75), 4.0)
+    record.add("log", {"line": "hello"}, 4.0)
+    record.add("ended", {"status": "finished", "reason": ""}, 5.0)
+    summary = record.summary()
+    assert record.curve("eval_acc") == [(1, 2.0, 0.5), (2, 4.0, 0.75)]
+    assert record.curve("per_class") == []
+    assert (record.metric_like("acc"), record.metric_like("f1")) == ("eval_acc", None)
+    assert summary["samples"] == 20
+    # a: 100 + 100 + 100 + 100, b: 300 + 300 + 300
+    assert (summary["bytes_up_per_client"], summary["bytes_down_per_client"]) == (650, 40)
+    assert summary["rounds"] == 2
+    assert summary["clipped_elements"] == 8
+    assert summary["dropouts"][0]["client"] == "b"
+    assert (summary["status"], summary["aggregation"]) == ("finished", "secure")
+
+
+def test_a_record_of_nothing_is_empty() -> None:
+    summary = RunRecord().summary()
+    assert summary["metrics"] == {}
+    assert summary["bytes_up_per_client"] == 0
+
+
+SHOWN = [
+    ("clients", {"online": ["a"], "expected": 2}, "1 of 2 clients joined: a"),
+    ("started", {"app": "x", "aggregation": "plain", "rounds": None}, "the server can read every update"),
+    ("exchange-done", DONE, "train_loss 1.5000  clipped 2"),
+    ("dropped", {"exchange": 1, "client": "b", "stage": "input", "reason": "silent"}, "b dropped out during input"),
+    ("exchange-failed", {"exchange": 1, "server_round": 3, "reason": "too few", "retry": True}, "trying again"),
+    ("exchange-failed", {"exchange": 1, "server_round": 3, "reason": "too few", "retry": False}, "giving up"),
+    ("ended", {"status": "failed", "reason": "too few"}, "failed: too few"),
+    ("exchange", {"exchange": 1, "server_round": 1, "message_type": "train", "attempt": 2}, ""),
+    ("stage", {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1}, ""),
+    ("log", {"line": "secret of the app"}, ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "data", "text"), SHOWN)
+def test_each_event_has_its_line(kind: str, data: dict[str, Any], text: str) -> None:
+    out = io.StringIO()
+    with ProgressView(Console(file=out, width=200), "run") as view:
+        view.show(kind, data)
+    assert kind in EVENT_KINDS
+    assert text in out.getvalue()
+    assert bool(text) == bool(out.getvalue())
+
+
+def test_a_terminal_sees_the_stage() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    with ProgressView(console, "run") as view:
+        view.show("exchange", {"server_round": 1, "message_type": "train", "attempt": 2})
+        view.show("stage", {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1})
+        assert "input 1/2" in str(view._status.status)
