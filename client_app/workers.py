@@ -20,6 +20,7 @@ from fedcore.wire import MetricValue, Scalar, Task
 
 MAX_LINE: Final = 64 << 20
 START_SECONDS: Final = 180.0
+_LAST_WORDS_SECONDS: Final = 1.0
 
 
 class AppFailed(AppError):
@@ -97,7 +98,11 @@ class Worker:
             "client_id": self.settings.client_id,
             "node_config": dict(self.settings.node_config),
         }
-        answer = await self._request(greeting, START_SECONDS)
+        try:
+            answer = await self._request(greeting, START_SECONDS)
+        except FedcoreError:
+            await self.stop()
+            raise
         if answer.get("app_sha256") != self.settings.app_sha256:
             await self.stop()
             raise AppError(
@@ -130,8 +135,11 @@ class Worker:
             os.killpg(running.process.pid, signal.SIGKILL)
         await running.process.wait()
         running.writer.close()
+        with contextlib.suppress(OSError):
+            await running.writer.wait_closed()
+        # What was printed last is still in the pipe; a process that left the group may hold it open.
+        await asyncio.wait([running.printing], timeout=_LAST_WORDS_SECONDS)
         running.printing.cancel()
-        await asyncio.gather(running.printing, return_exceptions=True)
 
     async def _spawn(self) -> _Process:
         ours, theirs = socket.socketpair()

@@ -30,6 +30,10 @@ def problem(status: int, kind: str, detail: str = "no") -> Response:
     return Response(document, status_code=status, media_type="application/problem+json")
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 class TestRetries:
     async def test_a_5xx_is_tried_again_with_a_new_signature(self, script: Script, client: Client) -> None:
         """The server's nonce cache would refuse the same signed request a second time."""
@@ -195,7 +199,7 @@ class TestModels:
         async with script.serving():
             with pytest.raises(ProtocolViolation, match="model-digest"):
                 await self.fetch(client, tmp_path / "new", content)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["global.safetensors", "state"]
+        assert names_in(tmp_path) == ["global.safetensors", "state"]
 
     async def test_a_full_disk_is_named(self, script: Script, client: Client, content: bytes, tmp_path: Path) -> None:
         script.lies["model"] = lambda _: content
