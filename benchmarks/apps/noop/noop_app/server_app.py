@@ -1,0 +1,27 @@
+"""The ServerApp: FedAvg without evaluation, over a model of any size."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run all rounds; every node is asked in each."""
+    config = context.run_config
+    nodes = int(config["min-nodes"])
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_evaluate_nodes=0, min_available_nodes=nodes)
+    strategy.start(
+        grid=grid,
+        initial_arrays=model(int(config["parameters"]), int(config["tensors"])),
+        num_rounds=int(config["num-server-rounds"]),
+    )
+
+
+def model(parameters: int, tensors: int) -> ArrayRecord:
+    """Zeros in `tensors` tensors of nearly equal size, `parameters` elements of float32 together."""
+    parts = np.array_split(np.zeros(parameters, np.float32), tensors)
+    return ArrayRecord({f"block{number}": Array(part) for number, part in enumerate(parts)})

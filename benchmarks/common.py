@@ -1,0 +1,185 @@
+"""What all benchmarks share: figures with an aim, the machine, the command line, and how results are shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedcore.compare.report import machine as software
+from fedcore.errors import FedcoreError
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+APPS = Path(__file__).resolve().parent / "apps"
+GIB = float(1 << 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A ratio measured in one run against a floor or a peer.
+
+    aim: the largest value that is good enough, or the least one with `at_least`. Names stay fixed, so that a figure
+    can be followed over time.
+    """
+
+    name: str
+    value: float
+    unit: str = "ratio"
+    aim: float
+    at_least: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the aim is met."""
+        return self.value >= self.aim if self.at_least else self.value <= self.aim
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "name": self.name,
+            "value": round(self.value, 4),
+            "unit": self.unit,
+            "aim": self.aim,
+            "holds": self.holds,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Absolute values that stand beside the figures."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table with its title; numbers to the right."""
+        return f"### {self.title}\n\n" + _markdown_table(self.header, self.rows)
+
+
+def machine_description() -> dict[str, Any]:
+    """What the figures were made on."""
+    return {
+        **software(),
+        "cpu": _cpu_model(),
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one benchmark found. notes: sentences for people."""
+
+    benchmark: str
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    machine: dict[str, Any] = field(default_factory=machine_description)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {
+            "benchmark": self.benchmark,
+            "machine": self.machine,
+            "figures": [figure.to_json() for figure in self.figures],
+            "tables": [
+                {"title": table.title, "rows": [dict(zip(table.header, row, strict=True)) for row in table.rows]}
+                for table in self.tables
+            ],
+            "notes": list(self.notes),
+        }
+
+    def markdown(self, *, command: str, date: datetime) -> str:
+        """The report for people, with what is needed to measure it again."""
+        packages = ", ".join(f"{name} {number}" for name, number in self.machine["packages"].items())
+        head = (
+            f"# {self.benchmark}\n\n"
+            f"- date: {date:%Y-%m-%d}\n"
+            f"- machine: {self.machine['cores']} cores, {self.machine['cpu']}, {self.machine['memory_gib']} GiB\n"
+            f"- software: Python {self.machine['python']}, {packages}\n"
+            f"- command: `{command}`\n"
+        )
+        header = ("figure", "value", "unit", "aim", "holds")
+        parts = [head, _markdown_table(header, [_figure_row(figure) for figure in self.figures])]
+        parts += [table.markdown() for table in self.tables]
+        parts += ["\n".join(f"- {note}" for note in self.notes) + "\n"] if self.notes else []
+        return "\n".join(parts)
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1); 0 for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument("--quick", action="store_true", help="end in under a minute, with figures of less weight")
+    made.add_argument("--save", type=Path, metavar="FILE", help="write the report as Markdown, too")
+    return made
+
+
+def run(measure: Callable[[argparse.Namespace], Report], arguments: argparse.Namespace) -> int:
+    """Measure and show; returns the exit status. A missed aim is a result, not an error."""
+    try:
+        report = measure(arguments)
+    except FedcoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    text = report.markdown(command=_command(), date=datetime.now(UTC))
+    if arguments.save is not None:
+        arguments.save.parent.mkdir(parents=True, exist_ok=True)
+        arguments.save.write_text(text, encoding="utf-8")
+    print(json.dumps(report.to_json(), indent=2) if arguments.json else text)
+    return 0
+
+
+def say(text: str) -> None:
+    """Progress, on standard error: standard output is for the report."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def quiet_environment() -> dict[str, str]:
+    """The environment of child processes: no telemetry, and no more threads than a process has cores to itself."""
+    return {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def _figure_row(figure: Figure) -> tuple[str, ...]:
+    bound = "at least" if figure.at_least else "at most"
+    holds = "yes" if figure.holds else "**no**"
+    return figure.name, f"{figure.value:.3f}", figure.unit, f"{bound} {figure.aim:g}", holds
+
+
+def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
+
+
+def _command() -> str:
+    """How this process was started, with nothing in it that is special to this machine."""
+    words = [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    return shlex.join(["python", *words])
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"

@@ -1,0 +1,92 @@
+"""A federation of real processes on this machine, and an operator who submits runs to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.common import quiet_environment
+from client_app.runs import OperatorClient, make_submission
+from fedcore.compare.processes import FEDCORE, LocalFederation, ProcessGroup
+from fedcore.errors import EnvironmentFailure, RunFailed
+from fedcore.federation import OperatorKit
+from fedcore.record import RunRecord
+from fedcore.wire import RunStatus, Scalar, ServerOut
+
+JOIN_SECONDS = 180.0
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFederation:
+    """A server, its clients, and the operator.
+
+    server_pid: the process that answers requests; the ServerApp of a run is a child of it.
+    """
+
+    app: Path
+    clients: int
+    server_pid: int
+    group: ProcessGroup
+    operator: OperatorClient
+
+    def run(
+        self, *, run_config: Mapping[str, Scalar], settings: Mapping[str, Any], out: Path | None = None
+    ) -> RunRecord:
+        """Submit one run, follow it to its end, and save its model to `out`; raises RunFailed."""
+        settings = {"min-clients": self.clients, **settings}
+        submission = make_submission(self.app, {"min-nodes": self.clients, **run_config}, settings)
+        submitted = state = self.operator.submit(submission)
+        record = RunRecord()
+        for state in self.operator.follow(submitted.run):
+            self.group.check()
+            for event in state.events:
+                record.add(event.kind, event.data, event.seconds)
+        if state.status is not RunStatus.FINISHED:
+            raise RunFailed(f"the run {state.status.value}: {state.reason or 'no reason given'}")
+        if record.dropouts or record.failures:
+            raise RunFailed(f"not every client took part in every exchange: {record.dropouts + record.failures}")
+        if out is not None and state.model is not None:
+            self.operator.fetch_model(state.run, state.model, out)
+        return record
+
+
+@contextlib.contextmanager
+def live_federation(
+    app: Path, *, clients: int, allow_plain: bool = False, environment: Mapping[str, str] | None = None
+) -> Iterator[LiveFederation]:
+    """Start everything in a temporary folder; all clients have joined when the block begins."""
+    with tempfile.TemporaryDirectory(prefix="fedcore-benchmark-") as name:
+        folder = Path(name)
+        federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
+        with ProcessGroup(folder / "logs", {**quiet_environment(), **(environment or {})}) as group:
+            server = group.start("server", [*FEDCORE, "server", "--federation", federation.folder])
+            federation.start_clients(group, app)
+            kit = OperatorKit.load(federation.operator)
+            _wait_for_clients(kit, group, clients)
+            with OperatorClient(kit) as operator:
+                yield LiveFederation(app=app, clients=clients, server_pid=server.pid, group=group, operator=operator)
+
+
+def _wait_for_clients(kit: OperatorKit, group: ProcessGroup, clients: int) -> None:
+    """Until all are connected; raises EnvironmentFailure where one ends or they take too long."""
+    context = ssl.create_default_context(cafile=str(kit.ca_file))
+    headers = {"Authorization": f"Bearer {kit.token}"}
+    deadline = time.monotonic() + JOIN_SECONDS
+    with httpx.Client(base_url=kit.server_url, headers=headers, verify=context, trust_env=False) as http:
+        while time.monotonic() < deadline:
+            group.check()
+            with contextlib.suppress(httpx.TransportError):
+                answer = ServerOut.model_validate_json(http.get("/v1/clients").raise_for_status().content)
+                if sum(client.online for client in answer.clients) == clients:
+                    return
+            time.sleep(_POLL_SECONDS)
+    raise EnvironmentFailure(f"not all of the {clients} clients connected within {JOIN_SECONDS:g} s")

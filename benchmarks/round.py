@@ -1,0 +1,198 @@
+"""What a round costs without training: secure against plain, over TLS, with a real server and real client processes.
+
+    python benchmarks/round.py [--quick] [--json]
+
+Each client hands the model back with a constant added. Secure and plain runs take turns in one federation, so that
+both meet the same machine in the same state. A round lasts from the end of one training exchange to the end of the
+next, with everything between: the strategy's averaging, writing, sending, masking, folding, unmasking. The first
+round of a run is left out; its fields are 32 bits wide, and the clients' workers start in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
+from benchmarks.live import LiveFederation, live_federation
+from benchmarks.memory import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
+from fedcore.record import ExchangeRecord, RunRecord
+
+CLIENTS = 8
+SECURE, PLAIN = "secure", "plain"
+FLOAT32_BYTES = 4
+MIB = float(1 << 20)
+
+SECONDS_AIM = 1.5
+# Half, and one part in a hundred for the other messages of a round.
+UPLOAD_AIM = 0.51
+MEMORY_AIM = 4.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """The rounds after the first of all runs of one kind.
+
+    peak, app_peak: bytes, of the server's process and of the ServerApp's, the highest of all runs.
+    """
+
+    parameters: int
+    aggregation: str
+    rounds: list[ExchangeRecord] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    peak: int = 0
+    app_peak: int = 0
+
+    def add(self, record: RunRecord, *, peak: int, app_peak: int) -> None:
+        """Take one run."""
+        training = [exchange for exchange in record.exchanges if exchange.trains]
+        self.rounds += training[1:]
+        self.seconds += [after.at - before.at for before, after in pairwise(training)]
+        self.peak, self.app_peak = max(self.peak, peak), max(self.app_peak, app_peak)
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of the model in float32."""
+        return self.parameters * FLOAT32_BYTES
+
+    def upload(self) -> float:
+        """Bytes that one client sends in a round."""
+        return median(fmean(exchange.bytes_up.values()) for exchange in self.rounds)
+
+    def download(self) -> float:
+        """Bytes that one client receives in a round."""
+        return median(fmean(exchange.bytes_down.values()) for exchange in self.rounds)
+
+    def stages(self) -> dict[str, float]:
+        """Median seconds of what a round consists of.
+
+        In a stage the server waits for the clients' answers to it; "input" holds the local work, encoding, masking,
+        uploading and folding. "changing stages" is what the server does from one to the next, "between exchanges" the
+        strategy's averaging.
+        """
+        names = self.rounds[0].stage_seconds
+        stages = {name: median(exchange.stage_seconds[name] for exchange in self.rounds) for name in names}
+        changing = (exchange.seconds - sum(exchange.stage_seconds.values()) for exchange in self.rounds)
+        outside = (total - exchange.seconds for total, exchange in zip(self.seconds, self.rounds, strict=True))
+        return {**stages, "changing stages": median(changing), "between exchanges": median(outside)}
+
+
+def main() -> int:
+    """The command line."""
+    options = parser("What a round costs without training: secure against plain.")
+    options.add_argument("--clients", type=int, default=CLIENTS, help=f"client processes (default {CLIENTS})")
+    options.add_argument("--rounds", type=int, help="rounds of a run, the first of which is not measured")
+    options.add_argument("--repeats", type=int, help="runs of each kind and size")
+    return run(measure, options.parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All runs, in one federation."""
+    sizes = (10**6,) if arguments.quick else (10**6, 10**7)
+    repeats = arguments.repeats or (1 if arguments.quick else 3)
+    rounds = arguments.rounds or (5 if arguments.quick else 6)
+    say(f"starting a server and {arguments.clients} clients")
+    with live_federation(APPS / "noop", clients=arguments.clients, allow_plain=True) as federation:
+        idle = resident_bytes(federation.server_pid)
+        measured = {
+            (parameters, kind): Measured(parameters=parameters, aggregation=kind)
+            for parameters in sizes
+            for kind in (SECURE, PLAIN)
+        }
+        for parameters in sizes:
+            for repeat in range(repeats):
+                # The order turns round, so that neither kind always follows the other.
+                for kind in (SECURE, PLAIN) if repeat % 2 == 0 else (PLAIN, SECURE):
+                    _run_once(federation, measured[parameters, kind], rounds)
+    return report(measured, idle=idle, sizes=sizes, clients=arguments.clients)
+
+
+def _run_once(federation: LiveFederation, measured: Measured, rounds: int) -> None:
+    reset_peak(federation.server_pid)
+    with ChildrenPeak(federation.server_pid) as children:
+        record = federation.run(
+            run_config={"parameters": measured.parameters, "num-server-rounds": rounds},
+            settings={"aggregation": measured.aggregation},
+        )
+    measured.add(record, peak=peak_resident_bytes(federation.server_pid), app_peak=children.peak)
+    latest = measured.seconds[-(rounds - 1) :]
+    say(f"d = {measured.parameters:.0e}, {measured.aggregation}: {', '.join(f'{s:.2f}' for s in latest)} s a round")
+
+
+def report(measured: Mapping[tuple[int, str], Measured], *, idle: int, sizes: Sequence[int], clients: int) -> Report:
+    """Figures and tables. idle: resident bytes of the server with all clients connected, before the first run."""
+    largest = measured[sizes[-1], SECURE]
+    figures = [
+        Figure(
+            name=f"secure_over_plain_seconds_{_power(parameters)}",
+            value=median(measured[parameters, SECURE].seconds) / median(measured[parameters, PLAIN].seconds),
+            aim=SECONDS_AIM,
+        )
+        for parameters in sizes
+    ]
+    figures += [
+        Figure(name="upload_over_float32", value=largest.upload() / largest.model_bytes, aim=UPLOAD_AIM),
+        Figure(name="server_peak_over_model", value=(largest.peak - idle) / largest.model_bytes, aim=MEMORY_AIM),
+    ]
+    return Report(
+        benchmark="round",
+        figures=tuple(figures),
+        tables=(_overview(measured, idle), *(_stages(one) for one in measured.values())),
+        notes=(
+            f"{clients} client processes, one server process, all on this machine, TLS on; medians over "
+            f"{len(largest.seconds)} rounds of each kind, the first round of every run left out",
+            f"server memory is the peak of the process that answers requests, above its {idle / MIB:.0f} MiB with all "
+            "clients connected before the first run; the ServerApp's process is shown beside it, in full",
+            f"upload and memory figures are those of d = {_power(sizes[-1])}",
+        ),
+    )
+
+
+def _overview(measured: Mapping[tuple[int, str], Measured], idle: int) -> Table:
+    header = (
+        "model", "aggregation", "s a round", "fastest", "slowest", "up MB", "down MB", "server MiB above idle",
+        "over model", "ServerApp MiB",
+    )  # fmt: skip
+    rows = [
+        (
+            f"d = {_power(one.parameters)}",
+            one.aggregation,
+            f"{median(one.seconds):.2f}",
+            f"{min(one.seconds):.2f}",
+            f"{max(one.seconds):.2f}",
+            f"{one.upload() / 1e6:.2f}",
+            f"{one.download() / 1e6:.2f}",
+            f"{(one.peak - idle) / MIB:.1f}",
+            f"{(one.peak - idle) / one.model_bytes:.2f}",
+            f"{one.app_peak / MIB:.0f}",
+        )
+        for one in measured.values()
+    ]
+    return Table(title="Rounds", header=header, rows=tuple(rows))
+
+
+def _stages(one: Measured) -> Table:
+    rows = tuple((name, f"{seconds:.3f}") for name, seconds in one.stages().items())
+    return Table(
+        title=f"Where a round's time goes: d = {_power(one.parameters)}, {one.aggregation}",
+        header=("stage", "median s"),
+        rows=rows,
+    )
+
+
+def _power(number: int) -> str:
+    """1e6 for a million, as the names of figures have it."""
+    digits = len(str(number)) - 1
+    return f"1e{digits}" if number == 10**digits else str(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
