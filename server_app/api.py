@@ -6,11 +6,13 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from fedcore.http_signing import NonceCache
+from fedcore.wire import Problem
 from server_app.auth import Authenticator
 from server_app.coordinator import Coordinator, StartApp
 from server_app.guard import Guard
@@ -30,6 +32,15 @@ class Application:
     coordinator: Coordinator = field(repr=False)
 
 
+class _App(FastAPI):
+    """FastAPI whose schema also holds the problem document, which routes only refer to."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        return schema
+
+
 def make_application(services: Services, *, token_sha256: bytes, start_app: StartApp | None = None) -> Application:
     """Wire up routes, errors and the guard. token_sha256: SHA-256 of the operator's token.
 
@@ -47,7 +58,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
             services.run_bell.stop()
             await coordinator.stop()
 
-    app = FastAPI(
+    app = _App(
         title="fedcore",
         summary="Federated learning with secure aggregation",
         version=fedcore_version(),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from fedcore.config import JobSettings
-from fedcore.errors import ConflictingMessage, FedcoreError, PeerError, RoundFailed
+from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed
 from fedcore.wire import (
     ManifestIn,
     MetricValue,
@@ -238,6 +238,9 @@ class Exchange(ABC):
         if self._broken is not None:
             raise self._broken
         progress.show(final=True)
+        if self._is_lost():
+            present = len(self.missing() | self.done())
+            raise CohortTooSmall(stage, present, self.task.threshold)
 
     def _is_lost(self) -> bool:
         return len(self.missing() | self.done()) < self.task.threshold

@@ -80,6 +80,8 @@ class Guard:
             traffic.caller = self.authenticate(scope)
             reader.refuse_announced_length(scope["headers"])
             await self.app(scope, reader, writer)
+            if reader.refusal is not None and not traffic.answered:
+                raise reader.refusal
         except Exception as error:
             await self._answer_failure(error, scope, reader, writer)
         finally:
@@ -90,6 +92,7 @@ class Guard:
         if rejection_for(error).kind is ProblemKind.INTERNAL:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         if not writer.traffic.answered:
+            writer.refusing = True
             await problem_response(error)(scope, reader, writer)
 
     def _limit(self, scope: Scope) -> int | None:
@@ -112,6 +115,7 @@ class _Reader:
         self._limit = limit
         self._stall_seconds = stall_seconds
         self._body_bytes = 0
+        self.refusal: Rejection | None = None
 
     def refuse_announced_length(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raise Rejection where Content-Length alone is over the limit."""
@@ -128,7 +132,7 @@ class _Reader:
             async with asyncio.timeout(self._stall_seconds):
                 message = await self._receive()
         except TimeoutError:
-            raise StalledBody from None
+            raise self._refuse(StalledBody()) from None
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self._traffic.up += size
@@ -139,7 +143,17 @@ class _Reader:
 
     def _check(self, size: int) -> None:
         if self._limit is not None and size > self._limit:
-            raise Rejection(ProblemKind.TOO_LARGE, f"a body at this address may have {self._limit} bytes at most")
+            raise self._refuse(
+                Rejection(
+                    ProblemKind.TOO_LARGE,
+                    f"a body at this address may have {self._limit} bytes at most",
+                )
+            )
+
+    def _refuse(self, refusal: Rejection) -> Rejection:
+        # Kept, because frameworks turn whatever ends the reading of a body into an answer of theirs.
+        self.refusal = refusal
+        return refusal
 
     async def linger(self) -> None:
         """Read what is left of a short body; without it the connection must be closed."""
@@ -155,14 +169,20 @@ class _Reader:
 
 
 class _Writer:
-    """`send` that counts, and that closes the connection when a body was left unread."""
+    """`send` that counts, and that closes the connection when a body was left unread.
+
+    Once the reader has refused the body, only the guard's own answer (`refusing`) goes out.
+    """
 
     def __init__(self, send: Send, traffic: Traffic, reader: _Reader) -> None:
         self._send = send
         self._reader = reader
         self.traffic = traffic
+        self.refusing = False
 
     async def __call__(self, message: Message) -> None:
+        if self._reader.refusal is not None and not self.traffic.answered and not self.refusing:
+            return
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", []))
             if not self.traffic.body_complete and not await self._read_rest():

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fedcore.codec import Encoding
+from fedcore.codec import Encoding, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, RoundFailed, RunFailed, WorkerDied
-from fedcore.round import EncodingPlan, ExchangeRequest, make_task
+from fedcore.round import EncodingPlan, ExchangeRequest, codec_settings, make_task
 from fedcore.state import Layout, ModelState, sha256_file
 from fedcore.wire import ModelRef, Scalar, Task
 from server_app.apphost import AppConnection
@@ -358,5 +358,14 @@ def check_plan(plan: RunPlan, members: int) -> None:
         raise ConfigurationError(
             f"the run needs {least} clients (min-clients, threshold), the federation has {members}"
         )
-    if settings.aggregation == "secure" and settings.min_clients < 2:
+    if settings.aggregation == "plain":
+        return
+    if settings.min_clients < 2:
         raise ConfigurationError("min-clients must be at least 2 with secure aggregation: the sum of one is its update")
+    if 0 < 2 * settings.threshold <= settings.min_clients:
+        raise ConfigurationError(
+            f"threshold must be more than half of min-clients ({settings.min_clients}): a server that "
+            "lies could otherwise unmask single clients. Leave it at 0 for the safe default"
+        )
+    # Worst cases are computed now, not when the first clients have trained.
+    first_encoding(codec_settings(settings), None, members)

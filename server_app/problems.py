@@ -128,7 +128,6 @@ def problem_responses(*kinds: ProblemKind) -> dict[int | str, dict[str, Any]]:
         status, _ = STATUS[kind]
         names = [other.value for other in kinds if STATUS[other][0] == status]
         responses[status] = {
-            "model": Problem,
             "description": "Problem: " + ", ".join(names),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }

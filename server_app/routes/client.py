@@ -110,6 +110,7 @@ async def task(
 
 @router.get(
     f"{EXCHANGE}/model",
+    status_code=200,
     response_class=ModelResponse,
     responses={**_GET, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )

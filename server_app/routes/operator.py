@@ -69,6 +69,7 @@ async def cancel(run: RunId, coordinator: AnyCoordinator, _: Operator) -> RunOut
 
 @router.get(
     "/runs/{run}/model",
+    status_code=200,
     response_class=ModelResponse,
     responses={**_MISSING, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )

@@ -1,0 +1,342 @@
+"""Whole exchanges with real sessions: the sum, dropouts at every stage, retries."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.serverside import Failure, Local, Member, ScriptedApp, Site, events_of
+
+from fedcore.state import ModelState
+from fedcore.wire import WithdrawalReason
+from server_app.appmessages import ExchangeFailed, Replies
+
+ALL = [1, 2, 3, 4]
+EXAMPLES = {1: 10, 2: 20, 3: 30, 4: 4}
+STEPS = ["advertise", "share", "upload", "sign", "unmask"]
+
+
+def give_locals(site: Site) -> None:
+    """Updates and weights that differ, so that a lost or doubled one shows in the sum."""
+    for member in site.members.values():
+        member.local = Local(
+            by=2.0**-member.id,
+            examples=EXAMPLES[member.id],
+            metrics={"loss": float(member.id), "pair": [1.0, float(member.id) ** 2]},
+        )
+
+
+def check_mean(reply: Any, model: ModelState, survivors: list[int]) -> None:
+    """Exactly these clients are in the sum, each once, with its own weight."""
+    total = sum(EXAMPLES[client] for client in survivors)
+    assert reply.node == 0
+    assert reply.examples == total
+    delta = sum(EXAMPLES[client] / total * 2.0**-client for client in survivors)
+    mean = ModelState.open(Path(reply.state))
+    np.testing.assert_allclose(mean["weight"], model["weight"] + delta, atol=1e-5)
+    np.testing.assert_allclose(mean["half"].astype(float), model["half"] + delta, atol=2e-3)
+    assert mean["counter"] == model["counter"] + 1
+    loss = sum(EXAMPLES[client] * client for client in survivors) / total
+    square = sum(EXAMPLES[client] * client**2 for client in survivors) / total
+    assert reply.metrics["loss"] == pytest.approx(loss)
+    assert reply.metrics["pair"] == pytest.approx([1.0, square])
+
+
+async def together(members: list[Member], until: dict[int, str] | None = None) -> None:
+    await asyncio.gather(*(member.secure(until=(until or {}).get(member.id, "")) for member in members))
+
+
+async def test_secure_exchange_gives_the_weighted_mean(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    assert members[0].task is not None
+    assert members[0].task.threshold == 3
+    await together(members)
+    answer = await asked
+    assert isinstance(answer, Replies)
+    (reply,) = answer.replies
+    check_mean(reply, model, ALL)
+    uploads = here.services.settings.runs_dir / run / "exchanges" / "1" / "uploads"
+    assert list(uploads.iterdir()) == [], "a folded vector is deleted"
+    assert list(here.services.settings.spool_dir.iterdir()) == []
+
+    ended = await here.finish(run, app, model)
+    (done,) = events_of(ended, "exchange-done")
+    assert done["survivors"] == [f"client-{number}" for number in ALL]
+    assert done["aggregation"] == "secure"
+    size = len(members[0].sent["update"])
+    for name in done["survivors"]:
+        assert size < done["bytes_up"][name] < size + 20_000
+        assert done["bytes_down"][name] > members[0].task.model.size  # type: ignore[union-attr]
+    assert {*done["stage_seconds"]} == {*"advertise share input consistency unmask result".split()}
+    assert ended.status == "finished"
+    assert ended.model is not None
+    got = await here.operator("GET", f"/v1/runs/{run}/model")
+    assert len(got.content) == ended.model.size
+    assert app.stopped
+
+
+async def test_later_exchanges_use_narrow_fields(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin()
+    for _ in range(2):
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await together(await here.enter_all())
+        answer = await asked
+        assert isinstance(answer, Replies)
+    ended = await here.finish(run, app)
+    assert [item["field_bits"] for item in events_of(ended, "exchange")] == [32, 16]
+
+
+async def test_evaluation_sums_metrics_alone(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    _, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL, message_type="evaluate"))
+    await together(await here.enter_all())
+    answer = await asked
+    assert isinstance(answer, Replies)
+    (reply,) = answer.replies
+    assert reply.state is None
+    assert reply.metrics["loss"] == pytest.approx((10 + 40 + 90 + 16) / 64)
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_dropout_at_each_step_leaves_the_others_sum(here: Site, model: ModelState, step: str) -> None:
+    give_locals(here)
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+
+    async def leave() -> None:
+        await members[1].secure(until=step)
+        await members[1].withdraw(WithdrawalReason.WORKER_DIED)
+
+    others = [member for member in members if member.id != 2]
+    await asyncio.gather(leave(), *(member.secure() for member in others))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    gone = step in ("advertise", "share", "upload")
+    check_mean(answer.replies[0], model, [1, 3, 4] if gone else ALL)
+    ended = await here.finish(run, app)
+    (dropped,) = events_of(ended, "dropped")
+    assert dropped["client"] == "client-2"
+    assert dropped["reason"] == "withdrew: worker-died"
+
+
+@pytest.mark.parametrize("step", ["share", "upload", "unmask"])
+async def test_a_client_that_falls_silent_is_given_up(here: Site, model: ModelState, step: str) -> None:
+    give_locals(here)
+    run, app = await here.begin({"liveness-seconds": 0.6})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+
+    async def stay_alive(member: Member) -> None:
+        while True:
+            await member.ask("GET", "/v1/task?wait=0.2")
+
+    others = [member for member in members if member.id != 3]
+    beats = [asyncio.create_task(stay_alive(member)) for member in others]
+    await together(members, {3: step})
+    answer = await asked
+    for beat in beats:
+        beat.cancel()
+    await asyncio.gather(*beats, return_exceptions=True)
+    assert isinstance(answer, Replies)
+    check_mean(answer.replies[0], model, ALL if step == "unmask" else [1, 2, 4])
+    (dropped,) = events_of(await here.finish(run, app), "dropped")
+    assert (dropped["client"], dropped["reason"]) == ("client-3", "silent for more than 0.6 s")
+
+
+async def test_a_stage_ends_at_its_deadline(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin({"step-seconds": 0.6})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await together(members, {4: "share"})
+    answer = await asked
+    assert isinstance(answer, Replies)
+    check_mean(answer.replies[0], model, [1, 2, 3])
+    (dropped,) = events_of(await here.finish(run, app), "dropped")
+    assert dropped["reason"] == "no answer in stage share within 0.6 s"
+
+
+async def test_below_the_threshold_the_exchange_is_tried_again(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await asyncio.gather(*(member.secure(until="upload") for member in members))
+    await members[0].withdraw()
+    await members[1].withdraw()
+    again = await here.enter_all()
+    assert {member.task.exchange for member in again if member.task} == {2}
+    assert {member.task.attempt for member in again if member.task} == {2}
+    await together(again)
+    answer = await asked
+    assert isinstance(answer, Replies)
+    check_mean(answer.replies[0], model, ALL)
+    ended = await here.finish(run, app)
+    (failed,) = events_of(ended, "exchange-failed")
+    assert failed["retry"] is True
+    assert "2 clients are left at step 'input', 3 are needed" in failed["reason"]
+    assert "client-1: withdrew: stopped" in failed["reason"]
+
+
+async def test_the_run_fails_with_the_reason_of_the_last_attempt(here: Site, model: ModelState) -> None:
+    run, app = await here.begin({"max-attempts": 2})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    for _ in range(2):
+        for member in (await here.enter_all())[:2]:
+            await member.withdraw()
+    answer = await asked
+    assert isinstance(answer, ExchangeFailed)
+    app.fail(answer.reason)
+    ended = await here.follow(run)
+    assert ended.status == "failed"
+    assert "3 are needed" in ended.reason
+    assert [item["retry"] for item in events_of(ended, "exchange-failed")] == [True, False]
+
+
+async def test_a_reason_that_all_clients_share_is_not_tried_again(here: Site, model: ModelState) -> None:
+    _, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    for member in await here.enter_all():
+        await member.withdraw(WithdrawalReason.APP_FAILED)
+    answer = await asked
+    assert isinstance(answer, ExchangeFailed)
+    assert answer.reason.startswith("every client withdrew: app-failed")
+
+
+async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin({"aggregation": "plain"})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await asyncio.gather(*(member.plain() for member in members))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    assert [reply.node for reply in answer.replies] == ALL
+    for reply in answer.replies:
+        state = ModelState.open(Path(str(reply.state)))
+        np.testing.assert_array_equal(state["weight"], model["weight"] + np.float32(2.0**-reply.node))
+        assert reply.examples == EXAMPLES[reply.node]
+        assert reply.metrics["loss"] == reply.node
+    ended = await here.finish(run, app)
+    assert ended.aggregation == "plain"
+    (done,) = events_of(ended, "exchange-done")
+    assert done["aggregation"] == "plain"
+    assert done["metrics"]["loss"] == pytest.approx((10 + 40 + 90 + 16) / 64)
+
+
+async def test_plain_evaluation_ends_with_the_manifest(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    _, app = await here.begin({"aggregation": "plain"})
+    asked = asyncio.create_task(app.exchange(model, ALL, message_type="evaluate"))
+    members = await here.enter_all()
+    for member in members[:3]:
+        await member.plain()
+    await members[3].withdraw()
+    answer = await asked
+    assert isinstance(answer, Replies)
+    assert [(reply.node, reply.state) for reply in answer.replies] == [(1, None), (2, None), (3, None)]
+
+
+async def test_clients_must_report_the_same_metrics(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    _, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    members[2].local.metrics = {"loss": 1.0, "surprise": 2.0}
+    await asyncio.gather(*(member.secure(until="upload") for member in members))
+    await members[0].upload()
+    with pytest.raises(Failure, match="which has: loss, pair") as refused:
+        await members[2].upload()
+    assert refused.value.problem.kind == "bad-configuration"
+    assert "surprise" not in refused.value.problem.detail
+    await members[2].withdraw(WithdrawalReason.UPDATE_REFUSED)
+    await asyncio.gather(members[1].upload(), members[3].upload())
+    rest = [members[0], members[1], members[3]]
+    await asyncio.gather(*(member.sign() for member in rest))
+    await asyncio.gather(*(member.unmask() for member in rest))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    check_mean(answer.replies[0], model, [1, 2, 4])
+
+
+async def test_a_client_with_another_app_is_not_asked(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin()
+    await here.members[4].join("ab" * 32)
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = [here.members[number] for number in (1, 2, 3)]
+    await asyncio.gather(*(member.enter() for member in members))
+    await together(members)
+    answer = await asked
+    assert isinstance(answer, Replies)
+    check_mean(answer.replies[0], model, [1, 2, 3])
+    (dropped,) = events_of(await here.finish(run, app), "dropped")
+    assert dropped["client"] == "client-4"
+    assert "another app" in dropped["reason"]
+
+
+async def test_too_few_clients_fail_the_exchange_in_time(here: Site, model: ModelState) -> None:
+    _, app = await here.begin({"join-seconds": 0.3, "liveness-seconds": 0.2})
+    await asyncio.sleep(0.25)
+    answer = await app.exchange(model, ALL)
+    assert isinstance(answer, ExchangeFailed)
+    assert "3 clients are needed, 0 are connected after 0.3 s" in answer.reason
+
+
+async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, model: ModelState) -> None:
+    _, app = await here.begin()
+    answer = await app.exchange(model, [1])
+    assert isinstance(answer, ExchangeFailed)
+    assert "asks 1 clients, but a sum needs 2" in answer.reason
+
+
+async def test_an_app_that_dies_ends_its_exchange(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    app.crashed.set()
+    ended = await here.follow(run)
+    asked.cancel()
+    assert ended.status == "failed"
+    assert "ended during an exchange" in ended.reason
+    with pytest.raises(Failure) as refused:
+        await members[0].advertise()
+    assert refused.value.problem.kind == "round-failed"
+
+
+async def test_runs_are_led_in_the_order_of_submission(here: Site) -> None:
+    first = await here.begin()
+    second = await here.submit()
+    assert second.status == "waiting"
+    assert len(here.apps) == 1
+    await here.finish(*first)
+    while len(here.apps) == 1:
+        await asyncio.sleep(0.01)
+    app: ScriptedApp = here.apps[1]
+    assert (await here.finish(second.run, app)).status == "finished"
+
+
+async def test_cancel_ends_a_led_and_a_waiting_run(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    waiting = (await here.submit()).run
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    for name in (waiting, run):
+        await here.operator("POST", f"/v1/runs/{name}/cancel")
+        ended = await here.follow(name)
+        assert (ended.status, ended.reason) == ("cancelled", "cancelled by the operator")
+        assert events_of(ended, "ended") == [{"status": "cancelled", "reason": ended.reason}]
+    asked.cancel()
+    assert app.stopped
+    with pytest.raises(Failure) as refused:
+        await members[0].advertise()
+    assert refused.value.problem.kind == "round-failed"

@@ -1,0 +1,268 @@
+"""The server as a process: sockets, TLS, signals, the ServerApp beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from support.serverside import Site, events_of, site
+from typer.testing import CliRunner
+
+from fedcore.errors import WorkerDied
+from fedcore.federation import Federation, OperatorKit, provision
+from server_app.api import Application
+from server_app.apphost import AppProcess
+from server_app.appmessages import Start
+from server_app.main import app as command
+from server_app.protocol import GuardedProtocol
+
+# --- a real socket ------------------------------------------------------------------------------
+
+
+class QuickProtocol(GuardedProtocol):
+    header_bytes = 8192
+    header_seconds = 0.4
+
+
+@contextlib.asynccontextmanager
+async def listening(application: Application) -> AsyncIterator[int]:
+    """uvicorn over the application on a loopback port; the lifespan is the site's own."""
+    config = uvicorn.Config(application.asgi, http=QuickProtocol, ws="none", lifespan="off", log_config=None, port=0)
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        serving = asyncio.create_task(server._serve([listener]))
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        await serving
+
+
+@contextlib.asynccontextmanager
+async def socketed(federation: Federation, folder: Path) -> AsyncIterator[tuple[Site, int]]:
+    async with site(federation, folder, stall_seconds=0.4) as made:
+        async with listening(made.application) as port:
+            yield made, port
+
+
+def head(site: Site, path: str, length: int, *, digest: bytes | None = None) -> bytes:
+    signed = site.members[1].signed("PUT" if "update" in path else "POST", path, digest=digest)
+    method = "PUT" if "update" in path else "POST"
+    lines = [f"{method} {path} HTTP/1.1", "Host: server", f"Content-Length: {length}"]
+    lines += ["Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in signed.items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def test_a_body_that_stalls_is_dropped(federation: Federation, tmp_path: Path) -> None:
+    async with socketed(federation, tmp_path) as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(made, "/v1/heartbeat", 100) + b"{")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in answer
+        writer.close()
+
+
+async def test_a_head_that_is_late_or_long_is_dropped(federation: Federation, tmp_path: Path) -> None:
+    async with socketed(federation, tmp_path) as (_, port):
+        for start in (b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            begin = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert time.monotonic() - begin < 4
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 20_000)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            for _ in range(2):  # a kept connection has no clock running between requests
+                assert (await http.get("/healthz")).status_code == 200
+                await asyncio.sleep(0.5)
+
+
+async def test_a_truncated_upload_leaves_nothing_and_can_come_again(
+    federation: Federation, tmp_path: Path, model: object
+) -> None:
+    async with socketed(federation, tmp_path) as (made, port):
+        _, app = await made.begin()
+        asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))  # type: ignore[arg-type]
+        members = await made.enter_all()
+        await asyncio.gather(*(member.secure(until="upload") for member in members))
+        first = members[0]
+        body, manifest = first.vector()
+        await first.put("manifest", manifest)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        digest = bytes.fromhex(manifest.sha256)
+        writer.write(head(made, first.at("update"), len(body), digest=digest) + body[:5000])
+        await writer.drain()
+        while not list(made.services.settings.spool_dir.iterdir()):
+            await asyncio.sleep(0.01)
+        writer.close()
+        while list(made.services.settings.spool_dir.iterdir()):
+            await asyncio.sleep(0.01)
+        await first.put("update", body)
+        await asyncio.gather(*(member.upload() for member in members[1:]))
+        await asyncio.gather(*(member.sign() for member in members))
+        await asyncio.gather(*(member.unmask() for member in members))
+        (reply,) = (await asked).replies  # type: ignore[union-attr]
+        assert reply.examples == 40
+        del reader
+
+
+# --- the ServerApp's process --------------------------------------------------------------------
+
+
+async def test_the_whole_run_of_an_unmodified_flower_app(federation: Federation, tmp_path: Path) -> None:
+    async with site(federation, tmp_path, start_app=AppProcess.start) as made:
+        run = (await made.submit({"min-clients": 4}, {"min-nodes": 4})).run
+        for _ in range(2):  # train, then evaluate
+            members = await asyncio.gather(*(m.enter(wait=20) for m in made.members.values()))
+            assert len(members) == 4
+            await asyncio.gather(*(member.secure() for member in made.members.values()))
+        ended = await made.follow(run)
+    assert ended.status == "finished", ended.reason
+    assert ended.model is not None
+    assert [item["message_type"] for item in events_of(ended, "exchange-done")] == ["train", "evaluate"]
+    assert any("Starting FedAvg" in item["line"] for item in events_of(ended, "log"))
+    assert not any("\x1b" in item["line"] for item in events_of(ended, "log"))
+
+
+async def test_a_strategy_that_cannot_work_fails_the_run_with_its_reason(
+    federation: Federation, tmp_path: Path
+) -> None:
+    async with site(federation, tmp_path, start_app=AppProcess.start) as made:
+        run = (await made.submit({}, {"strategy": "FedMedian"})).run
+        ended = await made.follow(run)
+    assert ended.status == "failed"
+    assert "FedMedian cannot run with secure aggregation" in ended.reason
+    assert not events_of(ended, "exchange")
+
+
+async def test_a_cancelled_run_leaves_no_process(federation: Federation, tmp_path: Path) -> None:
+    async with site(federation, tmp_path, start_app=AppProcess.start) as made:
+        run = (await made.submit()).run
+        while not events_of(await running(made, run), "exchange"):
+            await asyncio.sleep(0.05)
+        ended = await made.operator("POST", f"/v1/runs/{run}/cancel")
+        assert ended.json()["status"] == "cancelled"
+        needle = str(made.services.settings.runs_dir)
+        assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and needle in cwd_of(pid)]
+
+
+async def running(made: Site, run: str) -> object:
+    from fedcore.wire import RunOut
+
+    return RunOut.model_validate_json((await made.operator("GET", f"/v1/runs/{run}")).content)
+
+
+def cwd_of(pid: str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return ""
+
+
+async def test_a_killed_app_is_noticed_and_its_children_end(tmp_path: Path) -> None:
+    lines: list[str] = []
+    process = await AppProcess.start(tmp_path, lines.append)
+    os.kill(process._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="signal 9"):
+        await process.receive()
+    await process.stop()
+
+
+async def test_an_app_ends_with_its_server(tmp_path: Path) -> None:
+    """The server's end of the socket closes, as it does when the server is killed."""
+    process = await AppProcess.start(tmp_path, lambda _: None)
+    process._writer.close()
+    await asyncio.wait_for(process.ended(), 20)
+    await process.stop()
+
+
+async def test_an_app_that_cannot_start_says_why(tmp_path: Path) -> None:
+    lines: list[str] = []
+    process = await AppProcess.start(tmp_path, lines.append)
+    await process.send(Start(app=str(tmp_path), folder=str(tmp_path), run="r", run_config={}, aggregation="secure"))
+    message = await process.receive()
+    assert message.op == "broken"
+    assert "not a Flower app" in message.reason
+    await process.stop()
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return provision(
+        tmp_path_factory.mktemp("fleet") / "fed",
+        name="fleet",
+        clients=2,
+        now=datetime.now(UTC),
+        hosts=["127.0.0.1"],
+        port=port,
+    )
+
+
+def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: Federation, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    arguments = ["--federation", str(fleet.folder), "--ready-file", str(ready), "--log-json"]
+    server = subprocess.Popen([sys.executable, "-m", "server_app.main", *arguments], stderr=subprocess.PIPE, text=True)
+    try:
+        while not ready.exists():
+            assert server.poll() is None
+            time.sleep(0.02)
+        kit = OperatorKit.load(fleet.operator)
+        context = ssl.create_default_context(cafile=str(kit.ca_file))
+        bearer = {"Authorization": f"Bearer {kit.token}"}
+        with httpx.Client(base_url=kit.server_url, verify=context, headers=bearer) as http:
+            assert http.get("/v1/clients").json()["federation"] == "fleet"
+        second = CliRunner().invoke(command, ["--federation", str(fleet.folder)])
+        assert second.exit_code == 2
+        assert "another server uses the data folder" in second.stderr
+        other = ["--federation", str(fleet.folder), "--data-dir", str(tmp_path / "other")]
+        third = CliRunner().invoke(command, other)
+        assert third.exit_code == 4
+        assert "choose one with --port" in third.stderr
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=20)
+        assert server.returncode == 0, errors
+        assert '"message": "stopped"' in errors
+        assert kit.token not in errors
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_a_missing_kit_is_a_clear_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, ["--federation", str(tmp_path / "none")])
+    assert result.exit_code == 2
+    assert "there is no such folder" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_has_an_example() -> None:
+    result = CliRunner().invoke(command, ["--help"])
+    assert result.exit_code == 0
+    assert "fedcore server --federation federation" in result.stdout

@@ -1,0 +1,500 @@
+"""Every kind of problem reached through a client, and that the exchange goes on as if nothing was."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.serverside import TINY, Failure, Member, ScriptedApp, Site, as_json
+
+from fedcore.errors import StorageFull
+from fedcore.flower.bundle import AppBundle
+from fedcore.state import ModelState
+from fedcore.wire import ProblemKind, RunIn, WithdrawIn
+from server_app import blobs
+from server_app.appmessages import Replies
+from server_app.problems import STATUS, Rejection, rejection_for
+
+ALL = [1, 2, 3, 4]
+
+
+@dataclass
+class Open:
+    """An open exchange that everybody has entered."""
+
+    site: Site
+    run: str
+    app: ScriptedApp
+    members: list[Member]
+    asked: asyncio.Task[Any]
+
+    async def until(self, step: str) -> Member:
+        """Everybody stands before `step`; the first member."""
+        await asyncio.gather(*(member.secure(until=step) for member in self.members))
+        return self.members[0]
+
+    async def complete(self, *steps: str) -> Replies:
+        """Everybody does the steps that are left; the honest continuation works."""
+        for step in steps:
+            await asyncio.gather(*(getattr(member, step)() for member in self.members))
+        answer = await self.asked
+        assert isinstance(answer, Replies)
+        return answer
+
+
+@pytest.fixture
+async def opened(here: Site, model: ModelState) -> AsyncIterator[Open]:
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    yield Open(here, run, app, members, asked)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+async def problem(work: Any, kind: str, match: str | None = None) -> Failure:
+    """The refusal, of this kind."""
+    with pytest.raises(Failure, match=match) as refused:
+        await work
+    assert refused.value.problem.kind == kind, str(refused.value)
+    assert refused.value.response.headers["content-type"] == "application/problem+json"
+    assert refused.value.problem.status == refused.value.response.status_code
+    return refused.value
+
+
+# --- identity -----------------------------------------------------------------------------------
+
+
+async def test_unsigned_foreign_and_altered_requests_are_refused(here: Site) -> None:
+    member = here.members[1]
+    plain = await here.http.get("/v1/task")
+    assert (plain.status_code, as_json(plain)["type"]) == (401, "urn:fedcore:problem:unauthorized")
+    stranger = Ed25519PrivateKey.generate()
+    for options in (
+        {"key": stranger},
+        {"key_id": "client-9"},
+        {"key_id": "client-2"},
+        {"key_id": "operator"},
+        {"now": time.time() - 4000},
+        {"now": time.time() + 4000},
+    ):
+        await problem(member.ask("GET", "/v1/task", **options), "unauthorized")  # type: ignore[arg-type]
+    headers = member.signed("GET", "/v1/task")
+    for path, method in (("/v1/task?after=3", "GET"), ("/v1/heartbeat", "POST")):
+        moved = await here.http.request(method, path, headers=headers)
+        assert moved.status_code == 401
+
+
+async def test_a_replayed_request_is_refused(here: Site) -> None:
+    headers = here.members[1].signed("GET", "/v1/task")
+    first = await here.http.get("/v1/task", headers=headers)
+    again = await here.http.get("/v1/task", headers=headers)
+    assert (first.status_code, again.status_code) == (204, 401)
+    assert "came before" in as_json(again)["detail"]
+
+
+async def test_an_unsigned_request_is_no_sign_of_life(here: Site) -> None:
+    await here.http.get("/v1/task", headers={"Signature-Input": 'fedcore=();keyid="client-1"'})
+    assert here.services.presence.online(60.0) == frozenset()
+    await here.members[1].ask("GET", "/v1/task")
+    assert here.services.presence.online(60.0) == {1}
+
+
+async def test_operators_need_the_token_and_clients_cannot_use_their_address(here: Site) -> None:
+    token = here.operator_kit.token
+    for value in ("", "Bearer", "Bearer wrong", f"Basic {token}", f"Bearer {token}x"):
+        answer = await here.http.get("/v1/clients", headers={"Authorization": value})
+        assert answer.status_code == 401
+    signed = here.members[1].signed("GET", "/v1/clients")
+    assert (await here.http.get("/v1/clients", headers=signed)).status_code == 401
+    bearer = {"Authorization": f"Bearer {token}"}
+    assert (await here.http.get("/v1/task", headers=bearer)).status_code == 401
+    assert (await here.http.get("/v1/clients", headers=bearer)).status_code == 200
+
+
+async def test_who_is_there_is_shown_to_the_operator(here: Site) -> None:
+    await here.members[2].join("ab" * 32)
+    clients = as_json(await here.operator("GET", "/v1/clients"))["clients"]
+    assert [client["online"] for client in clients] == [False, True, False, False]
+    assert clients[1]["app_sha256"] == "ab" * 32
+
+
+# --- form ---------------------------------------------------------------------------------------
+
+
+async def test_a_malformed_body_is_not_echoed(opened: Open) -> None:
+    member = opened.members[0]
+    path = member.at("advertisement")
+    secret = "c2VjcmV0LXRleHQ="
+    for body in (
+        b"{",
+        b"[]",
+        b'{"c_public": "' + secret.encode() + b'"}',
+        json.dumps({secret: 1, "c_public": secret}).encode(),
+        json.dumps({"c_public": "not base64 secret-text"}).encode(),
+    ):
+        refused = await problem(member.ask("PUT", path, body), "malformed")
+        assert "secret" not in refused.response.text
+        assert secret not in refused.response.text
+    await opened.complete("secure")
+
+
+async def test_a_digest_that_is_not_the_bodys_is_refused(opened: Open) -> None:
+    member = opened.members[0]
+    body = b'{"run": "", "exchange": 0}'
+    wrong = hashlib.sha256(b"other").digest()
+    await problem(member.ask("POST", "/v1/heartbeat", body, digest=wrong), "digest-mismatch")
+    await member.ask("POST", "/v1/heartbeat", body)
+
+
+async def test_a_control_message_has_a_size_limit(here: Site) -> None:
+    member = here.members[1]
+    refused = await problem(member.ask("POST", "/v1/heartbeat", b" " * 100_000), "too-large", "may have")
+    assert refused.response.status_code == 413
+    assert refused.response.headers["connection"] == "close"
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 10_000
+
+    body = b" " * 1_000_000
+    headers = member.signed("POST", "/v1/heartbeat", body)
+    answer = await here.http.post("/v1/heartbeat", content=endless(), headers=headers)
+    assert answer.status_code == 413
+
+
+async def test_addresses_that_do_not_exist(opened: Open) -> None:
+    member = opened.members[0]
+    await problem(member.ask("GET", "/v1/nowhere"), "not-found")
+    base = f"/v1/runs/{opened.run}/exchanges"
+    await problem(member.ask("GET", f"{base}/7/cohort"), "not-found", "no such exchange")
+    await problem(member.ask("GET", f"{base}/0/cohort"), "malformed")
+    await problem(opened.site.operator("GET", "/v1/runs/none"), "not-found", "no such run")
+    await problem(opened.site.operator("GET", f"/v1/runs/{opened.run}/model"), "not-found")
+    await problem(member.ask("DELETE", f"{base}/1/cohort"), "not-found")
+
+
+async def test_plain_exchanges_have_no_protocol_steps(here: Site, model: ModelState) -> None:
+    _, app = await here.begin({"aggregation": "plain"})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await problem(members[0].get("cohort"), "not-found", "plain mode has no such step")
+    await asyncio.gather(*(member.plain() for member in members))
+    await asked
+
+
+# --- repetition and order -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "left"),
+    [
+        ("advertisement", ["share", "receive", "upload", "sign", "unmask"]),
+        ("key-shares", ["receive", "upload", "sign", "unmask"]),
+        ("manifest", ["sign", "unmask"]),
+        ("update", ["sign", "unmask"]),
+        ("consistency", ["unmask"]),
+        ("unmask", []),
+    ],
+)
+async def test_the_same_bytes_again_get_the_same_answer_and_others_a_conflict(
+    opened: Open, step: str, left: list[str]
+) -> None:
+    member = opened.members[0]
+    before = {"advertisement": "share", "key-shares": "receive", "consistency": "unmask"}
+    stop = before.get(step, "sign" if step in ("manifest", "update") else "")
+    await asyncio.gather(*(other.secure(until=stop) for other in opened.members))
+    for _ in range(2):
+        await member.ask("PUT", member.at(step), member.sent[step])
+    other = opened.members[1].sent[step]
+    if step == "update":
+        other = bytes(len(other))
+    await problem(member.ask("PUT", member.at(step), other), "conflict")
+    (reply,) = (await opened.complete(*left)).replies
+    assert reply.examples == 40
+
+
+async def test_two_uploads_at_once_count_once(opened: Open) -> None:
+    member = await opened.until("upload")
+    body, manifest = member.vector()
+    await member.put("manifest", manifest)
+    await asyncio.gather(*(member.put("update", body) for _ in range(4)))
+    opened.members.remove(member)
+    await asyncio.gather(*(other.upload() for other in opened.members))
+    opened.members.append(member)
+    (reply,) = (await opened.complete("sign", "unmask")).replies
+    assert reply.examples == 40
+
+
+async def test_a_step_before_its_time_is_a_violation(opened: Open) -> None:
+    member = opened.members[0]
+    await member.advertise()
+    body = b'{"signature": "' + b"A" * 86 + b'=="}'
+    refused = await problem(member.ask("PUT", member.at("consistency"), body), "protocol-violation", "not due")
+    assert refused.problem.model_extra == {"check": "out-of-order"}
+    await opened.complete("advertise", "share", "receive", "upload", "sign", "unmask")
+
+
+async def test_a_message_that_fails_a_check_names_it(opened: Open) -> None:
+    first, second = opened.members[:2]
+    await second.advertise()
+    refused = await problem(
+        first.ask("PUT", first.at("advertisement"), second.sent["advertisement"]),
+        "protocol-violation",
+    )
+    assert refused.problem.model_extra is not None
+    assert refused.problem.model_extra["check"]
+    await opened.complete("secure")
+
+
+# --- uploads ------------------------------------------------------------------------------------
+
+
+async def test_uploads_that_do_not_fit_their_manifest_are_refused_whole(opened: Open) -> None:
+    member = await opened.until("upload")
+    body, manifest = member.vector()
+    path = member.at("update")
+    await problem(member.ask("PUT", path, body), "malformed", "needs a manifest")
+    for change in ({"size": 8}, {"examples": 10}, {"values": {"loss": 1.0}}):
+        await problem(member.ask("PUT", member.at("manifest"), manifest.model_copy(update=change)), "malformed")
+    await member.put("manifest", manifest)
+    await problem(member.ask("PUT", path, bytes(len(body))), "digest-mismatch", "of its manifest")
+    right = hashlib.sha256(body).digest()
+    await problem(member.ask("PUT", path, body[:-8], digest=right), "malformed", "ended before")
+    await problem(member.ask("PUT", path, body + b"x", digest=right), "too-large")
+    flipped = bytes([body[0] ^ 1]) + body[1:]
+    await problem(member.ask("PUT", path, flipped, digest=right), "digest-mismatch", "signed")
+    settings = opened.site.services.settings
+    assert list(settings.spool_dir.iterdir()) == []
+    await member.put("update", body)
+    opened.members.remove(member)
+    await asyncio.gather(*(other.upload() for other in opened.members))
+    opened.members.append(member)
+    (reply,) = (await opened.complete("sign", "unmask")).replies
+    assert reply.examples == 40
+
+
+async def test_an_upload_after_its_client_was_dropped_is_stale(opened: Open) -> None:
+    """PROTOCOL.md, case 7, also where the upload began before: the vector must not reach the sum."""
+    member = await opened.until("upload")
+    body, manifest = member.vector()
+    await member.put("manifest", manifest)
+    half, dropped = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[: len(body) // 2]
+        half.set()
+        await dropped.wait()
+        yield body[len(body) // 2 :]
+
+    headers = member.signed("PUT", member.at("update"), body)
+    sending = asyncio.create_task(opened.site.http.put(member.at("update"), content=slowly(), headers=headers))
+    await half.wait()
+    exchange = opened.site.application.coordinator.exchange
+    assert exchange is not None
+    exchange.give_up(member.id, "taken for dead")
+    dropped.set()
+    late = await sending
+    assert (late.status_code, as_json(late)["type"]) == (409, "urn:fedcore:problem:stale-step")
+    await problem(member.ask("GET", member.at("survivors")), "stale-step")
+    opened.members.remove(member)
+    (reply,) = (await opened.complete("upload", "sign", "unmask")).replies
+    assert reply.examples == 30
+    mean = ModelState.open(Path(str(reply.state)))["half"]
+    np.testing.assert_allclose(mean.astype(float), [1.5, -1.0], atol=2e-3)
+
+
+async def test_a_full_disk_takes_nothing_and_the_upload_can_come_again(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = await opened.until("upload")
+    body, manifest = member.vector()
+    await member.put("manifest", manifest)
+
+    def full(descriptor: int, data: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blobs, "write_all", full)
+        refused = await problem(member.ask("PUT", member.at("update"), body), "storage-full", "nothing was taken over")
+    assert refused.response.status_code == 507
+    assert list(opened.site.services.settings.spool_dir.iterdir()) == []
+    await member.put("update", body)
+    opened.members.remove(member)
+    await asyncio.gather(*(other.upload() for other in opened.members))
+    opened.members.append(member)
+    (reply,) = (await opened.complete("sign", "unmask")).replies
+    assert reply.examples == 40
+
+
+async def test_plain_updates_are_checked_against_the_model(here: Site, model: ModelState) -> None:
+    run, app = await here.begin({"aggregation": "plain"})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    first = members[0]
+    body, manifest = first.plain_manifest()
+    other = ModelState.from_arrays({"weight": np.zeros(3, np.float32)})
+    path = here.services.settings.data_dir / "other.safetensors"
+    other.save(path)
+    for bad, kind in ((b"\x08" + bytes(200), "malformed"), (path.read_bytes(), "bad-configuration")):
+        update = {"sha256": hashlib.sha256(bad).hexdigest(), "size": len(bad)}
+        await members[1].ask("PUT", members[1].at("manifest"), manifest.model_copy(update=update))
+        await problem(members[1].ask("PUT", members[1].at("update"), bad), kind)
+        await members.pop(1).withdraw()
+    huge = manifest.model_copy(update={"size": 1 << 40})
+    await problem(first.ask("PUT", first.at("manifest"), huge), "too-large")
+    hidden = manifest.model_copy(update={"examples": None})
+    await problem(first.ask("PUT", first.at("manifest"), hidden), "malformed", "plain mode")
+    await asyncio.gather(*(member.plain() for member in members))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    assert [reply.node for reply in answer.replies] == [1, 4]
+    folder = here.services.settings.runs_dir / run / "exchanges" / "1" / "uploads"
+    assert sorted(item.name for item in folder.iterdir()) == ["1.safetensors", "4.safetensors"]
+
+
+# --- who belongs to an exchange -----------------------------------------------------------------
+
+
+async def test_clients_outside_the_cohort_and_after_the_end(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    for number in (1, 2):
+        asked = asyncio.create_task(app.exchange(model, [1, 2, 3]))
+        members = [here.members[client] for client in (1, 2, 3)]
+        await asyncio.gather(*(member.enter() for member in members))
+        outsider = here.members[4]
+        outsider.task = members[0].task
+        await problem(outsider.get("cohort", wait=0), "not-in-cohort")
+        await asyncio.gather(*(member.secure() for member in members))
+        await asked
+        await problem(members[0].get("cohort"), "round-failed", f"exchange {number} has ended")
+    members[0].task = members[0].task.model_copy(update={"exchange": 1})  # type: ignore[union-attr]
+    outsider.task = members[0].task
+    await problem(members[0].get("cohort"), "round-failed", "exchange 1 has ended")
+    await problem(outsider.get("cohort"), "not-in-cohort")
+    await members[0].ask("PUT", f"/v1/runs/{run}/exchanges/2/unmask", members[0].sent["unmask"])
+
+
+async def test_a_task_is_given_once_and_not_to_those_who_left(opened: Open) -> None:
+    member = opened.members[0]
+    exchange = opened.members[0].task
+    assert exchange is not None
+    again = await member.ask("GET", "/v1/task")
+    assert as_json(again)["exchange"] == exchange.exchange, "the answer may have been lost"
+    known = await member.ask("GET", f"/v1/task?run={opened.run}&after={exchange.exchange}")
+    assert known.status_code == 204
+    await member.withdraw()
+    await member.withdraw()
+    assert (await member.ask("GET", "/v1/task")).status_code == 204
+    await problem(member.ask("GET", member.at("model")), "stale-step")
+    opened.members.remove(member)
+    (reply,) = (await opened.complete("secure")).replies
+    assert reply.examples == 30
+
+
+async def test_a_withdrawal_holds_no_free_text(opened: Open) -> None:
+    member = opened.members[0]
+    body = b'{"reason": "stopped", "check": "Patient 17"}'
+    await problem(member.ask("POST", member.at("withdrawal"), body), "malformed")
+    body = b'{"reason": "patient 17"}'
+    await problem(member.ask("POST", member.at("withdrawal"), body), "malformed")
+    await member.ask("POST", member.at("withdrawal"), WithdrawIn.model_validate_json('{"reason": "stopped"}'))
+
+
+# --- the operator -------------------------------------------------------------------------------
+
+
+def run_in(**changes: Any) -> RunIn:
+    bundle = AppBundle.from_folder(TINY)
+    values = {"app_sha256": bundle.sha256, "files": dict(bundle.files), **changes}
+    return RunIn(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "match"),
+    [
+        ({"app_sha256": "ab" * 32}, "digest-mismatch", "hash"),
+        ({"files": {"pyproject.toml": b"", "../evil.py": b""}}, "bad-configuration", "path"),
+        ({"files": {"main.py": b""}}, "bad-configuration", "pyproject.toml"),
+        ({"run_config": {"num-server-round": 3}}, "bad-configuration", "num-server-rounds"),
+        ({"run_config": {"num-server-rounds": "three"}}, "bad-configuration", "type int"),
+        ({"settings": {"agregation": "plain"}}, "bad-configuration", "aggregation"),
+        ({"settings": {"aggregation": "none"}}, "bad-configuration", "secure, plain"),
+        ({"settings": {"min-clients": 5}}, "bad-configuration", "the federation has 4"),
+        ({"settings": {"min-clients": 1}}, "bad-configuration", "at least 2"),
+        ({"settings": {"w-max": 2**60}}, "bad-configuration", "w_max"),
+        ({"settings": {"threshold": 2, "min-clients": 4}}, "bad-configuration", "threshold"),
+    ],
+)
+async def test_a_run_that_cannot_work_is_refused(here: Site, changes: dict[str, Any], kind: str, match: str) -> None:
+    await problem(here.operator("POST", "/v1/runs", run_in(**changes)), kind, match)
+    assert list(here.services.settings.runs_dir.iterdir()) == []
+
+
+async def test_a_full_queue_is_busy(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    await here.begin()
+    for _ in range(here.services.settings.waiting_runs):
+        await here.services.store.add_run(
+            run=f"filler-{_}", aggregation="secure", app="x", app_sha256="0", run_config={}, settings={}
+        )
+    refused = await problem(here.operator("POST", "/v1/runs", run_in()), "busy", "try again later")
+    assert refused.response.status_code == 503
+    assert "retry-after" in refused.response.headers
+
+
+async def test_an_unexpected_error_says_nothing_about_itself(
+    here: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(client: int) -> None:
+        raise ZeroDivisionError("private detail")
+
+    monkeypatch.setattr(type(here.services.presence), "touch", lambda _, client: broken(client))
+    refused = await problem(here.members[1].ask("GET", "/v1/task"), "internal")
+    assert "private" not in refused.response.text
+    assert "private detail" in caplog.text
+
+
+async def test_health(here: Site) -> None:
+    assert as_json(await here.http.get("/healthz")) == {"status": "ok"}
+    assert as_json(await here.http.get("/readyz")) == {"status": "ready"}
+    await here.application.coordinator.stop()
+    assert (await here.http.get("/readyz")).status_code == 503
+
+
+# --- documents ----------------------------------------------------------------------------------
+
+
+def test_every_kind_has_a_status_and_every_error_a_kind() -> None:
+    assert set(STATUS) == set(ProblemKind)
+    assert rejection_for(StorageFull("x")).kind is ProblemKind.STORAGE_FULL
+    assert rejection_for(RuntimeError("x")).detail == "the server failed; its log says more"
+    assert rejection_for(Rejection(ProblemKind.BUSY, "x")).status == 503
+
+
+async def test_the_schema_tells_the_truth(here: Site) -> None:
+    schema = as_json(await here.http.get("/openapi.json"))
+    paths = schema["paths"]
+    base = "/v1/runs/{run}/exchanges/{exchange}"
+    put = paths[f"{base}/update"]["put"]
+    assert "application/octet-stream" in put["requestBody"]["content"]
+    assert "application/octet-stream" in paths[f"{base}/model"]["get"]["responses"]["200"]["content"]
+    assert paths[f"{base}/cohort"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "/CohortOut"
+    )
+    assert "204" in paths[f"{base}/cohort"]["get"]["responses"]
+    body = paths[f"{base}/manifest"]["put"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["$ref"].endswith("/ManifestIn")
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            for status, answer in operation["responses"].items():
+                if int(status) >= 400:
+                    assert list(answer["content"]) == ["application/problem+json"], (path, method)

@@ -1,0 +1,231 @@
+"""The parts that keep bytes: spool, fold, store; and what a restart finds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.serverside import Site, events_of, site
+
+from fedcore.errors import ConflictingMessage, IllegalTransition, StorageFull, UsageError
+from fedcore.federation import Federation
+from fedcore.state import ModelState
+from fedcore.wire import Event, RunStatus
+from server_app import fold
+from server_app.blobs import Spool
+from server_app.problems import Rejection
+from server_app.store import Store
+
+
+async def pieces(data: bytes, size: int = 300_000) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    made = Spool(folder=tmp_path / "spool", reserve_bytes=0)
+    made.clear()
+    return made
+
+
+async def store_file(spool: Spool, data: bytes, target: Path, **changes: object) -> None:
+    arguments = {"size": len(data), "sha256": hashlib.sha256(data).digest(), **changes}
+    await spool.store(pieces(data), target=target, **arguments)  # type: ignore[arg-type]
+
+
+async def test_a_body_arrives_whole(spool: Spool, tmp_path: Path) -> None:
+    data = os.urandom(3_500_001)
+    progress = []
+    await store_file(spool, data, tmp_path / "blob", progress=lambda: progress.append(1))
+    assert (tmp_path / "blob").read_bytes() == data
+    assert list(spool.folder.iterdir()) == []
+    assert len(progress) >= 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"size": 99_999}, "too-large"),
+        ({"size": 100_001}, "malformed"),
+        ({"sha256": bytes(32)}, "digest-mismatch"),
+    ],
+)
+async def test_a_body_that_is_not_as_announced_leaves_nothing(
+    spool: Spool, tmp_path: Path, changes: dict[str, object], kind: str
+) -> None:
+    with pytest.raises(Rejection) as refused:
+        await store_file(spool, bytes(100_000), tmp_path / "blob", **changes)
+    assert refused.value.kind == kind
+    assert list(spool.folder.iterdir()) == []
+    assert not (tmp_path / "blob").exists()
+
+
+async def test_a_body_that_breaks_off_leaves_nothing(spool: Spool, tmp_path: Path) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield bytes(2 << 20)
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await spool.store(broken(), size=3 << 20, sha256=bytes(32), target=tmp_path / "blob")
+    assert list(spool.folder.iterdir()) == []
+
+
+async def test_space_is_checked_before_anything_is_read(tmp_path: Path) -> None:
+    spool = Spool(folder=tmp_path, reserve_bytes=1 << 60)
+
+    async def untouched() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    with pytest.raises(StorageFull):
+        await spool.store(untouched(), size=1, sha256=bytes(32), target=tmp_path / "blob")
+
+
+FULL_DISK = """
+import asyncio, pathlib, resource, signal, sys
+from fedcore.errors import StorageFull
+from server_app.blobs import Spool
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
+spool = Spool(folder=pathlib.Path(sys.argv[1]) / "spool", reserve_bytes=0)
+spool.clear()
+async def body():
+    for _ in range(50):
+        yield bytes(100_000)
+try:
+    target = pathlib.Path(sys.argv[1]) / "blob"
+    asyncio.run(spool.store(body(), size=5_000_000, sha256=bytes(32), target=target))
+except StorageFull as error:
+    assert not list(spool.folder.iterdir()) and not target.exists()
+    print("refused:", error)
+"""
+
+
+def test_a_file_that_cannot_grow_is_a_full_disk(tmp_path: Path) -> None:
+    """The kernel itself refuses the write here, as it does on a full disk."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("refused: the server's disk is full")
+
+
+@pytest.mark.parametrize("words", [0, 1, 7, 65_537, 1_200_003])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_fold_adds_modulo_2_to_the_64(
+    tmp_path: Path, words: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "MIN_WORDS_PER_THREAD", 1000)
+    rng = np.random.default_rng(words)
+    vector = rng.integers(0, 2**64, words, dtype=np.uint64)
+    total = rng.integers(0, 2**64, words, dtype=np.uint64)
+    expected = total + vector
+    vector.astype("<u8").tofile(tmp_path / "vector")
+    fold.fold_file(tmp_path / "vector", total, threads=threads)
+    np.testing.assert_array_equal(total, expected)
+
+
+def test_fold_refuses_another_length_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "vector").write_bytes(b"\x01" * 23)
+    total = np.zeros(3, np.uint64)
+    with pytest.raises(UsageError, match="23 bytes"):
+        fold.fold_file(tmp_path / "vector", total, threads=1)
+    assert not total.any()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    made = await Store.open(tmp_path / "server.sqlite3")
+    await made.add_run(run="r1", aggregation="secure", app="a", app_sha256="0", run_config={}, settings={})
+    yield made
+    await made.close()
+
+
+async def test_one_receipt_for_each_step_of_a_client(store: Store) -> None:
+    same = [store.add_receipt("r1", 1, "update", 1, b"a" * 32) for _ in range(5)]
+    await asyncio.gather(*same)
+    with pytest.raises(ConflictingMessage):
+        await store.add_receipt("r1", 1, "update", 1, b"b" * 32)
+    await store.add_receipt("r1", 2, "update", 1, b"b" * 32)
+    await store.add_receipt("r1", 1, "update", 2, b"b" * 32)
+
+
+async def test_a_stage_moves_only_from_where_it_is(store: Store) -> None:
+    await store.add_exchange("r1", 1, stage="share", server_round=1, attempt=1, cohort=[1, 2])
+    moves = [store.move_exchange("r1", 1, "share", "input") for _ in range(3)]
+    results = await asyncio.gather(*moves, return_exceptions=True)
+    assert [type(result) for result in results].count(IllegalTransition) == 2
+    assert await store.cohort("r1", 1) == [1, 2]
+    assert await store.cohort("r1", 2) is None
+
+
+async def test_a_run_ends_once(store: Store) -> None:
+    await store.add_events("r1", [Event(seq=1, seconds=0.0, kind="log", data={"line": "x"})])
+    ends = [store.end_run("r1", status, "why", seconds=1.0) for status in (RunStatus.FAILED, RunStatus.CANCELLED)]
+    assert sorted(await asyncio.gather(*ends)) == [False, True]
+    events = await store.events("r1", 0)
+    assert [(event.seq, event.kind) for event in events] == [(1, "log"), (2, "ended")]
+    row = await store.run("r1")
+    assert row is not None
+    assert row.status == events[-1].data["status"]
+
+
+async def test_a_restart_interrupts_runs_and_clears_the_spool(
+    federation: Federation, tmp_path: Path, model: ModelState
+) -> None:
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin()
+        waiting = (await first.submit()).run
+        asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
+        await first.enter_all()
+        # As after kill -9: nobody has the time to write down how things ended.
+        await asyncio.sleep(0)
+        spool = first.services.settings.spool_dir
+        (spool / "half-an-upload").write_bytes(b"x")
+        copy = tmp_path / "crashed"
+        await asyncio.to_thread(subprocess.run, ["cp", "-r", tmp_path / "data", copy], check=True)
+        asked.cancel()
+    (tmp_path / "again").mkdir()
+    copy.rename(tmp_path / "again" / "data")
+    async with site(federation, tmp_path / "again") as second:
+        for name in (run, waiting):
+            ended = await second.follow(name)
+            assert ended.status == "interrupted"
+            assert "the server stopped" in ended.reason
+            assert len(events_of(ended, "ended")) == 1
+        assert list(second.services.settings.spool_dir.iterdir()) == []
+        installed = second.services.presence.installed
+        assert installed.keys() == {1, 2, 3, 4}, "nobody needs to join again"
+
+
+async def test_a_stop_leaves_the_run_interrupted(federation: Federation, tmp_path: Path) -> None:
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin()
+    assert app.stopped
+    async with site(federation, tmp_path) as second:
+        ended = await second.follow(run)
+    assert (ended.status, ended.reason) == (RunStatus.INTERRUPTED, "the server was stopped")
+
+
+async def test_memory_does_not_grow_with_the_cohort(here: Site, model: ModelState) -> None:
+    """One sum while uploads come, none after the end; every vector is gone once it is added."""
+    _, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
+    members = await here.enter_all()
+    await asyncio.gather(*(member.secure(until="upload") for member in members))
+    exchange = here.application.coordinator.exchange
+    assert exchange is not None
+    for member in members:
+        await member.upload()
+        assert list((exchange.setup.folder / "uploads").iterdir()) == []
+    await asyncio.gather(*(member.sign() for member in members))
+    await asyncio.gather(*(member.unmask() for member in members))
+    await asked
+    held = [value for value in vars(exchange).values() if isinstance(value, np.ndarray)]
+    assert sum(array.nbytes for array in held) == 0
