@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from client_app.admission import withdrawal_for
-from client_app.exchange import Client, exchange_path, take_part
+from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
 from client_app.ledger import Place
 from client_app.transport import LONG_POLL_SECONDS, ONCE
 from client_app.workers import AppFailed
@@ -112,6 +112,8 @@ class Agent:
                 task = await self._next_task()
                 if task is not None:
                     await self._take(task)
+                else:
+                    await asyncio.sleep(POLL_PAUSE)
         finally:
             alive.cancel()
             await asyncio.gather(alive, return_exceptions=True)

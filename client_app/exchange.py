@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -34,6 +34,7 @@ from fedcore.federation import ClientKit
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
+    Check,
     ClientSession,
     Randomness,
     ShareDelivery,
@@ -59,9 +60,11 @@ from fedcore.wire import (
 OTHERS_SECONDS: Final = 900.0
 """How much longer than its own training time a client waits for the rest of an exchange."""
 
+POLL_PAUSE: Final = 0.05
+"""Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""
+
 Out = TypeVar("Out", bound=Message)
-First = TypeVar("First")
-Second = TypeVar("Second")
+Result = TypeVar("Result")
 
 
 class LocalWork(Protocol):
@@ -132,7 +135,7 @@ class _Exchange:
         encoding = check_encoding(self.task, model)
         session = self._session(model_hash)
         try:
-            _, local = await _together(self._exchange_keys(session), self._work(model))
+            local = await self._train(session, model)
             words, metrics = await self._encode(encoding, model, local)
             await self._upload(session, words, metrics)
             await self._unmask(session)
@@ -175,6 +178,27 @@ class _Exchange:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
         except FedcoreError as error:
             raise ProtocolViolation("model-malformed", str(error)) from None
+
+    async def _train(self, session: ClientSession, model: ModelState | None) -> LocalAnswer:
+        """The local work, with R0 and R1 beside it; ends at once when the exchange does."""
+        keyed = asyncio.Event()
+
+        async def protocol() -> NoReturn:
+            await self._exchange_keys(session)
+            keyed.set()
+            await self._watch()
+
+        async def work() -> LocalAnswer:
+            local = await self._work(model)
+            await keyed.wait()
+            return local
+
+        return await _guarded(work(), protocol())
+
+    async def _watch(self) -> NoReturn:
+        """Notice, while the worker still trains, that the exchange has failed or goes on without this client."""
+        await self._poll("survivors", SurvivorsOut)
+        raise ProtocolViolation(Check.OWN_ID_MISSING, "the survivors are named before this client sent its vector")
 
     async def _work(self, model: ModelState | None) -> LocalAnswer:
         started = self.client.clock()
@@ -276,6 +300,7 @@ class _Exchange:
             found = await self.client.transport.get(self._path(route), answer, wait=LONG_POLL_SECONDS)
             if found is not None:
                 return found
+            await asyncio.sleep(POLL_PAUSE)
 
     async def _send_octets(self, source: memoryview | Path, manifest: ManifestIn) -> None:
         started = self.client.clock()
@@ -292,7 +317,7 @@ class _Exchange:
         self.client.output.info(stage, text, seconds=round(self.client.clock() - since, 3))
 
 
-async def in_thread(function: Callable[..., First], *arguments: Any, **named: Any) -> First:
+async def in_thread(function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
     """Run a blocking function in a thread; when cancelled, wait for it, since it uses what would be torn down."""
     running = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
     try:
@@ -302,15 +327,18 @@ async def in_thread(function: Callable[..., First], *arguments: Any, **named: An
         raise
 
 
-async def _together(first: Coroutine[Any, Any, First], second: Coroutine[Any, Any, Second]) -> tuple[First, Second]:
-    """Run both; when either fails the other is cancelled and has ended before the failure is raised."""
-    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+async def _guarded(work: Coroutine[Any, Any, Result], guard: Coroutine[Any, Any, NoReturn]) -> Result:
+    """The result of `work`, beside which `guard` runs; the failure of either ends both before it is raised."""
+    working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
     try:
-        return await asyncio.gather(*tasks)
+        done, _ = await asyncio.wait((working, guarding), return_when=asyncio.FIRST_COMPLETED)
+        if guarding in done:
+            guarding.result()
+        return working.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        working.cancel()
+        guarding.cancel()
+        await asyncio.gather(working, guarding, return_exceptions=True)
 
 
 @contextmanager

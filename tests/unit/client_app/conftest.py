@@ -131,6 +131,8 @@ class Scripted:
     lies: dict[str, Lie] = field(default_factory=dict)
     answers: deque[Response] = field(default_factory=deque)
     """Answers that are given to the next requests instead, whatever they are."""
+    failed: str = ""
+    """Why the exchange is over, once it is."""
     drops: dict[int, str] = field(default_factory=dict)
     """Peers that fall silent before the named route."""
     truth: Task | None = None
@@ -250,6 +252,10 @@ class Scripted:
     def encoding(self) -> Any:
         return encoding_of(self.task)
 
+    def survivors_or_not_yet(self) -> SurvivorsOut | None:
+        """Clients ask early, while they train, to hear whether the exchange goes on."""
+        return self.survivors() if "update" in self.bodies else None
+
     def survivors(self) -> SurvivorsOut:
         return SurvivorsOut(survivors=list(self.round.survivors().survivors))
 
@@ -292,6 +298,8 @@ class Scripted:
             self.authenticate(request, body)
         except Unauthorized as error:
             return problem(401, "unauthorized", str(error))
+        if self.failed and "/exchanges/" in request.url.path and route != "withdrawal":
+            return problem(409, "round-failed", self.failed)
         if self.answers:
             return self.answers.popleft()
         return await (self.get(route, request) if request.method == "GET" else self.take(route, body))
@@ -350,10 +358,11 @@ class Scripted:
         sources = {
             "cohort": self.cohort,
             "key-shares": self.delivery,
-            "survivors": self.survivors,
+            "survivors": self.survivors_or_not_yet,
             "consistency": self.signatures,
         }
-        return self.say(route, sources[route]())
+        answer = sources[route]()
+        return Response(status_code=204) if answer is None else self.say(route, answer)
 
     def say(self, route: str, answer: Any) -> Response:
         """An honest answer, or what the test makes of it."""

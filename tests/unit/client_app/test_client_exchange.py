@@ -428,6 +428,26 @@ class TestLocalFailures:
         await offer(script, client)
         assert client.work.cancelled
 
+    async def test_training_ends_when_the_exchange_does(self, script: Script, client: Client, log: StringIO) -> None:
+        """The others dropped out: nobody waits for an update any more."""
+        client.work.seconds = 60.0
+        async with script.serving():
+            running = asyncio.create_task(Agent(client, Pauses(refusal=0.0))._take(script.task))
+            while "GET survivors" not in script.requests:  # noqa: ASYNC110 - the script has no events
+                await asyncio.sleep(0.02)
+            script.failed = "too few clients are left"
+            await asyncio.wait_for(running, 5)
+        assert client.work.cancelled
+        assert script.withdrawals == []
+        assert "too few clients are left" in log.getvalue()
+
+    async def test_survivors_before_the_upload_are_a_lie(self, script: Script, client: Client) -> None:
+        client.work.seconds = 60.0
+        script.survivors_or_not_yet = lambda: SurvivorsOut(survivors=[2, 3, 4])
+        await asyncio.wait_for(offer(script, client), 5)
+        assert script.withdrawals[0].check == "own-id-missing"
+        assert client.work.cancelled
+
     async def test_a_server_that_never_ends_the_exchange(
         self, script: Script, client: Client, make_task: Callable[..., Task]
     ) -> None:
