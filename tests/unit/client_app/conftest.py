@@ -103,6 +103,8 @@ class Shift:
     seconds: float = 0.0
     calls: int = 0
     cancelled: bool = False
+    forgets: bool = False
+    """Reports that no model was trained, whatever was asked."""
     error: Exception | None = None
 
     async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
@@ -117,7 +119,7 @@ class Shift:
         if task.trains and model is not None:
             state = ModelState.open(model)
             ModelState.from_arrays({name: value + np.float32(self.by) for name, value in state.items()}).save(out)
-        return LocalAnswer(examples=self.examples, metrics=self.metrics, trained=task.trains)
+        return LocalAnswer(examples=self.examples, metrics=self.metrics, trained=task.trains and not self.forgets)
 
 
 @dataclass

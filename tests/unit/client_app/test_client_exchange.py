@@ -300,6 +300,13 @@ class TestLies:
         assert script.withdrawals[0].check == "exchange-reused"
         assert len(answered(script)) == before
 
+    async def test_case_5_shares_that_left_before_do_not_leave_again(self, script: Script, client: Client) -> None:
+        """The ledger knows it although the session, which is new, does not."""
+        client.ledger._append("unmasked", script.task.run, 1)
+        await offer(script, client)
+        assert script.withdrawals[0].check == "second-unmask"
+        assert answered(script) == STEPS[:5]
+
     async def test_case_7_declared_dropped_while_training(self, script: Script, client: Client) -> None:
         original = script.take
 
@@ -321,6 +328,21 @@ class TestLies:
             await take(script, client)
         assert answered(script) == STEPS[:2]
 
+    @pytest.mark.parametrize("metrics", [{"loss": math.inf}, {"loss": 2.0**21}, {"curve": []}, {"m" * 201: 1.0}])
+    async def test_metrics_that_cannot_be_summed_never_leave(
+        self, script: Script, client: Client, metrics: dict[str, Any]
+    ) -> None:
+        client.work.metrics = metrics
+        await offer(script, client)
+        assert script.withdrawals[0].reason is WithdrawalReason.UPDATE_REFUSED
+        assert answered(script) == STEPS[:2]
+
+    async def test_a_model_is_sent_only_where_one_was_asked_for(self, script: Script, client: Client) -> None:
+        client.work.forgets = True
+        await offer(script, client)
+        assert script.withdrawals[0].reason is WithdrawalReason.WRONG_RECORDS
+        assert "PUT manifest" not in answered(script)
+
     async def test_examples_above_the_bound_never_leave(self, script: Script, client: Client) -> None:
         client.work.examples = 101
         await offer(script, client)
@@ -338,7 +360,6 @@ class TestTask:
             ({"cohort": [2, 3, 4]}, "own-id-missing", WithdrawalReason.PROTOCOL_VIOLATION),
             ({"cohort": [1, 2, 2, 3]}, "duplicate-id", WithdrawalReason.PROTOCOL_VIOLATION),
             ({"cohort": [1, 2, 3, 99]}, "off-roster", WithdrawalReason.PROTOCOL_VIOLATION),
-            ({"cohort": [2, 1, 3, 4]}, "bad-parameters", WithdrawalReason.PROTOCOL_VIOLATION),
             ({"cohort": [1], "threshold": 1}, "cohort-below-minimum", WithdrawalReason.POLICY),
             ({"cohort": [1, 2]}, "cohort-below-minimum", WithdrawalReason.POLICY),
             ({"threshold": 2}, "threshold-below-minimum", WithdrawalReason.POLICY),
@@ -368,6 +389,26 @@ class TestTask:
         assert (withdrawal.check, withdrawal.reason) == (check, reason)
         assert answered(script) == []
         assert client.work.calls == 0
+        # What a task says of itself is judged before the model is fetched.
+        assert ("GET model" in script.requests) == ("encoding" in changes)
+
+    async def test_an_unsorted_cohort_is_refused(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        script.task = make_task(cohort=[2, 1, 3, 4])
+        await offer(script, client)
+        assert script.withdrawals[0].check == "bad-parameters"
+        assert answered(script) == []
+
+    async def test_a_cached_model_that_was_altered_is_fetched_again(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        await take(script, client)
+        [cached] = (client.state_dir / "models").iterdir()
+        cached.write_bytes(cached.read_bytes()[:-1] + b"x")
+        script.task, script._round, script._polled = make_task(exchange=2), None, {}
+        await take(script, client)
+        assert script.requests.count("GET model") == 2
 
     async def test_a_threshold_of_half_is_refused(
         self, script: Script, client: Client, allow: Callable[..., Client], make_task: Callable[..., Task]
@@ -375,6 +416,7 @@ class TestTask:
         script.task = make_task(threshold=2)
         await offer(script, allow(client, min_cohort=2, min_threshold=2))
         assert script.withdrawals[0].check == "bad-parameters"
+        assert "GET model" not in script.requests
 
     @pytest.mark.parametrize(("field", "value"), [("n_max", 3), ("layout", [["weight", "F32", [20, 50]]])])
     async def test_an_encoding_that_does_not_fit_is_refused(
