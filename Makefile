@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 
 PACKAGES := fedcore server_app client_app
-SOURCES := $(PACKAGES) $(wildcard tests examples benchmarks)
+SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check format clean

@@ -13,9 +13,9 @@ def render() -> str:
     """The page."""
     return (
         "# The protocol's state machines\n\n"
-        "Generated from the one table in `fedcore/secagg/transitions.py` by `python docs/make_state_machines.py`; a test\n"
-        "fails where the two differ. Any event that has no arrow is refused and changes nothing; a repeated message gets\n"
-        "its earlier answer.\n\n"
+        "Generated from the one table in `fedcore/secagg/transitions.py` by `python docs/make_state_machines.py`;\n"
+        "a test fails where the two differ. Any event that has no arrow is refused and changes nothing; a repeated\n"
+        "message gets its earlier answer.\n\n"
         f"```mermaid\n{render_diagram()}```\n"
     )
 

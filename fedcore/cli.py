@@ -199,8 +199,7 @@ def build() -> typer.Typer:
         "compare": compare_command,
     }
     for found in entry_points(group="fedcore.commands"):
-        loaded = found.load()
-        commands[found.name] = loaded.registered_commands[0].callback if isinstance(loaded, typer.Typer) else loaded
+        commands[found.name] = found.load()
     for name in sorted(commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
         app.command(name)(commands[name])
     app.callback()(_root)

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from fedcore.codec import Encoding, decode, encode
+from fedcore.codec import Encoding, MetricName, decode, encode
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, RoundFailed, RunFailed
 from fedcore.flower.app import FlowerApp
@@ -40,7 +40,7 @@ from fedcore.wire import MetricValue, ModelRef, Scalar, Task
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
 ROSTER_HASH = hashlib.sha256(b"fedcore/simulation/roster").digest()
-MetricNames = tuple[tuple[str, int], ...]
+MetricNames = tuple[MetricName, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,7 +250,7 @@ class MemoryRound:
             names = own_names
             self.sessions[client].mask(words)
             np.add(total, words, out=total)
-            self.server.receive_input(client, hashlib.sha256(words).digest())
+            self.server.receive_input(client, hashlib.sha256(words.data).digest())
         self.server.close_stage()
         return total, names or ()
 
@@ -287,7 +287,7 @@ def model_ref(model: ModelState | None) -> ModelRef | None:
         return None
     digest = hashlib.sha256(model.layout.digest())
     for array in model.values():
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
 
 

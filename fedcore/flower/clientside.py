@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.loading import load_object
-from fedcore.flower.records import arrays_from_state, config_from_json, run_id_of, state_from_arrays
+from fedcore.flower.records import arrays_from_state, config_from_json, message_from, run_id_of, state_from_arrays
 from fedcore.state import Layout, ModelState
 from fedcore.wire import MetricValue, Scalar, Task
 
@@ -88,7 +88,7 @@ class ClientRunner:
             ttl=TTL_SECONDS,
             message_type=task.message_type,
         )
-        return Message(content=content, metadata=metadata)
+        return message_from(content, metadata)
 
 
 def _read_reply(content: RecordDict, task: Task, layout: Layout | None) -> LocalResult:

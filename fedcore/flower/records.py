@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
 from fedcore.errors import AppError, EncodingError
@@ -67,6 +68,15 @@ def config_from_json(values: Mapping[str, Any]) -> ConfigRecord:
     return ConfigRecord({key: _from_json(value) for key, value in values.items()})
 
 
+def message_from(content: RecordDict, metadata: Metadata) -> Message:
+    """A message with the given metadata.
+
+    Flower's public signatures take the metadata from a TaskIdentity of the whole process instead; this one it keeps
+    for itself, and its type hints leave it out.
+    """
+    return cast(Callable[..., Message], Message)(content=content, metadata=metadata)
+
+
 def run_id_of(run: str) -> int:
     """Flower's run id, an unsigned 64-bit integer, from the name of one of our runs."""
     return int.from_bytes(hashlib.sha256(run.encode()).digest()[:8], "big")
@@ -84,7 +94,8 @@ def _ndarray(name: str, array: Array) -> NDArray[Any]:
         if dtype.hasobject:
             raise ValueError("object arrays are refused")
         flat = np.frombuffer(array.data, dtype=dtype, offset=stream.tell())
-        return flat.reshape(shape, order="F" if fortran else "C")
+        array: NDArray[Any] = flat.reshape(shape, order="F" if fortran else "C")
+        return array
     except ValueError as error:
         raise AppError(f"array {name!r} is not a valid NumPy array: {error}") from None
 

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
@@ -29,6 +29,7 @@ from fedcore.flower.records import (
     arrays_from_state,
     cast_to_layout,
     config_to_json,
+    message_from,
     run_id_of,
     state_from_arrays,
 )
@@ -252,7 +253,7 @@ class ExchangeGrid(Grid):
             ttl=message.metadata.ttl,
             message_type=request.message_type,
         )
-        return Message(content=content, metadata=metadata)
+        return message_from(content, metadata)
 
 
 def _group_by_content(messages: list[Message]) -> list[list[Message]]:
@@ -271,4 +272,4 @@ def _group_by_content(messages: list[Message]) -> list[list[Message]]:
 def _same_content(a: Message, b: Message) -> bool:
     if a.metadata.message_type != b.metadata.message_type:
         return False
-    return a.content is b.content or cast(bool, a.content == b.content)
+    return a.content is b.content or bool(a.content == b.content)

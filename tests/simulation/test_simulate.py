@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tiny import TINY, load_problem
 
 from fedcore.codec import error_bound
 from fedcore.errors import AppError, ConfigurationError, EncodingError, RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.round import EncodingPlan
 from fedcore.state import ModelState
-from support.tiny import TINY, load_problem
 
 Simulate = Callable[..., Any]
 problem = load_problem()

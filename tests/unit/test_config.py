@@ -30,7 +30,7 @@ def test_bad_settings_are_refused(values: dict, message: str) -> None:
 def test_an_unknown_key_names_the_nearest() -> None:
     with pytest.raises(UnknownKey, match="did you mean 'liveness-seconds'"):
         JobSettings.from_mapping({"livenes-seconds": 3})
-    with pytest.raises(UnknownKey, match="known keys: .*w-max"):
+    with pytest.raises(UnknownKey, match=r"known keys: .*w-max"):
         JobSettings.from_mapping({"zzz": 3})
 
 

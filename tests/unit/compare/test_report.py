@@ -3,13 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiny import TINY
 
 from fedcore.compare.job import CompareJob, ModeResult
 from fedcore.compare.report import COLUMNS, markdown, rows, write_report
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
-from support.tiny import TINY
 
 
 def result(mode: str, aggregation: str, accuracy: float, sent: int) -> ModeResult:

@@ -24,7 +24,9 @@ def test_bytes_cannot_move_between_a_path_and_a_content() -> None:
     assert a.sha256 != AppBundle({**PYPROJECT, "ab.py": b"d"}).sha256
 
 
-@pytest.mark.parametrize("path", ["../out.py", "/etc/x.py", "a/../../b.py", "a\\b.py", "", "run.sh", "a//b.py", "./a.py"])
+@pytest.mark.parametrize(
+    "path", ["../out.py", "/etc/x.py", "a/../../b.py", "a\\b.py", "", "run.sh", "a//b.py", "./a.py"]
+)
 def test_a_path_that_could_leave_the_folder_is_refused(path: str) -> None:
     with pytest.raises(AppError, match=r"not allowed|pyproject"):
         AppBundle({**PYPROJECT, path: b""})
