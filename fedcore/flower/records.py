@@ -94,8 +94,8 @@ def _ndarray(name: str, array: Array) -> NDArray[Any]:
         if dtype.hasobject:
             raise ValueError("object arrays are refused")
         flat = np.frombuffer(array.data, dtype=dtype, offset=stream.tell())
-        array: NDArray[Any] = flat.reshape(shape, order="F" if fortran else "C")
-        return array
+        shaped: NDArray[Any] = flat.reshape(shape, order="F" if fortran else "C")
+        return shaped
     except ValueError as error:
         raise AppError(f"array {name!r} is not a valid NumPy array: {error}") from None
 
@@ -105,7 +105,8 @@ def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
         return array
     if spec.is_float:
         return from_float(spec, array)
-    return np.rint(array).astype(spec.storage)
+    whole: NDArray[Any] = np.rint(array).astype(spec.storage)
+    return whole
 
 
 def _to_json(value: Any) -> Any:
