@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError, FedcoreError
@@ -23,6 +24,9 @@ from server_app.tables import RunRow
 
 log = logging.getLogger("fedcore.server")
 
+RETRY_SECONDS: Final = 2.0
+CANCELLED: Final = "cancelled by the operator"
+
 StartApp = Callable[[Path, OnLine], Awaitable[AppConnection]]
 
 
@@ -38,6 +42,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._active: tuple[str, asyncio.Task[ModelRef | None]] | None = None
+        self._told: set[str] = set()
         self.exchange: Exchange | None = None
 
     async def start(self) -> None:
@@ -111,15 +116,16 @@ class Coordinator:
 
     async def cancel(self, run: str) -> RunOut:
         """End a run that waits or is led; one that has ended stays as it is."""
-        row = await self._row(run)
-        if row.status == RunStatus.WAITING.value:
-            await self._end(run, RunStatus.CANCELLED, "cancelled by the operator", seconds=0.0)
-        elif self._active is not None and self._active[0] == run:
-            task = self._active[1]
-            task.cancel()
-            await asyncio.wait({task})
-        while RunStatus((await self._row(run)).status) is RunStatus.RUNNING:
-            await self._services.run_bell.wait(0.2)
+        while not RunStatus((await self._row(run)).status).final:
+            waiting = (RunStatus.WAITING,)
+            await self._end(run, RunStatus.CANCELLED, CANCELLED, seconds=0.0, before=waiting)
+            # Once only: a second one would break off the clearing up that the first one began.
+            if self._active is not None and self._active[0] == run and run not in self._told:
+                self._told.add(run)
+                self._active[1].cancel()
+            await self._services.run_bell.wait(0.1)
+            if not self.alive:
+                raise Rejection(ProblemKind.BUSY, "the server is stopping; the run ends with it")
         return await self.describe(run, after=0)
 
     async def model_file(self, run: str) -> tuple[Path, ModelRef]:
@@ -155,12 +161,19 @@ class Coordinator:
 
     async def _work(self) -> None:
         while True:
-            self._wake.clear()
-            row = await self._services.store.next_waiting()
-            if row is None:
-                await self._wake.wait()
-            elif await self._services.store.start_run(row.run):
-                await self._lead(row)
+            try:
+                await self._lead_next()
+            except FedcoreError as error:  # a full disk, say: nothing is lost, try again
+                log.error("no run can be led for now: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _lead_next(self) -> None:
+        self._wake.clear()
+        row = await self._services.store.next_waiting()
+        if row is None:
+            await self._wake.wait()
+        elif await self._services.store.start_run(row.run):
+            await self._lead(row)
 
     async def _lead(self, row: RunRow) -> None:
         """Lead one run and record how it ended; only the server's own stop comes out of it."""
@@ -183,11 +196,12 @@ class Coordinator:
             raise
         finally:
             self._active = None
+            self._told.discard(row.run)
             await self._finish(row.run, record, status, reason, model)
 
     def _outcome(self, run: str, task: asyncio.Task[ModelRef | None]) -> tuple[ModelRef | None, RunStatus, str]:
         if task.cancelled():
-            return None, RunStatus.CANCELLED, "cancelled by the operator"
+            return None, RunStatus.CANCELLED, CANCELLED
         error = task.exception()
         if error is None:
             return task.result(), RunStatus.FINISHED, ""
@@ -197,11 +211,14 @@ class Coordinator:
         return None, RunStatus.FAILED, "the server failed; its log says more"
 
     async def _finish(self, run: str, record: Record, status: RunStatus, reason: str, model: ModelRef | None) -> None:
-        try:
-            await record.close()
-            await self._end(run, status, reason, seconds=record.seconds, model=model)
-        except FedcoreError as error:
-            log.error("the end of run %s (%s) could not be recorded: %s", run, status.value, error)
+        for work in (
+            record.close(),
+            self._end(run, status, reason, seconds=record.seconds, model=model),
+        ):
+            try:
+                await work
+            except FedcoreError as error:
+                log.error("run %s (%s) could not be recorded: %s", run, status.value, error)
 
     async def _end(
         self,
@@ -211,8 +228,11 @@ class Coordinator:
         *,
         seconds: float,
         model: ModelRef | None = None,
+        before: tuple[RunStatus, ...] = (RunStatus.WAITING, RunStatus.RUNNING),
     ) -> None:
-        ended = await self._services.store.end_run(run, status, reason, seconds=round(seconds, 3), model=model)
+        ended = await self._services.store.end_run(
+            run, status, reason, seconds=round(seconds, 3), model=model, before=before
+        )
         if ended:
             log.info("run %s %s%s", run, status.value, f": {reason}" if reason else "")
         self._services.run_bell.ring()

@@ -141,6 +141,8 @@ class Exchange(ABC):
     steps: Mapping[str, str]
     """Step of a client -> stage in which it is taken."""
     stages: tuple[str, ...]
+    taken: set[int]
+    """Clients whose update is part of the result, whatever becomes of them later."""
 
     def __init__(self, setup: ExchangeSetup) -> None:
         self.setup = setup
@@ -150,6 +152,7 @@ class Exchange(ABC):
         self.dropped: dict[int, str] = {}
         self.withdrawals: dict[int, WithdrawIn] = {}
         self.manifests: dict[int, ManifestIn] = {}
+        self.taken = set()
         self._stage_index = 0
         self._end = ""
         self._closing = False
@@ -437,8 +440,8 @@ class Exchange(ABC):
         if client in self.dropped:
             return
         self.dropped[client] = reason
-        if client not in self.done():
-            self.manifests.pop(client, None)
+        if client not in self.taken | self._admitted:
+            self.manifests.pop(client, None)  # its metrics bind nobody any more
         self._lose(client)
         self.setup.record.add(
             "dropped",

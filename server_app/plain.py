@@ -139,6 +139,7 @@ class PlainExchange(Exchange):
             raise Rejection(ProblemKind.MALFORMED, "the update is not a sound safetensors file") from None
 
     def _answer(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
+        self.taken.add(client)
         self._answered[client] = ReplyFile(
             node=client,
             state=path,

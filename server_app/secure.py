@@ -117,7 +117,9 @@ class SecureExchange(Exchange):
             self._drop_from_round(client)
 
     def _lose(self, client: int) -> None:
-        if not self._closing:  # the round may be in a thread's hands
+        # Not while the round may be in a thread's hands, nor while the client's vector is being added:
+        # it is in the sum then, and must be among the survivors.
+        if not self._closing and client not in self._admitted:
             self._drop_from_round(client)
 
     def _drop_from_round(self, client: int) -> None:
@@ -143,7 +145,7 @@ class SecureExchange(Exchange):
 
     def _decode(self, survivors: int) -> Decoded:
         apply_masks(self._sum, self._round.mask_terms(), threads=self.setup.threads)
-        manifest = next(iter(self.manifests.values()))
+        manifest = self.manifests[min(self.taken)]
         has_model = self.encoding.layout is not None and self.setup.model is not None
         return decode(
             self.encoding,
@@ -256,6 +258,9 @@ class SecureExchange(Exchange):
             async with self._fold_lock:
                 await asyncio.to_thread(self._fold_or_break, path)
                 self._round.receive_input(client, sha256)
+            self.taken.add(client)
+            if client in self.dropped:  # left meanwhile: a survivor, but no more answers of it
+                self._drop_from_round(client)
         finally:
             self._admitted.discard(client)
             self._answers.ring()

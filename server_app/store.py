@@ -31,7 +31,6 @@ _PRAGMAS: Final = (
     "PRAGMA foreign_keys = ON",
     "PRAGMA busy_timeout = 10000",
 )
-EVENTS_PER_ANSWER: Final = 1000
 
 
 class Store:
@@ -128,13 +127,14 @@ class Store:
         *,
         seconds: float,
         model: ModelRef | None = None,
+        before: tuple[RunStatus, ...] = (RunStatus.WAITING, RunStatus.RUNNING),
     ) -> bool:
-        """To a final status, with the event that says so; False when the run had ended before."""
+        """From one of `before` to a final status, with the event that says so; False otherwise."""
         values: dict[str, Any] = {"status": status.value, "reason": reason}
         if model is not None:
             values |= {"model_sha256": model.sha256, "model_size": model.size}
-        alive = (RunStatus.WAITING.value, RunStatus.RUNNING.value)
-        statement = update(RunRow).where(RunRow.run == run, RunRow.status.in_(alive))
+        known = [status.value for status in before]
+        statement = update(RunRow).where(RunRow.run == run, RunRow.status.in_(known))
         async with self._writing() as connection:
             if (await connection.execute(statement.values(**values))).rowcount != 1:
                 return False
@@ -165,14 +165,9 @@ class Store:
             await connection.execute(insert(EventRow), rows)
 
     async def events(self, run: str, after: int) -> list[Event]:
-        """Events of a run with a number above `after`, at most 1000, oldest first."""
+        """Events of a run with a number above `after`, oldest first."""
         columns = (EventRow.seq, EventRow.seconds, EventRow.kind, EventRow.data)
-        statement = (
-            select(*columns)
-            .where(EventRow.run == run, EventRow.seq > after)
-            .order_by(EventRow.seq)
-            .limit(EVENTS_PER_ANSWER)
-        )
+        statement = select(*columns).where(EventRow.run == run, EventRow.seq > after).order_by(EventRow.seq)
         async with self._reading() as connection:
             rows = await connection.execute(statement)
             return [Event(**row) for row in rows.mappings()]

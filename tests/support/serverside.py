@@ -425,8 +425,7 @@ class Site:
         """Submit a run whose ServerApp is the test."""
         count = len(self.apps)
         run = (await self.submit(settings)).run
-        while len(self.apps) == count or self.apps[-1].start is None:
-            await asyncio.sleep(0.005)
+        await until(lambda: len(self.apps) > count and self.apps[-1].start is not None)
         return run, self.apps[-1]
 
     async def follow(self, run: str) -> RunOut:
@@ -503,6 +502,12 @@ async def site(
             apps=apps,
         )
     await store.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that has no event of its own; pytest's time limit ends a wait in vain."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 def events_of(run: RunOut, kind: str) -> list[dict[str, Any]]:

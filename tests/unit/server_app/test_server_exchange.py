@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.serverside import Failure, Local, Member, ScriptedApp, Site, events_of
+from support.serverside import Failure, Local, Member, ScriptedApp, Site, events_of, until
 
 from fedcore.state import ModelState
 from fedcore.wire import WithdrawalReason
@@ -73,7 +73,7 @@ async def test_secure_exchange_gives_the_weighted_mean(here: Site, model: ModelS
     for name in done["survivors"]:
         assert size < done["bytes_up"][name] < size + 20_000
         assert done["bytes_down"][name] > members[0].task.model.size  # type: ignore[union-attr]
-    assert {*done["stage_seconds"]} == {*"advertise share input consistency unmask result".split()}
+    assert {*done["stage_seconds"]} == {*["advertise", "share", "input", "consistency", "unmask", "result"]}
     assert ended.status == "finished"
     assert ended.model is not None
     got = await here.operator("GET", f"/v1/runs/{run}/model")
@@ -319,8 +319,7 @@ async def test_runs_are_led_in_the_order_of_submission(here: Site) -> None:
     assert second.status == "waiting"
     assert len(here.apps) == 1
     await here.finish(*first)
-    while len(here.apps) == 1:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(here.apps) == 2)
     app: ScriptedApp = here.apps[1]
     assert (await here.finish(second.run, app)).status == "finished"
 

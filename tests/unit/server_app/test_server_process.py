@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from support.serverside import Site, events_of, site
+from support.serverside import Site, events_of, site, until
 from typer.testing import CliRunner
 
 from fedcore.errors import WorkerDied
@@ -53,9 +53,8 @@ async def listening(application: Application) -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def socketed(federation: Federation, folder: Path) -> AsyncIterator[tuple[Site, int]]:
-    async with site(federation, folder, stall_seconds=0.4) as made:
-        async with listening(made.application) as port:
-            yield made, port
+    async with site(federation, folder, stall_seconds=0.4) as made, listening(made.application) as port:
+        yield made, port
 
 
 def head(site: Site, path: str, length: int, *, digest: bytes | None = None) -> bytes:
@@ -113,11 +112,10 @@ async def test_a_truncated_upload_leaves_nothing_and_can_come_again(
         digest = bytes.fromhex(manifest.sha256)
         writer.write(head(made, first.at("update"), len(body), digest=digest) + body[:5000])
         await writer.drain()
-        while not list(made.services.settings.spool_dir.iterdir()):
-            await asyncio.sleep(0.01)
+        spool = made.services.settings.spool_dir
+        await until(lambda: any(spool.iterdir()))
         writer.close()
-        while list(made.services.settings.spool_dir.iterdir()):
-            await asyncio.sleep(0.01)
+        await until(lambda: not any(spool.iterdir()))
         await first.put("update", body)
         await asyncio.gather(*(member.upload() for member in members[1:]))
         await asyncio.gather(*(member.sign() for member in members))
@@ -159,18 +157,11 @@ async def test_a_strategy_that_cannot_work_fails_the_run_with_its_reason(
 async def test_a_cancelled_run_leaves_no_process(federation: Federation, tmp_path: Path) -> None:
     async with site(federation, tmp_path, start_app=AppProcess.start) as made:
         run = (await made.submit()).run
-        while not events_of(await running(made, run), "exchange"):
-            await asyncio.sleep(0.05)
+        await until(lambda: made.application.coordinator.exchange is not None)
         ended = await made.operator("POST", f"/v1/runs/{run}/cancel")
         assert ended.json()["status"] == "cancelled"
         needle = str(made.services.settings.runs_dir)
         assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and needle in cwd_of(pid)]
-
-
-async def running(made: Site, run: str) -> object:
-    from fedcore.wire import RunOut
-
-    return RunOut.model_validate_json((await made.operator("GET", f"/v1/runs/{run}")).content)
 
 
 def cwd_of(pid: str) -> str:

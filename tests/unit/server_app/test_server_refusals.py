@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from fedcore.errors import StorageFull
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import ProblemKind, RunIn, WithdrawIn
-from server_app import blobs
+from server_app import blobs, secure
 from server_app.appmessages import Replies
+from server_app.fold import fold_file
 from server_app.problems import STATUS, Rejection, rejection_for
 
 ALL = [1, 2, 3, 4]
@@ -313,6 +315,29 @@ async def test_an_upload_after_its_client_was_dropped_is_stale(opened: Open) -> 
     np.testing.assert_allclose(mean.astype(float), [1.5, -1.0], atol=2e-3)
 
 
+async def test_a_client_that_leaves_while_its_vector_is_added_is_a_survivor(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = await opened.until("upload")
+    begun, left = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any, **options: Any) -> None:
+        begun.set()
+        left.wait()
+        fold_file(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(secure, "fold_file", slowly)
+        uploading = asyncio.create_task(member.upload())
+        await asyncio.to_thread(begun.wait)
+        await member.withdraw()
+        left.set()
+        await uploading
+    opened.members.remove(member)
+    (reply,) = (await opened.complete("upload", "sign", "unmask")).replies
+    assert reply.examples == 40
+
+
 async def test_a_full_disk_takes_nothing_and_the_upload_can_come_again(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +366,7 @@ async def test_plain_updates_are_checked_against_the_model(here: Site, model: Mo
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
     first = members[0]
-    body, manifest = first.plain_manifest()
+    _, manifest = first.plain_manifest()
     other = ModelState.from_arrays({"weight": np.zeros(3, np.float32)})
     path = here.services.settings.data_dir / "other.safetensors"
     other.save(path)
