@@ -1,0 +1,191 @@
+"""Processes that are killed, frozen and started again, at every interesting moment: the sum stays right."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fedcore.codec import error_bound
+from fedcore.flower.app import FlowerApp
+from fedcore.round import EncodingPlan
+from fedcore.state import ModelState
+from support.deployment import LIVENESS_SECONDS, Deployment, Ended, marked, wait_until
+from support.tiny import TINY, load_problem
+
+problem = load_problem()
+LR = np.float32(0.5)
+NAMES = ("client-1", "client-2", "client-3", "client-4")
+ALL_FOUR = {"min-clients": 4}
+PAUSE = 5.0
+"""Seconds of training: time enough to kill somebody in the middle of it."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def step_of(names: Sequence[str], weight: np.ndarray) -> np.ndarray:
+    """The weights after one full-batch step over the pooled data of these clients, of four."""
+    parts = [problem.part(NAMES.index(name), len(NAMES)) for name in names]
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return weight - LR * problem.gradient(weight, x, y)
+
+
+def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
+    """After a run of one round the model is the mean over exactly these clients, within the codec's bound."""
+    start = ModelState.from_arrays(problem.initial())
+    encoding = EncodingPlan(FlowerApp.load(TINY).settings).encoding(start.layout, len(NAMES))
+    examples = sum(len(problem.part(NAMES.index(name), len(NAMES))[0]) for name in names)
+    bound = error_bound(encoding, survivors=len(names), examples=examples, base=start)["weight"] + 4e-7
+    expected = step_of(names, start["weight"])
+    assert np.abs(done.arrays()["weight"] - expected).max() <= bound
+    for other in NAMES:
+        changed = [name for name in NAMES if (name in names) != (name == other)]
+        far = np.abs(step_of(changed, start["weight"]) - expected).max()
+        assert far > 100 * bound, "one client more or less must show"
+
+
+def trained(done: Ended) -> list[list[str]]:
+    """Who was in the sum of each training exchange."""
+    return [data["survivors"] for data in done.of("exchange-done") if data["message_type"] == "train"]
+
+
+def test_a_round_of_all_four_is_the_pooled_step(federation: Deployment) -> None:
+    done = federation.submit().finish()
+    assert done.status == 0, done.stderr
+    assert trained(done) == [list(NAMES)]
+    assert_sum_is_of(done, NAMES)
+
+
+def test_a_client_killed_while_it_trains_is_left_out_of_the_sum(federation: Deployment) -> None:
+    run = federation.submit(pause=PAUSE)
+    run.wait_for_training()
+    federation.kill("client-2")
+    run.wait_for("dropped", client="client-2", stage="input")
+    done = run.finish()
+    assert done.status == 0, done.stderr
+    survivors = ["client-1", "client-3", "client-4"]
+    assert trained(done) == [survivors]
+    assert_sum_is_of(done, survivors)
+    assert done.of("exchange-failed") == []
+
+
+@pytest.mark.parametrize("last_request", ["update", "consistency"])
+def test_a_client_killed_after_its_upload_stays_in_the_sum(federation: Deployment, last_request: str) -> None:
+    federation.stop("client-3")
+    said = len(federation.log("client-3"))
+    doomed = federation.start_client("client-3", dies_after=last_request)
+    federation.wait_for_log("client-3", "connected", after=said)
+    done = federation.submit().finish()
+    assert done.status == 0, done.stderr
+    assert doomed.wait(10) == -signal.SIGKILL
+    assert trained(done) == [list(NAMES)]
+    assert [data["client"] for data in done.of("dropped") if data["stage"] in ("consistency", "unmask")] == ["client-3"]
+    assert_sum_is_of(done, NAMES)
+
+
+def test_below_the_threshold_the_exchange_fails_and_is_tried_again(federation: Deployment) -> None:
+    run = federation.submit(pause=PAUSE, settings=ALL_FOUR)
+    run.wait_for_training()
+    federation.kill("client-1", "client-4")
+    failed = run.wait_for("exchange-failed")
+    assert failed["retry"] is True
+    assert "2 clients are left at step 'input', 3 are needed" in failed["reason"]
+    assert "client-1: silent for more than" in failed["reason"]
+    federation.start_clients("client-1", "client-4")
+    done = run.finish()
+    assert done.status == 0, done.stderr
+    assert trained(done) == [list(NAMES)]
+    assert_sum_is_of(done, NAMES)
+
+
+def test_the_run_fails_when_they_do_not_come_back(federation: Deployment) -> None:
+    run = federation.submit(pause=PAUSE, settings={"min-clients": 3, "join-seconds": 1.0})
+    run.wait_for_training()
+    federation.kill("client-1", "client-4")
+    done = run.finish()
+    assert done.status == 5
+    assert "3 clients are needed, 2 are connected after 1 s" in done.stderr
+    assert done.of("ended")[0]["status"] == "failed"
+    assert not done.model.exists()
+
+
+def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
+    run = federation.submit(pause=PAUSE, settings={"max-attempts": 1})
+    run.wait_for_training()
+    federation.kill("client-1", "client-2")
+    done = run.finish()
+    assert done.status == 5
+    assert [data["retry"] for data in done.of("exchange-failed")] == [False]
+    assert "2 clients are left at step 'input', 3 are needed" in done.stderr
+
+
+def test_a_killed_worker_costs_its_client_one_exchange(federation: Deployment) -> None:
+    run = federation.submit(pause=PAUSE, num_server_rounds=2)
+    run.wait_for_training()
+    federation.worker("client-4").kill()
+    dropped = run.wait_for("dropped", client="client-4")
+    assert dropped["reason"] == "withdrew: worker-died"
+    done = run.finish()
+    assert done.status == 0, done.stderr
+    assert trained(done) == [["client-1", "client-2", "client-3"], list(NAMES)]
+    expected = step_of(NAMES, step_of(NAMES[:3], problem.initial()["weight"]))
+    np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=1e-5)
+    assert "the worker ended without an answer (signal SIGKILL)" in federation.log("client-4")
+    assert federation.process("client-4").poll() is None, "the agent lives"
+
+
+def test_a_frozen_agent_is_dropped_and_comes_back(federation: Deployment) -> None:
+    said = len(federation.log("client-2"))
+    run = federation.submit(pause=PAUSE, num_server_rounds=1)
+    run.wait_for_training()
+    federation.process("client-2").send_signal(signal.SIGSTOP)
+    try:
+        dropped = run.wait_for("dropped", client="client-2")
+        assert dropped["reason"] == f"silent for more than {LIVENESS_SECONDS:g} s"
+        done = run.finish()
+    finally:
+        federation.process("client-2").send_signal(signal.SIGCONT)
+    assert done.status == 0, done.stderr
+    assert_sum_is_of(done, ["client-1", "client-3", "client-4"])
+    federation.wait_for_log("client-2", "the exchange ended for this client", after=said)
+    again = federation.submit().finish()
+    assert again.status == 0, again.stderr
+    assert_sum_is_of(again, NAMES)
+
+
+def test_a_restarted_server_gets_its_clients_back(federation: Deployment) -> None:
+    processes = [federation.process(name) for name in NAMES]
+    run = federation.submit(pause=PAUSE)
+    run.wait_for_training()
+    assert federation.stop("server") == 0
+    federation.start_server()
+    done = run.finish()
+    assert done.status == 5
+    assert "interrupted: the server was stopped" in done.stderr
+    again = federation.submit(settings=ALL_FOUR).finish()
+    assert again.status == 0, again.stderr
+    assert [process.poll() for process in processes] == [None] * len(NAMES)
+    assert_sum_is_of(again, NAMES)
+
+
+def test_a_killed_server_leaves_nothing_half_done(federation: Deployment) -> None:
+    run = federation.submit(pause=PAUSE)
+    run.wait_for_training()
+    federation.kill("server")
+    wait_until("the ServerApp to end with its server", lambda: not server_apps(federation))
+    federation.start_server()
+    done = run.finish()
+    assert done.status == 5
+    assert "interrupted: the server stopped while the run was open" in done.stderr
+    assert list((federation.federation.folder / "server" / "data" / "spool").iterdir()) == []
+    again = federation.submit(settings=ALL_FOUR).finish()
+    assert again.status == 0, again.stderr
+    assert_sum_is_of(again, NAMES)
+
+
+def server_apps(federation: Deployment) -> list[str]:
+    """Command lines of the ServerApp processes that live."""
+    lines = [" ".join(process.cmdline()) for process in marked(federation.mark)]
+    return [line for line in lines if "server_app.appworker" in line]

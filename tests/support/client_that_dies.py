@@ -1,0 +1,44 @@
+"""A client that is killed at one exact point of the protocol: right after one of its requests was answered.
+
+python client_that_dies.py ROUTE --kit DIR --app DIR
+
+ROUTE is the last part of the request's path, "update" for the masked vector. Everything else is `fedcore client`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from client_app.main import app
+from client_app.transport import Transport
+from fedcore.wire import Message
+
+
+class DoomedTransport(Transport):
+    """Sends what it is asked to; once the fatal request is answered nothing of the process runs any more."""
+
+    fatal: str
+
+    async def send(self, method: str, path: str, message: Message, **options: Any) -> None:
+        await super().send(method, path, message, **options)
+        self._die_after(path)
+
+    async def upload(self, path: str, source: memoryview | Path, **options: Any) -> None:
+        await super().upload(path, source, **options)
+        self._die_after(path)
+
+    def _die_after(self, path: str) -> None:
+        if path.endswith(f"/{self.fatal}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    import client_app.main
+
+    DoomedTransport.fatal = sys.argv.pop(1)
+    client_app.main.Transport = DoomedTransport  # type: ignore[misc]
+    app()

@@ -1,0 +1,275 @@
+"""A federation in real processes, as its people start it: server, clients, operator; each can be hurt from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from fedcore.compare.processes import FEDCORE, LocalFederation, ProcessGroup, run_command
+from fedcore.state import ModelState
+from support.tiny import TINY
+
+MARK = "FEDCORE_TEST_MARK"
+ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+DYING_CLIENT = Path(__file__).with_name("client_that_dies.py")
+LIVENESS_SECONDS = 7.0
+"""Two heartbeats and a bit: short, and yet longer than a busy machine keeps a living client from saying so."""
+QUICK = {
+    "min-clients": 2,
+    "join-seconds": 30.0,
+    "train-seconds": 60.0,
+    "step-seconds": 20.0,
+    "liveness-seconds": LIVENESS_SECONDS,
+}
+PATIENCE = 60.0
+
+
+def wait_until(what: str, probe: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """The first true value of `probe`, asked again and again; fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := probe()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.05)
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over, as `fedcore run --json` told it. summary: its last line, empty where it failed."""
+
+    status: int
+    events: list[dict[str, Any]]
+    summary: dict[str, Any]
+    stderr: str
+    model: Path
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The data of all events of one kind."""
+        return [event["data"] for event in self.events if event["kind"] == kind]
+
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The final model."""
+        return ModelState.open(self.model)
+
+
+class Submitted:
+    """A `fedcore run --json` that goes on; its events are read in the background."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path, model: Path) -> None:
+        self.process = process
+        self.events: list[dict[str, Any]] = []
+        self._summary: dict[str, Any] = {}
+        self._log = log
+        self._model = model
+        self._over = False
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            entry = json.loads(line)
+            with self._news:
+                if "kind" in entry:
+                    self.events.append(entry)
+                else:
+                    self._summary = entry
+                self._news.notify_all()
+        with self._news:
+            self._over = True
+            self._news.notify_all()
+
+    def wait_for(self, kind: str, *, seconds: float = PATIENCE, **data: Any) -> dict[str, Any]:
+        """The data of the first event of this kind that has these values."""
+
+        def found() -> dict[str, Any] | None:
+            return next(
+                (
+                    event["data"]
+                    for event in self.events
+                    if event["kind"] == kind and data.items() <= event["data"].items()
+                ),
+                None,
+            )
+
+        with self._news:
+            if not self._news.wait_for(lambda: found() or self._over, seconds) or not found():
+                told = "\n".join(json.dumps(event) for event in self.events)
+                raise AssertionError(f"no event {kind} {data}; there were:\n{told}\n{self._stderr()}")
+            return found() or {}
+
+    def wait_for_training(self, server_round: int = 1) -> None:
+        """Until the keys of a training exchange are exchanged: its clients train, with a pause in their code."""
+        exchange = self.wait_for("exchange", server_round=server_round, message_type="train")["exchange"]
+        self.wait_for("stage", exchange=exchange, stage="share")
+
+    def finish(self, seconds: float = PATIENCE) -> Ended:
+        """Wait for the end of the run."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            told = "\n".join(json.dumps(event) for event in self.events[-8:])
+            raise AssertionError(f"the run does not end; its last events:\n{told}") from None
+        self._reader.join(seconds)
+        return Ended(status=status, events=self.events, summary=self._summary, stderr=self._stderr(), model=self._model)
+
+    def _stderr(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+
+@dataclass(slots=True)
+class Deployment:
+    """A federation on loopback. `mark` is in the environment of all its processes, of whatever generation."""
+
+    folder: Path
+    federation: LocalFederation
+    group: ProcessGroup
+    mark: str
+    app: Path = TINY
+    _living: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _starts: int = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, folder: Path, *, clients: int = 4, allow_plain: bool = False) -> Iterator[Deployment]:
+        """Provision in `folder`; whatever was started is ended at the end."""
+        mark = uuid.uuid4().hex
+        federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
+        with ProcessGroup(folder / "logs", {**ENVIRONMENT, MARK: mark}) as group:
+            yield cls(folder=folder, federation=federation, group=group, mark=mark)
+        wait_until("all processes to end", lambda: not marked(mark), 10)
+
+    # --- starting -----------------------------------------------------------------------------------------------
+
+    def start_server(self, *options: str | Path) -> None:
+        """Start the server and wait until it listens."""
+        ready = self.folder / "ready"
+        ready.unlink(missing_ok=True)
+        command = [*FEDCORE, "server", "--federation", self.federation.folder, "--ready-file", ready, *options]
+        process = self._start("server", command)
+        wait_until("the server to listen", lambda: ready.exists() or process.poll() is not None)
+        assert ready.exists(), self.log("server")
+
+    def start_clients(self, *names: str) -> None:
+        """Start clients by name, or all, and wait until they are connected."""
+        names = names or tuple(self.federation.client_names())
+        said = {name: len(self.log(name)) for name in names}
+        for name in names:
+            self.start_client(name)
+        for name in names:
+            self.wait_for_log(name, "connected", after=said[name])
+
+    def start_client(self, name: str, *options: str | Path, dies_after: str = "") -> subprocess.Popen[str]:
+        """Start one client; `dies_after` names the request after which it is killed."""
+        program = [sys.executable, DYING_CLIENT, dies_after] if dies_after else [*FEDCORE, "client"]
+        return self._start(name, [*program, "--kit", self.kit(name), "--app", self.app, *options])
+
+    def _start(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:
+        self._living[name] = process = self.group.start(name, [str(word) for word in command])
+        return process
+
+    def submit(self, *, settings: Mapping[str, Any] | None = None, **run_config: Any) -> Submitted:
+        """Start `fedcore run --json`; underscores in the run config's keys stand for hyphens."""
+        self._starts += 1
+        name = f"run-{self._starts}"
+        model = self.folder / f"{name}.safetensors"
+        command = run_command(
+            self.app,
+            self.federation.operator,
+            out=model,
+            run_config={key.replace("_", "-"): value for key, value in run_config.items()},
+            settings={**QUICK, **(settings or {})},
+        )
+        process = self.group.start(name, command, piped=True)
+        return Submitted(process, self.group.logs / f"{name}.log", model)
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def kit(self, name: str) -> Path:
+        """A client's folder."""
+        return self.federation.folder / "clients" / name
+
+    def log(self, name: str) -> str:
+        """All that a process has said, over all its lives."""
+        path = self.group.logs / f"{name}.log"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def wait_for_log(self, name: str, text: str, *, after: int = 0, seconds: float = PATIENCE) -> None:
+        """Until a process has said `text`, beyond the first `after` characters of its log."""
+        try:
+            wait_until(f"{name} to say {text!r}", lambda: text in self.log(name)[after:], seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it says:\n{self.log(name)[after:]}") from None
+
+    def process(self, name: str) -> subprocess.Popen[str]:
+        """The last started process of that name."""
+        return self._living[name]
+
+    def worker(self, name: str) -> psutil.Process:
+        """The worker process of a client."""
+        children = psutil.Process(self.process(name).pid).children()
+        (worker,) = (child for child in children if "client_app.worker" in child.cmdline())
+        return worker
+
+    # --- hurting ------------------------------------------------------------------------------------------------
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL; the process alone, as the kernel's out-of-memory killer does it."""
+        for name in names:
+            self.process(name).kill()
+            self.process(name).wait(10)
+
+    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask a process to end; its exit status."""
+        self.process(name).send_signal(number)
+        return self.process(name).wait(20)
+
+    def revive(self) -> None:
+        """Start again whatever clients do not run, so that the next test finds all of them."""
+        lost = [name for name in self.federation.client_names() if self.process(name).poll() is not None]
+        if lost:
+            self.start_clients(*lost)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """All living processes with this mark in their environment."""
+    return [process for process in psutil.process_iter() if _mark_of(process) == mark]
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    with contextlib.suppress(psutil.Error):
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return process.environ().get(MARK)
+    return None
+
+
+def fedcore(
+    *words: str | Path, seconds: float = PATIENCE, cwd: Path | None = None, mark: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*FEDCORE, *(str(word) for word in words)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **ENVIRONMENT, MARK: mark},
+    )
