@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,11 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 def _command() -> str:
     """How this process was started, with nothing in it that is special to this machine."""
-    words = [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
-    return shlex.join(["python", *words])
+    words = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    # A folder's name follows its option; it says nothing to a reader elsewhere.
+    for option, stands_for in (("--data-dir", "DATA"), ("--save", "FILE")):
+        words = [stands_for if before == option else word for before, word in pairwise(["", *words])]
+    return shlex.join(words)
 
 
 def _cpu_model() -> str:

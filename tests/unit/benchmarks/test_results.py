@@ -1,0 +1,80 @@
+"""How results are set beside published ones."""
+
+import argparse
+import math
+
+import pytest
+
+from benchmarks.fashion_mnist import FULL, PLAIN, QUICK, SECURE, SHORT, Length, Outcome, _length
+from benchmarks.fashion_mnist import report as fashion_report
+from benchmarks.heart_disease import FEDAVG, POOLED, PUBLISHED, Cell, Spread, compare
+from benchmarks.heart_disease import report as heart_report
+from fedcore.errors import ConfigurationError
+
+
+def cell(ours, published, patients=100):
+    return Cell(
+        method=FEDAVG,
+        place="cleveland",
+        patients=patients,
+        ours=Spread(mean=ours[0], deviation=ours[1]),
+        published=Spread(mean=published[0], deviation=published[1]),
+    )
+
+
+def test_a_difference_is_explained_by_two_deviations_and_one_patient():
+    one = cell((80.0, 3.0), (70.0, 4.0))
+    assert one.difference == 10.0
+    assert one.allowed == pytest.approx(2 * math.hypot(3, 4) + 1)
+    assert one.explained
+    assert not cell((81.1, 3.0), (70.0, 4.0)).explained
+    assert not cell((58.9, 3.0), (70.0, 4.0)).explained
+
+
+def test_without_a_spread_one_patient_is_all_that_is_allowed():
+    assert cell((76.0, 0.0), (75.0, 0.0)).explained
+    assert not cell((77.1, 0.0), (75.0, 0.0)).explained
+
+
+def test_the_published_means_of_the_four_are_those_of_the_table():
+    for method, mean in ((FEDAVG, 68.5), (POOLED, 73.5)):
+        hospitals = [spread.mean for place, spread in PUBLISHED[method].items() if place != "pooled test"]
+        assert sum(hospitals) / 4 == pytest.approx(mean, abs=0.051)
+
+
+def test_the_figure_is_that_of_the_worst_cell():
+    sizes = dict.fromkeys(PUBLISHED[FEDAVG], 100)
+    exact = {place: spread.mean for place, spread in PUBLISHED[FEDAVG].items()}
+    # One place off by 3 points, where 2 * 4.5 + 1 are allowed; no spread of our own.
+    scores = {FEDAVG: [{**exact, "va": exact["va"] + 3}] * 2}
+    made = heart_report({FEDAVG: compare(FEDAVG, scores[FEDAVG], sizes)}, scores, (42, 43))
+    assert made.figures[0].name == "fedavg_difference_over_spread"
+    assert made.figures[0].value == pytest.approx(3 / 10)
+    labels = [row[0] for row in made.tables[0].rows]
+    assert labels == ["secure FedAvg, here", "FedAvg, published"]
+
+
+def outcome(*accuracies):
+    return Outcome(accuracies=accuracies, seconds=1.0, bytes_up=2.0)
+
+
+def test_secure_and_plain_are_compared_after_the_last_round():
+    outcomes = {("iid", SECURE): outcome(70.0, 80.0, 79.5), ("iid", PLAIN): outcome(60.0, 80.4)}
+    made = fashion_report(outcomes, ("iid",), Length(rounds=2, local_epochs=1))
+    assert made.figures[0].name == "secure_minus_plain_over_spread_iid"
+    assert made.figures[0].value == pytest.approx(0.9 / (2 * 0.45))
+    assert made.tables[0].rows[0][1:6] == ("79.50", "80.40", "-0.90", "80.00", "80.40")
+
+
+def lengths(**given):
+    return argparse.Namespace(**{"quick": False, "full": False, "rounds": None, "local_epochs": None, **given})
+
+
+def test_lengths():
+    assert _length(lengths()) == SHORT
+    assert _length(lengths(quick=True)) == QUICK
+    assert _length(lengths(full=True, rounds=3)) == Length(rounds=3, local_epochs=FULL.local_epochs)
+    with pytest.raises(ConfigurationError, match="exclude"):
+        _length(lengths(quick=True, full=True))
+    with pytest.raises(ConfigurationError, match="positive"):
+        _length(lengths(rounds=-1))

@@ -1,0 +1,86 @@
+"""The arithmetic of the round benchmark, on a record made by hand, and its app."""
+
+import pytest
+
+from benchmarks.common import APPS
+from benchmarks.round import MIB, PLAIN, SECURE, Measured, report
+from fedcore.flower.app import FlowerApp
+from fedcore.record import RunRecord
+from fedcore.simulate import Simulation
+
+
+def record_of(ends, seconds, up):
+    """One training exchange for each end; its upload in bytes from `up`."""
+    record = RunRecord()
+    for number, (end, sent) in enumerate(zip(ends, up, strict=True), start=1):
+        data = {
+            "server_round": number,
+            "message_type": "train",
+            "examples": 2,
+            "metrics": {},
+            "survivors": ["a", "b"],
+            "seconds": seconds,
+            "stage_seconds": {"input": 0.25},
+            "bytes_up": {"a": sent, "b": sent},
+            "bytes_down": {"a": 7, "b": 9},
+        }
+        record.add("exchange-done", data, end)
+    return record
+
+
+def measured(kind, step, up):
+    one = Measured(parameters=1_000_000, aggregation=kind)
+    ends = [10 + step * number for number in range(4)]
+    one.add(record_of(ends, 0.5, up), peak=110 * 2**20, app_peak=50)
+    return one
+
+
+def test_the_first_round_is_left_out():
+    one = measured(SECURE, 1.0, [9_000_000, 2_000_000, 2_000_000, 2_000_000])
+    assert one.seconds == [1.0, 1.0, 1.0]
+    assert one.upload() == 2_000_000
+    assert one.download() == 8
+    assert one.stages() == {
+        "input": 0.25,
+        "changing stages": pytest.approx(0.25),
+        "between exchanges": pytest.approx(0.5),
+    }
+
+
+def test_runs_of_one_kind_add_up_and_the_highest_peak_counts():
+    one = measured(SECURE, 1.0, [1, 1, 1, 1])
+    one.add(record_of([100, 103], 0.5, [1, 1]), peak=5, app_peak=70)
+    assert one.seconds == [1.0, 1.0, 1.0, 3]
+    assert (one.peak, one.app_peak) == (110 * 2**20, 70)
+
+
+def test_figures_are_ratios():
+    both = {
+        (1_000_000, SECURE): measured(SECURE, 1.5, [1, 2_020_000, 2_020_000, 2_020_000]),
+        (1_000_000, PLAIN): measured(PLAIN, 1.2, [4_000_000] * 4),
+    }
+    figures = {figure.name: figure for figure in report(both, idle=int(100 * MIB), sizes=(10**6,), clients=2).figures}
+    assert figures["secure_over_plain_seconds_1e6"].value == pytest.approx(1.25)
+    assert figures["upload_over_float32"].value == pytest.approx(0.505)
+    assert figures["server_peak_over_model"].value == pytest.approx(10 * MIB / 4e6)
+    assert all(figure.holds for figure in figures.values())
+
+
+def test_the_app_trains_nothing_but_moves_the_model():
+    app = FlowerApp.load(APPS / "noop")
+    config = {**app.run_config, "parameters": 1003, "tensors": 3, "num-server-rounds": 2}
+    events = []
+    simulation = Simulation(
+        app=app,
+        clients=2,
+        run_config=config,
+        settings=app.settings,
+        emit=lambda kind, data: events.append((kind, data)),
+    )
+    state = simulation.run().state
+    assert sum(array.size for array in state.values()) == 1003
+    # Steps of 0.001 and 0.002 average to 0.0015 a round.
+    for array in state.values():
+        assert array == pytest.approx(0.003, abs=2e-6)
+    done = [data["message_type"] for kind, data in events if kind == "exchange-done"]
+    assert done == ["train", "train"]
