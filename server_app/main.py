@@ -18,16 +18,8 @@ log = logging.getLogger("fedcore.server")
 
 app = typer.Typer(add_completion=False)
 
-EXAMPLE = """
-Example:
 
-    fedcore provision federation --clients 4
-
-    fedcore server --federation federation
-"""
-
-
-@app.command(help="Serve a federation: clients connect to it, operators submit runs to it.", epilog=EXAMPLE)
+@app.command()
 def server(
     federation: Annotated[Path, typer.Option(help="Folder that `fedcore provision` made, or its server folder.")],
     host: Annotated[str, typer.Option(help="Address to listen on; default from server.toml.")] = "",
@@ -36,7 +28,12 @@ def server(
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a line.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="Written with the server's URL once it listens.")] = None,
 ) -> None:
-    """Check the kit, then serve until Ctrl-C or SIGTERM, which stop it cleanly with status 0."""
+    """Serve a federation: clients connect to it, operators submit runs to it.
+
+    Example: fedcore server --federation federation
+
+    Ctrl-C or SIGTERM stop it cleanly, with status 0; a run that was open is then marked as interrupted.
+    """
     logs.configure(as_json=log_json)
     try:
         kit = ServerKit.load(federation)
