@@ -46,7 +46,10 @@ def run(
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines, then a summary.")] = False,
 ) -> None:
-    """Submit a run as operator, follow it, and save the model as safetensors. Ctrl-C cancels the run."""
+    """Submit a run as operator, follow it, and save the model as safetensors. Ctrl-C cancels the run.
+
+    Example: fedcore run examples/digits --operator fed/operator --run-config num-server-rounds=5
+    """
     kit = OperatorKit.load(operator)
     if server:
         kit = replace(kit, server_url=server.rstrip("/"))
