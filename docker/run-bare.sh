@@ -14,6 +14,8 @@ fedcore="${FEDCORE:-$root/.venv/bin/fedcore}"
 port="${PORT:-8443}"
 clients="${CLIENTS:-4}"
 export FLWR_TELEMETRY_ENABLED=0
+# All clients share this machine: as many threads in each of them as there are cores would make every one slower.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 if ! command -v "$fedcore" >/dev/null; then
     echo "error: there is no $fedcore; run \`make install\` first, or set FEDCORE" >&2

@@ -9,6 +9,8 @@ import pytest
 
 # Before anything imports flwr, which would otherwise report to its makers.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+# Many processes at once, with tiny models: a thread pool in each of them would only make them wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
