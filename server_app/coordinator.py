@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -211,12 +212,11 @@ class Coordinator:
         return None, RunStatus.FAILED, "the server failed; its log says more"
 
     async def _finish(self, run: str, record: Record, status: RunStatus, reason: str, model: ModelRef | None) -> None:
-        for work in (
-            record.close(),
-            self._end(run, status, reason, seconds=record.seconds, model=model),
-        ):
+        # A record that cannot be written must not keep the run from ending.
+        end = partial(self._end, run, status, reason, seconds=record.seconds, model=model)
+        for step in (record.close, end):
             try:
-                await work
+                await step()
             except FedcoreError as error:
                 log.error("run %s (%s) could not be recorded: %s", run, status.value, error)
 

@@ -21,8 +21,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A peer connected; it has `header_seconds` for the head of its first request."""
         super().connection_made(transport)
-        self._head_size = 0
         self._in_head = True
+        self._open_bytes = 0
+        self._field_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.header_seconds, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -31,20 +32,28 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes arrived; while the head is not complete they count against its limit."""
-        if self._in_head:
-            self._head_size += len(data)
+        """Bytes arrived; those of a head that is still open count against its limit."""
         super().data_received(data)
-        if self._in_head and self._head_size > self.header_bytes:
-            self.transport.abort()
+        if self._in_head:
+            self._open_bytes += len(data)
+            if self._open_bytes > self.header_bytes:
+                self.transport.abort()
 
     def on_message_begin(self) -> None:
         """The first byte of a request: from here on its head must arrive in time."""
         super().on_message_begin()
         self._in_head = True
-        self._head_size = 0
+        self._open_bytes = 0
+        self._field_bytes = 0
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.header_seconds, self._head_is_late)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field is complete; an exception makes uvicorn answer 400 and close the connection."""
+        self._field_bytes += len(name) + len(value)
+        if self._field_bytes > self.header_bytes:
+            raise ValueError("the head of the request is too long")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> Any:
         """The head is there."""
