@@ -12,28 +12,30 @@ from benchmarks.heart_disease import report as heart_report
 from fedcore.errors import ConfigurationError
 
 
-def cell(ours, published, patients=100):
+def cell(ours, published, patients=100, seeds=5):
     return Cell(
         method=FEDAVG,
         place="cleveland",
         patients=patients,
+        seeds=seeds,
         ours=Spread(mean=ours[0], deviation=ours[1]),
         published=Spread(mean=published[0], deviation=published[1]),
     )
 
 
-def test_a_difference_is_explained_by_two_deviations_and_one_patient():
-    one = cell((80.0, 3.0), (70.0, 4.0))
-    assert one.difference == 10.0
-    assert one.allowed == pytest.approx(2 * math.hypot(3, 4) + 1)
+def test_a_difference_is_explained_by_two_standard_errors_of_the_means():
+    one = cell((74.0, 3.0), (70.0, 4.0))
+    assert one.difference == 4.0
+    assert one.allowed == pytest.approx(2 * math.sqrt((9 + 16) / 5) + 0.05)
     assert one.explained
-    assert not cell((81.1, 3.0), (70.0, 4.0)).explained
-    assert not cell((58.9, 3.0), (70.0, 4.0)).explained
+    assert not cell((74.6, 3.0), (70.0, 4.0)).explained
+    assert not cell((65.4, 3.0), (70.0, 4.0)).explained
+    assert cell((74.6, 3.0), (70.0, 4.0), seeds=2).explained
 
 
 def test_without_a_spread_one_patient_is_all_that_is_allowed():
     assert cell((76.0, 0.0), (75.0, 0.0)).explained
-    assert not cell((77.1, 0.0), (75.0, 0.0)).explained
+    assert not cell((76.1, 0.0), (75.0, 0.0)).explained
 
 
 def test_the_published_means_of_the_four_are_those_of_the_table():
@@ -45,11 +47,11 @@ def test_the_published_means_of_the_four_are_those_of_the_table():
 def test_the_figure_is_that_of_the_worst_cell():
     sizes = dict.fromkeys(PUBLISHED[FEDAVG], 100)
     exact = {place: spread.mean for place, spread in PUBLISHED[FEDAVG].items()}
-    # One place off by 3 points, where 2 * 4.5 + 1 are allowed; no spread of our own.
+    # One place off by 3 points; no spread of our own.
     scores = {FEDAVG: [{**exact, "va": exact["va"] + 3}] * 2}
     made = heart_report({FEDAVG: compare(FEDAVG, scores[FEDAVG], sizes)}, scores, (42, 43))
     assert made.figures[0].name == "fedavg_difference_over_spread"
-    assert made.figures[0].value == pytest.approx(3 / 10)
+    assert made.figures[0].value == pytest.approx(3 / (2 * 4.5 / math.sqrt(5) + 0.05))
     labels = [row[0] for row in made.tables[0].rows]
     assert labels == ["secure FedAvg, here", "FedAvg, published"]
 
