@@ -18,9 +18,19 @@ import httpx
 import tenacity
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedcore.config import JobSettings, override, parse_assignments
-from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable, StorageFull, Unauthorized
+from fedcore.errors import (
+    ConfigurationError,
+    FedcoreError,
+    PeerError,
+    Refused,
+    RunFailed,
+    ServerUnreachable,
+    StorageFull,
+    Unauthorized,
+)
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
@@ -50,6 +60,7 @@ def run(
 
     Example: fedcore run examples/digits --operator fed/operator --run-config num-server-rounds=5
     """
+    _check_out(out)
     kit = OperatorKit.load(operator)
     if server:
         kit = replace(kit, server_url=server.rstrip("/"))
@@ -58,6 +69,8 @@ def run(
         record, final = _submit_and_follow(client, submission, as_json)
         summary = {"run": final.run, "app": final.app, **record.summary(), "model": None}
         if final.status is not RunStatus.FINISHED:
+            if as_json:
+                _print_summary(summary, as_json)
             raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
         if final.model is not None:
             client.fetch_model(final.run, final.model, out)
@@ -138,6 +151,8 @@ class OperatorClient:
             Path(name).replace(out)
         except OSError as error:
             raise StorageFull(f"cannot write {out}: {error.strerror}") from error
+        except httpx.TransportError as error:
+            raise self._failure(error) from error
         finally:
             Path(name).unlink(missing_ok=True)
 
@@ -151,17 +166,43 @@ class OperatorClient:
         try:
             answer: httpx.Response = retry(self._http.request, method, path, **arguments)
         except httpx.TransportError as error:
-            raise ServerUnreachable(
-                f"no fedcore server answers at {self.kit.server_url}: {error}; "
-                "is it running (fedcore server --federation DIR), and is the address right?"
-            ) from error
+            raise self._failure(error) from error
         _raise_problem(answer)
         return answer
+
+    def _failure(self, error: httpx.TransportError) -> FedcoreError:
+        url = self.kit.server_url
+        if (refused := _certificate_failure(error)) is not None:
+            return Unauthorized(
+                f"the server at {url} is not the one of this kit ({refused}); check server-url and ca.crt"
+            )
+        return ServerUnreachable(
+            f"no fedcore server answers at {url}: {error}; "
+            "is it running (fedcore server --federation DIR), and is the address right?"
+        )
 
 
 def _unreachable(error: BaseException) -> bool:
     """A server that is not there yet is worth waiting for; a certificate that does not verify is not."""
-    return isinstance(error, httpx.TransportError) and not isinstance(error.__cause__, ssl.SSLCertVerificationError)
+    return isinstance(error, httpx.TransportError) and _certificate_failure(error) is None
+
+
+def _certificate_failure(error: BaseException | None) -> str | None:
+    """Why the server's certificate was refused, where that is at the root of `error`."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a path that no model can be saved to now, and not after hours of training."""
+    if out.is_dir():
+        raise ConfigurationError(f"--out: {out} is a folder; name the file for the model")
+    parent = next(path for path in out.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--out: no file can be made in {parent}; name another place for the model")
 
 
 def _raise_problem(answer: httpx.Response) -> None:
@@ -212,8 +253,8 @@ def _print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
         return
     console = Console()
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, float))
-    console.print(f"run {summary['run']}: {summary['rounds']} rounds, {metrics}", highlight=False)
+    console.print(f"run {summary['run']}: {summary['rounds']} rounds, {escape(metrics)}", highlight=False)
     if summary["model"]:
-        console.print(f"model saved to {summary['model']}", highlight=False)
+        console.print(f"model saved to {escape(summary['model'])}", highlight=False, soft_wrap=True)
     if summary["aggregation"] == "plain":
         console.print(f"[yellow]{PLAIN_WARNING}[/]")

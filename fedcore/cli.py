@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import ConfigurationError, FedcoreError
@@ -211,7 +212,7 @@ def main() -> None:
     try:
         build()()
     except FedcoreError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
@@ -240,6 +241,8 @@ def _user_output_to_stderr() -> Iterator[None]:
 
 def _prepare_folder(out: Path, force: bool) -> None:
     """An empty folder for the results; an earlier comparison goes only with --force, anything else never."""
+    if any(path.exists() and not path.is_dir() for path in (out, *out.parents)):
+        raise ConfigurationError(f"--out: {out} is a file, or lies below one; name a folder")
     if not out.exists() or not any(out.iterdir()):
         out.mkdir(parents=True, exist_ok=True)
     elif not force:

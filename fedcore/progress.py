@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
@@ -50,7 +51,8 @@ class ProgressView:
         online = data["online"]
         if len(online) != self._clients:
             self._clients = len(online)
-            self._line(f"{len(online)} of {data['expected']} clients joined: {', '.join(online) or 'none yet'}")
+            names = escape(", ".join(online)) or "none yet"
+            self._line(f"{len(online)} of {data['expected']} clients joined: {names}")
 
     def _on_started(self, data: Mapping[str, Any]) -> None:
         if data["aggregation"] == "plain":
@@ -64,22 +66,23 @@ class ProgressView:
         self._live(f"{data['stage']} {data['done']}/{data['expected']}  {data['seconds']:.1f} s")
 
     def _on_dropped(self, data: Mapping[str, Any]) -> None:
-        self._line(f"[yellow]{data['client']} dropped out during {data['stage']}: {data['reason']}[/]")
+        text = f"{data['client']} dropped out during {data['stage']}: {data['reason']}"
+        self._line(f"[yellow]{escape(text)}[/]")
 
     def _on_exchange_done(self, data: Mapping[str, Any]) -> None:
         metrics = "  ".join(f"{name} {_number(value)}" for name, value in data["metrics"].items())
         clipped = f"  clipped {data['clipped']}" if data.get("clipped") else ""
         self._line(
             f"round {data['server_round']:>3}  {data['message_type']:<8}  {len(data['survivors'])} clients  "
-            f"{data['seconds']:5.1f} s  {metrics}{clipped}"
+            f"{data['seconds']:5.1f} s  {escape(metrics)}{clipped}"
         )
 
     def _on_exchange_failed(self, data: Mapping[str, Any]) -> None:
         what = "trying again" if data["retry"] else "giving up"
-        self._line(f"[red]round {data['server_round']} failed: {data['reason']}; {what}[/]")
+        self._line(f"[red]round {data['server_round']} failed: {escape(data['reason'])}; {what}[/]")
 
     def _on_ended(self, data: Mapping[str, Any]) -> None:
-        reason = f": {data['reason']}" if data["reason"] else ""
+        reason = f": {escape(data['reason'])}" if data["reason"] else ""
         self._line(f"{data['status']}{reason}")
 
 

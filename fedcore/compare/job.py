@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from fedcore.record import EventSink, RunRecord
 from fedcore.wire import Scalar
 
 MODES = ("federated", "federated-plain", "centralized")
+IDLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +117,9 @@ def _environment(job: CompareJob) -> dict[str, str]:
 
 
 def _follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
-    """Read events until the run ends; a process of the group that dies first is an error."""
+    """Read events until the run ends; another process of the group that ends with an error ends the run too."""
     record = RunRecord()
-    lines: Callable[[], str] = child.stdout.readline  # type: ignore[union-attr]
-    while line := lines():
+    for line in _lines(child, idle=lambda: group.check(but=child)):
         event = json.loads(line)
         if "kind" not in event:
             continue
@@ -126,3 +129,25 @@ def _follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) 
     if not record.status:
         group.check()
     return record
+
+
+def _lines(child: subprocess.Popen[str], *, idle: Callable[[], None]) -> Iterator[str]:
+    """The lines that a child prints, until it ends; `idle` is called while there are none."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        with contextlib.suppress(ValueError):  # closed, because nobody waits for more
+            for line in child.stdout or ():
+                lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            idle()
+            continue
+        if not line:
+            return
+        yield line

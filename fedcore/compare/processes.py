@@ -62,10 +62,10 @@ class ProcessGroup:
         self._children[name] = child
         return child
 
-    def check(self) -> None:
-        """Raise EnvironmentFailure, with the end of its log, for a child that has ended with an error."""
+    def check(self, *, but: subprocess.Popen[str] | None = None) -> None:
+        """Raise EnvironmentFailure, with the end of its log, for a child other than `but` that ended with an error."""
         for name, child in self._children.items():
-            if child.poll():
+            if child is not but and child.poll():
                 raise EnvironmentFailure(
                     f"{name} ended with exit status {child.returncode}; "
                     f"the end of {self.logs / name}.log:\n{self.tail(name)}"
