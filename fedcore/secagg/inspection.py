@@ -68,9 +68,11 @@ def check_cohort(
 
 
 def check_advertisement(member: Advertisement, context: bytes, roster: Mapping[int, bytes]) -> None:
-    """Keys signed by the roster's identity for this context, and usable for agreement. The server asks the same."""
+    """Keys signed by the roster's identity for this context, and usable for agreement. The server asks the same.
+
+    The caller has seen to it that the client is in the cohort, and so on the roster.
+    """
     client_id = member.client_id
-    _check_on_roster([client_id], roster)
     signed = advertisement_statement(context, client_id, member.c_public, member.s_public)
     if not verifies(roster[client_id], member.signature, signed):
         raise ProtocolViolation(

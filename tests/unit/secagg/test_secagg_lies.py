@@ -246,6 +246,8 @@ def test_case_4_too_few_at_each_list_that_the_server_sends(make_rig, minimum, ke
         ({"cohort": (1, 2, 3, 4, 4)}, "twice"),
         ({"cohort": (0, 1, 2, 3, 4)}, "between 1"),
         ({"cohort": (2, 1, 3, 4, 5)}, "ascending"),
+        ({"cohort": (True, 2, 3, 4, 5)}, "a client id"),
+        ({"cohort": (1.0, 2, 3, 4, 5)}, "a client id"),
         ({"cohort": [1, 2, 3, 4, 5]}, "tuple"),
         ({"model_hash": b"short"}, "32 bytes"),
         ({"words": 0}, "words"),
