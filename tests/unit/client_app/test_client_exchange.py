@@ -287,10 +287,14 @@ class TestLies:
         assert answered(script) == []
         assert client.work.calls == 0
 
-    async def test_case_3_a_longer_model(self, script: Script, client: Client) -> None:
+    async def test_case_3_a_longer_model_is_not_read_to_its_end(
+        self, script: Script, client: Client, log: StringIO
+    ) -> None:
         script.lies["model"] = lambda content: content + b"\0" * 5_000_000
         await offer(script, client)
         assert script.withdrawals[0].check == "model-digest"
+        assert "longer than announced" in log.getvalue()
+        assert client.transport.traffic.down < 3_000_000
 
     async def test_case_5_the_same_exchange_again(self, script: Script, client: Client) -> None:
         await take(script, client)

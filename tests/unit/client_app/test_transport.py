@@ -117,7 +117,7 @@ class TestAnswers:
 
         script.answers.append(StreamingResponse(long()))
         async with script.serving():
-            with pytest.raises(ProtocolViolation, match="malformed"):
+            with pytest.raises(ProtocolViolation, match="malformed: an answer is longer"):
                 await client.transport.get("/v1/survivors", SurvivorsOut)
 
     async def test_an_answer_is_needed(self, script: Script, client: Client) -> None:
