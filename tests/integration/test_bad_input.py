@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from support.deployment import Deployment, fedcore
 from support.tiny import TINY
 

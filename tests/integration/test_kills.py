@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.deployment import LIVENESS_SECONDS, Deployment, Ended, marked, wait_until
+from support.tiny import TINY, load_problem
 
 from fedcore.codec import error_bound
 from fedcore.flower.app import FlowerApp
 from fedcore.round import EncodingPlan
 from fedcore.state import ModelState
-from support.deployment import LIVENESS_SECONDS, Deployment, Ended, marked, wait_until
-from support.tiny import TINY, load_problem
 
 problem = load_problem()
 LR = np.float32(0.5)

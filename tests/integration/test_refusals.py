@@ -1,0 +1,149 @@
+"""What clients, server and operator refuse while a federation runs: each says why where it can be mended."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support.deployment import Deployment, fedcore
+from support.tiny import TINY
+
+from fedcore.compare.processes import LocalFederation
+
+OTHERS = ["client-1", "client-2", "client-4"]
+SECRET = "patient 17 is in this message"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "log", "reason"),
+    [
+        ("raise", f"the app raised ValueError: {SECRET}", "app-failed"),
+        ("hang", "the worker gave no answer within", "worker-died"),
+        ("nan", "NaN", "update-refused"),
+        ("too-many-examples", "1073741824", "update-refused"),
+        ("float64", "'weight' is F64", "wrong-records"),
+        ("no-examples", "'num-examples'", "wrong-records"),
+        ("two-metrics", "exactly one MetricRecord", "wrong-records"),
+    ],
+)
+def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log: str, reason: str) -> None:
+    said = len(federation.log("client-3"))
+    # Longer than any honest client of the tiny app takes, even for a worker that starts anew.
+    settings = {"train-seconds": 6.0} if fault == "hang" else {}
+    done = federation.submit(fault=fault, faulty_partition=2, settings=settings).finish()
+    assert done.status == 0, done.stderr
+    assert log in federation.log("client-3")[said:], "the owner learns what happened"
+    dropped = [data for data in done.of("dropped") if data["client"] == "client-3"]
+    assert [data["reason"] for data in dropped[:1]] == [f"withdrew: {reason}"], "the operator gets a code and no more"
+    train, _ = done.of("exchange-done")
+    assert train["survivors"] == OTHERS
+    assert SECRET not in str(done.events) + done.stderr + federation.log("server")
+
+
+def test_the_operator_learns_why_no_round_was_possible(federation: Deployment) -> None:
+    federation.stop("client-1")
+    settings = {"max-attempts": 2, "min-clients": 3, "threshold": 3}
+    done = federation.submit(fault="float64", faulty_partition=2, settings=settings).finish()
+    assert done.status == 5
+    assert [data["retry"] for data in done.of("exchange-failed")] == [True, False]
+    assert "client-3: withdrew: wrong-records" in done.stderr
+    assert done.summary["status"] == "failed"
+    assert "wrong-records" in done.summary["reason"]
+
+
+def test_a_client_with_another_app_is_not_asked(federation: Deployment, tmp_path: Path) -> None:
+    app = Path(shutil.copytree(TINY, tmp_path / "app"))
+    code = app / "tiny_app" / "client_app.py"
+    code.write_text(code.read_text() + "# another version\n")
+    federation.stop("client-3")
+    federation.app, original = app, federation.app
+    try:
+        federation.start_clients("client-3")
+    finally:
+        federation.app = original
+    done = federation.submit(settings={"min-clients": 3}).finish()
+    federation.stop("client-3")
+    assert done.status == 0, done.stderr
+    (dropped,) = done.of("dropped")
+    assert dropped["client"] == "client-3"
+    assert "another app is installed there" in dropped["reason"]
+    assert done.of("exchange-done")[0]["survivors"] == OTHERS
+
+
+def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> None:
+    said = len(federation.log("client-1"))
+    done = federation.submit(settings={"aggregation": "plain"}).finish()
+    assert done.status == 5
+    assert "every client withdrew: policy (plain-not-allowed)" in done.stderr
+    assert "refused: plain-not-allowed: the server could read this client's update" in federation.log("client-1")[said:]
+
+
+def test_a_single_update_strategy_is_refused_before_the_first_round(federation: Deployment) -> None:
+    done = federation.submit(strategy="Krum").finish()
+    assert done.status == 5
+    assert "Krum cannot run with secure aggregation" in done.stderr
+    assert 'aggregation = "plain"' in done.stderr
+    assert done.of("exchange") == []
+
+
+@pytest.fixture
+def stranger(federation: Deployment, tmp_path: Path) -> LocalFederation:
+    """Another federation whose kits point at this one's server."""
+    other = LocalFederation.create(tmp_path / "other", clients=4)
+    for file in ("clients/client-1/client.toml", "operator/operator.toml"):
+        path = other.folder / file
+        path.write_text(path.read_text().replace(f":{other.port}", f":{federation.federation.port}"))
+    return other
+
+
+def trust(federation: Deployment, kit: Path) -> None:
+    """Give the stranger the right certificate authority."""
+    shutil.copy2(federation.federation.operator / "ca.crt", kit / "ca.crt")
+
+
+def test_an_identity_that_is_not_on_the_roster(federation: Deployment, stranger: LocalFederation) -> None:
+    kit = stranger.folder / "clients" / "client-1"
+    trust(federation, kit)
+    done = fedcore("client", "--kit", kit, "--app", TINY)
+    assert done.returncode == 3
+    assert "the server does not accept this client's signature" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_operators_token_that_is_wrong(federation: Deployment, stranger: LocalFederation) -> None:
+    trust(federation, stranger.operator)
+    done = fedcore("run", TINY, "--operator", stranger.operator, "--out", stranger.folder / "m.safetensors")
+    assert done.returncode == 3
+    assert "the server does not accept the operator's token" in done.stderr
+    token = (stranger.operator / "token").read_text().strip()
+    assert token not in done.stderr + federation.log("server")
+
+
+@pytest.mark.parametrize("who", ["client", "operator"])
+def test_a_server_with_another_certificate(stranger: LocalFederation, who: str) -> None:
+    kit = stranger.folder / "clients" / "client-1"
+    command = (
+        ("client", "--kit", kit, "--app", TINY) if who == "client" else ("run", TINY, "--operator", stranger.operator)
+    )
+    done = fedcore(*command, cwd=stranger.folder)
+    assert done.returncode == 3
+    assert f"the server at https://localhost:{_port(kit)} is not the one of this kit" in done.stderr
+    assert "check server-url and ca.crt" in done.stderr
+
+
+def _port(kit: Path) -> str:
+    (line,) = (line for line in (kit / "client.toml").read_text().splitlines() if line.startswith("server-url"))
+    return line.rsplit(":", 1)[1].strip('"/ ')
+
+
+def test_two_servers_or_agents_over_one_folder(federation: Deployment) -> None:
+    second = fedcore("server", "--federation", federation.federation.folder, "--port", "0")
+    assert second.returncode == 2
+    assert "another server uses the data folder" in second.stderr
+    again = fedcore("client", "--kit", federation.kit("client-2"), "--app", TINY)
+    assert again.returncode != 0
+    assert "another" in again.stderr
+    assert "Traceback" not in second.stderr + again.stderr
