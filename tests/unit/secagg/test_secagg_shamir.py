@@ -116,6 +116,19 @@ def test_random_subsets_are_searched_where_there_are_too_many():
     assert rebuilder.rebuild(shares, lambda s: s.reveal() == secret).wrong == {1, 5, 9, 13}
 
 
+def test_an_ambiguous_hint_names_nobody():
+    """Holders 3 and 4 make up a line of their own through the right secret: two against two."""
+    secret = hashlib.sha256(b"secret").digest()
+    one, two = (
+        shamir.split(Secret(secret), threshold=2, holders=[1, 2, 3, 4], randomness=_randomness(dealer))
+        for dealer in ("honest", "made up")
+    )
+    rebuilder = Rebuilder(threshold=2, randomness=_randomness("server"))
+    found = rebuilder.rebuild({1: one[1], 2: one[2], 3: two[3], 4: two[4]}, lambda s: s.reveal() == secret)
+    assert found.secret.reveal() == secret
+    assert found.wrong == frozenset()
+
+
 def test_consistent_shares_of_another_secret_are_lost_at_once():
     shares = shamir.split(Secret(bytes(32)), threshold=3, holders=range(1, 8), randomness=_randomness("dealer"))
     tried = []
