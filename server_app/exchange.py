@@ -12,27 +12,19 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fedcore.config import JobSettings
 from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed
 from fedcore.wire import (
     ManifestIn,
-    MetricValue,
     ProblemKind,
     Task,
     WithdrawalReason,
     WithdrawIn,
 )
-from server_app.blobs import Spool
-from server_app.guard import Account
 from server_app.polling import Bell
-from server_app.presence import Presence
 from server_app.problems import Rejection
-from server_app.record import Record
-from server_app.store import Store
+from server_app.setup import ExchangeResult, ExchangeSetup, Ledger
 
 log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
@@ -50,85 +42,6 @@ APP_REASONS: Final = frozenset(
 )
 """Reasons that will be the same at the next attempt, if all clients give the same one."""
 _TICK_SECONDS: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeSetup:
-    """What an exchange is made of.
-
-    names: client id -> name. folder: its files; made and removed by the caller. model: the file that
-    clients fetch. clock: monotonic seconds. bell: rung when a client's poll may have an answer.
-    threads: for folding and unmasking. grace_seconds: how long an exchange that cannot succeed waits
-    to hear whether all clients have the same reason.
-    """
-
-    task: Task
-    settings: JobSettings
-    names: Mapping[int, str]
-    folder: Path
-    model: Path | None
-    presence: Presence
-    store: Store
-    spool: Spool
-    record: Record
-    bell: Bell
-    clock: Callable[[], float]
-    threads: int
-    upload_slack_bytes: int
-    grace_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyFile:
-    """A reply for the ServerApp, its model as a safetensors file; node 0 is the whole cohort."""
-
-    node: int
-    state: Path | None
-    examples: int
-    metrics: Mapping[str, MetricValue]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeResult:
-    """What came out: the replies, whose contribution is in them, and figures to show."""
-
-    replies: tuple[ReplyFile, ...]
-    survivors: frozenset[int]
-    examples: int
-    metrics: Mapping[str, MetricValue]
-    clipped: int
-
-
-@dataclass(slots=True)
-class _Bytes:
-    up: int = 0
-    down: int = 0
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Bytes by client, and seconds by stage."""
-
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    _bytes: dict[int, _Bytes] = field(default_factory=dict)
-
-    def account(self, client: int) -> Account:
-        """Where the guard enters a request of `client`."""
-        entry = self._bytes.setdefault(client, _Bytes())
-
-        def enter(up: int, down: int) -> None:
-            entry.up += up
-            entry.down += down
-
-        return enter
-
-    def up(self, names: Mapping[int, str]) -> dict[str, int]:
-        """Bytes received, by client name."""
-        return {names[client]: entry.up for client, entry in sorted(self._bytes.items())}
-
-    def down(self, names: Mapping[int, str]) -> dict[str, int]:
-        """Bytes sent, by client name."""
-        return {names[client]: entry.down for client, entry in sorted(self._bytes.items())}
 
 
 class Exchange(ABC):

@@ -28,12 +28,13 @@ from server_app.appmessages import (
     ReplyOut,
     Start,
 )
-from server_app.exchange import Exchange, ExchangeResult, ExchangeSetup
+from server_app.exchange import Exchange
 from server_app.gathering import Gathering
 from server_app.plain import PlainExchange
 from server_app.record import Record
 from server_app.secure import SecureExchange
 from server_app.services import Services
+from server_app.setup import ExchangeResult, ExchangeSetup
 
 T = TypeVar("T")
 MODEL_FILE: Final = "model.safetensors"

@@ -11,8 +11,9 @@ from typing import Final
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import ModelState
 from fedcore.wire import ManifestIn, MetricValue, ProblemKind
-from server_app.exchange import Exchange, ExchangeResult, ExchangeSetup, ReplyFile
+from server_app.exchange import Exchange
 from server_app.problems import Rejection
+from server_app.setup import ExchangeResult, ExchangeSetup, ReplyFile
 
 INPUT: Final = "input"
 _EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()

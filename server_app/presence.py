@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -34,8 +34,3 @@ class Presence:
     def eligible(self, app_sha256: str, within: float) -> frozenset[int]:
         """Those online whose owner installed exactly this app."""
         return frozenset(client for client in self.online(within) if self.installed.get(client) == app_sha256)
-
-
-def names_of(clients: frozenset[int] | set[int], names: Mapping[int, str]) -> list[str]:
-    """The names of `clients`, in the order of their ids."""
-    return [names[client] for client in sorted(clients)]

@@ -29,9 +29,10 @@ from fedcore.wire import (
     UnmaskIn,
 )
 from server_app import conversions
-from server_app.exchange import Exchange, ExchangeResult, ExchangeSetup, ReplyFile
+from server_app.exchange import Exchange
 from server_app.fold import WORD_BYTES, fold_file
 from server_app.problems import Rejection
+from server_app.setup import ExchangeResult, ExchangeSetup, ReplyFile
 
 ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
     ServerStage.ADVERTISE.value,
