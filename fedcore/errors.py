@@ -133,7 +133,7 @@ class CohortTooSmall(RoundFailed):
     """Fewer clients than the threshold are left at a step."""
 
     def __init__(self, step: str, present: int, needed: int) -> None:
-        super().__init__(f"{present} clients are left at step {step!r}, {needed} are needed")
+        super().__init__(f"{present} clients are left at step {str(step)!r}, {needed} are needed")
         self.step = step
         self.present = present
         self.needed = needed
