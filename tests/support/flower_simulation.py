@@ -34,7 +34,8 @@ RUN_ID = 1
 def simulate(folder: Path, nodes: int, rounds: int) -> Result:
     """The result of the app's strategy after `rounds` rounds over `nodes` nodes."""
     app = FlowerApp.load(folder)
-    config = {"num-server-rounds": rounds}
+    # All nodes, or round one may begin with those that registered first.
+    config = {"num-server-rounds": rounds, "min-nodes": nodes}
     results: list[Result] = []
     original = Strategy.start
 
