@@ -85,7 +85,12 @@ async def run(options: Options) -> int:
     try:
         with Ledger(state_dir) as ledger:
             worker = Worker(settings, output)
-            transport = Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=signer(kit))
+            transport = Transport(
+                url=kit.server_url,
+                tls=tls_context(kit.ca_file),
+                sign=signer(kit),
+                notice=lambda text: output.warning("waiting", text),
+            )
             async with transport:
                 client_ = Client(
                     kit=kit,

@@ -112,11 +112,22 @@ class Transport:
     Raises everywhere: ServerUnreachable when nobody answers in time, Unauthorized when another certificate or no TLS is
     shown or the server does not accept the signature, Refused for any other problem document, ProtocolViolation
     ("malformed") for an answer that is none.
+
+    notice: told once for each request that is sent again, and why.
     """
 
-    def __init__(self, *, url: str, tls: ssl.SSLContext, sign: Signer, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        url: str,
+        tls: ssl.SSLContext,
+        sign: Signer,
+        retry: Retry | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.url = url
         self.traffic = Traffic()
+        self._notice = notice
         self._sign = sign
         self._retry = retry or Retry()
         self._client = httpx.AsyncClient(
@@ -292,6 +303,7 @@ class Transport:
             retry=tenacity.retry_if_exception(_is_transient),
             wait=tenacity.wait_random_exponential(multiplier=rule.first_pause, max=rule.longest_pause),
             stop=tenacity.stop_after_delay(rule.patience),
+            before_sleep=self._tell,
             reraise=True,
         )
         try:
@@ -300,6 +312,15 @@ class Transport:
             raise trouble.refused from None
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+
+    def _tell(self, state: tenacity.RetryCallState) -> None:
+        if state.attempt_number > 1 or state.outcome is None:
+            return
+        match state.outcome.exception():
+            case _ServerTrouble(refused=refused):
+                self._notice(f"{refused}; trying again")
+            case httpx.TransportError() as error:
+                self._notice(f"{self._unreachable(error)}; trying again")
 
     def _unreachable(self, error: httpx.TransportError) -> EnvironmentFailure | PeerError:
         if (failure := _certificate_failure(error)) is not None:

@@ -6,6 +6,7 @@ kind of the mistake, an unexpected exception to the word "internal".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from fedcore.errors import (
     Unauthorized,
 )
 from fedcore.wire import Problem, ProblemKind
+
+log = logging.getLogger("fedcore.server")
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -115,6 +118,8 @@ def install(app: FastAPI) -> None:
     """Let every error that a route raises become a problem document."""
 
     async def handle(_: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, StorageFull):  # the one trouble that only the server's owner can end
+            log.warning("%s", error)
         return problem_response(error)
 
     for kind in (FedcoreError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
