@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from fedcore.compare.job import CompareJob, ModeResult
@@ -94,12 +95,17 @@ def rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def table(report: dict[str, Any]) -> Table:
-    """The comparison for the terminal."""
+    """The comparison for the terminal; fits into 80 columns."""
     view = Table(
-        title=f"{report['app']}: {report['clients']} clients", caption=_caption(report), caption_justify="left"
+        title=f"{report['app']}: {report['clients']} clients",
+        caption=_caption(report),
+        caption_justify="left",
+        box=box.SIMPLE_HEAVY,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     for index, column in enumerate(COLUMNS):
-        view.add_column(column, justify="right" if index else "left")
+        view.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows(report):
         view.add_row(*row)
     return view
