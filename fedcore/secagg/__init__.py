@@ -6,7 +6,6 @@ imports only `fedcore.errors`, NumPy and `cryptography`; randomness is an argume
 
 from fedcore.secagg.checks import Check
 from fedcore.secagg.client import ClientSession
-from fedcore.secagg.domain import roster_digest
 from fedcore.secagg.keys import Randomness, Secret
 from fedcore.secagg.masking import MaskTerm, apply_masks
 from fedcore.secagg.messages import (
@@ -44,5 +43,4 @@ __all__ = [
     "apply_masks",
     "default_threshold",
     "render_diagram",
-    "roster_digest",
 ]

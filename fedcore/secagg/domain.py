@@ -8,7 +8,7 @@ another (PROTOCOL.md, "Messages"). A tag carries the protocol's version; a chang
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -32,7 +32,6 @@ class Usage(StrEnum):
     PAIR_MASK = "fedcore/secagg/v1/pair"
     CONSISTENCY = "fedcore/secagg/v1/consistency"
     MESSAGE = "fedcore/secagg/v1/message"
-    ROSTER = "fedcore/secagg/v1/roster"
 
 
 def pack(*fields: Field) -> bytes:
@@ -64,12 +63,6 @@ def derive(secret: bytes, salt: bytes, usage: Usage, *fields: Field) -> bytes:
     """HKDF-SHA256 (RFC 5869) with the statement as info, 32 bytes."""
     info = statement(usage, *fields)
     return HKDF(algorithm=SHA256(), length=HASH_BYTES, salt=salt, info=info).derive(secret)
-
-
-def roster_digest(roster: Mapping[int, bytes]) -> bytes:
-    """SHA-256 over a roster of client id -> raw Ed25519 public key, in the order of the ids."""
-    entries = [pack(client, roster[client]) for client in sorted(roster)]
-    return tagged_hash(Usage.ROSTER, *entries)
 
 
 def _raw(field: Field) -> bytes:

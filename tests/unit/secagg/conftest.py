@@ -20,7 +20,6 @@ from fedcore.secagg import (
     ServerRound,
     apply_masks,
     default_threshold,
-    roster_digest,
 )
 
 

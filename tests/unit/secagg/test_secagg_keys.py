@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import ProtocolViolation, UsageError
-from fedcore.secagg import Secret, default_threshold, roster_digest
+from fedcore.secagg import Secret, default_threshold
 from fedcore.secagg.domain import Usage, derive, pack, statement, tagged_hash
 from fedcore.secagg.graph import neighbours
 from fedcore.secagg.keys import KeyPair, is_low_order, seal, unseal
@@ -61,12 +61,6 @@ def test_the_context_hash_depends_on_every_parameter(make_rig):
 def _with(parameters, change):
     fields = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     return type(parameters)(**(fields | change))
-
-
-def test_roster_digest_does_not_depend_on_the_order_of_insertion():
-    one = roster_digest({1: b"a" * 32, 2: b"b" * 32})
-    assert one == roster_digest({2: b"b" * 32, 1: b"a" * 32})
-    assert one != roster_digest({1: b"b" * 32, 2: b"a" * 32})
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 2), (3, 3), (4, 3), (5, 4), (8, 6), (10, 7), (100, 67)])
