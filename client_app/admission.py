@@ -123,8 +123,8 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="storage-full")
         case Refused(kind=kind) if kind in _OVER:
             return None
-        case Refused(kind=ProblemKind.STORAGE_FULL):
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="server-storage-full")
+        case Refused(kind=kind) if kind in set(ProblemKind):  # anything else could be text of the server's choice
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check=f"server-{kind}")
         case Refused():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="refused")
         case ServerUnreachable() | Unauthorized():

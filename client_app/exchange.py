@@ -150,7 +150,13 @@ class _Exchange:
         if local.trained:
             size = self._new_model.stat().st_size
             digest = await in_thread(_file_digest, self._new_model)
-        manifest = ManifestIn(sha256=digest.hexdigest(), size=size, examples=local.examples, values=dict(local.metrics))
+        manifest = ManifestIn(
+            sha256=digest.hexdigest(),
+            size=size,
+            metrics=_slots(_metric_names(local)),
+            examples=local.examples,
+            values=dict(local.metrics),
+        )
         await self._put("manifest", manifest)
         if local.trained:
             await self._send_octets(self._new_model, manifest)
@@ -368,6 +374,12 @@ def _empty(folder: Path) -> None:
 def _file_digest(path: Path) -> hashlib._Hash:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256")
+
+
+def _metric_names(local: LocalAnswer) -> tuple[tuple[str, int | None], ...]:
+    """Names and lengths of the metrics in the codec's order, None for a plain number."""
+    lengths = {name: len(value) if isinstance(value, list) else None for name, value in local.metrics.items()}
+    return tuple(sorted(lengths.items()))
 
 
 def _slots(names: tuple[tuple[str, int | None], ...]) -> list[MetricSlots]:

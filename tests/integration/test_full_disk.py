@@ -17,7 +17,7 @@ TOLD = "the server's disk is full"
 SIZE, KEPT = "96m", 32 << 20
 """The whole disk, and what the tests leave free of it: less than the server keeps in reserve."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ ALL_FOUR = {"min-clients": 4}
 PAUSE = 5.0
 """Seconds of training: time enough to kill somebody in the middle of it."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def step_of(names: Sequence[str], weight: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from fedcore.compare.processes import LocalFederation
 OTHERS = ["client-1", "client-2", "client-4"]
 SECRET = "patient 17 is in this message"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize(
