@@ -1,7 +1,8 @@
 """What the server remembers, in SQLite: clients, runs, exchanges, receipts and events.
 
-Writers take the lock at once (BEGIN IMMEDIATE), so that a transaction never fails half way because
-another one was faster. A commit is on the disk when it returns (WAL with synchronous = FULL).
+A commit is on the disk when it returns (WAL with synchronous = FULL). That costs milliseconds, and all clients of a
+stage answer at about the same time; so writes that come while a commit is under way wait for the next one, and share
+it (group commit). Each has a savepoint of its own, so that one that fails takes nothing with it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection, event, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -24,6 +26,7 @@ from fedcore.errors import ConflictingMessage, IllegalTransition, StorageFull
 from fedcore.wire import Event, ModelRef, RunStatus
 from server_app.tables import Base, ClientRow, EventRow, ExchangeRow, ReceiptRow, RunRow
 
+T = TypeVar("T")
 _READ_ONLY: Final = "fedcore_read_only"
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
@@ -38,9 +41,8 @@ class Store:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        # SQLite has one writer at a time and lets the others sleep in steps of up to 100 ms;
-        # waiting here instead costs nothing.
-        self._turn = asyncio.Lock()
+        self._pending: list[_Write] = []
+        self._committer: asyncio.Task[None] | None = None
         self._reader = engine.execution_options(**{_READ_ONLY: True})
 
     @classmethod
@@ -50,12 +52,13 @@ class Store:
         event.listen(engine.sync_engine, "connect", _prepare)
         event.listen(engine.sync_engine, "begin", _begin)
         store = cls(engine)
-        async with store._writing() as connection:
-            await connection.run_sync(Base.metadata.create_all)
+        await store._write(lambda connection: connection.run_sync(Base.metadata.create_all))
         return store
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Finish what is being written, then close all connections."""
+        if self._committer is not None:
+            await asyncio.wait({self._committer})
         await self._engine.dispose()
 
     async def ping(self) -> None:
@@ -70,8 +73,7 @@ class Store:
         values = {"app_sha256": app_sha256, "version": version}
         statement = upsert(ClientRow).values(id=client, **values)
         statement = statement.on_conflict_do_update(index_elements=["id"], set_=values)
-        async with self._writing() as connection:
-            await connection.execute(statement)
+        await self._write(lambda connection: connection.execute(statement))
 
     async def installed_apps(self) -> dict[int, str]:
         """Client id -> SHA-256 of its app, of all that ever joined."""
@@ -83,8 +85,8 @@ class Store:
 
     async def add_run(self, **columns: Any) -> None:
         """Insert a run; `columns` as in `RunRow`."""
-        async with self._writing() as connection:
-            await connection.execute(insert(RunRow).values(status=RunStatus.WAITING.value, **columns))
+        statement = insert(RunRow).values(status=RunStatus.WAITING.value, **columns)
+        await self._write(lambda connection: connection.execute(statement))
 
     async def run(self, run: str) -> RunRow | None:
         """One run."""
@@ -116,8 +118,7 @@ class Store:
             .where(RunRow.run == run, RunRow.status == RunStatus.WAITING.value)
             .values(status=RunStatus.RUNNING.value)
         )
-        async with self._writing() as connection:
-            return (await connection.execute(statement)).rowcount == 1
+        return (await self._write(lambda connection: connection.execute(statement))).rowcount == 1
 
     async def end_run(
         self,
@@ -135,10 +136,11 @@ class Store:
             values |= {"model_sha256": model.sha256, "model_size": model.size}
         known = [status.value for status in before]
         statement = update(RunRow).where(RunRow.run == run, RunRow.status.in_(known))
-        async with self._writing() as connection:
+        last = select(func.coalesce(func.max(EventRow.seq), 0)).where(EventRow.run == run)
+
+        async def work(connection: AsyncConnection) -> bool:
             if (await connection.execute(statement.values(**values))).rowcount != 1:
                 return False
-            last = select(func.coalesce(func.max(EventRow.seq), 0)).where(EventRow.run == run)
             ended = Event(
                 seq=(await connection.execute(last)).scalar_one() + 1,
                 seconds=seconds,
@@ -146,7 +148,9 @@ class Store:
                 data={"status": status.value, "reason": reason},
             )
             await connection.execute(insert(EventRow).values(run=run, **ended.model_dump()))
-        return True
+            return True
+
+        return await self._write(work)
 
     async def interrupt_runs(self, reason: str) -> list[str]:
         """Mark what waited or ran when the last process ended; the ids of those runs."""
@@ -161,8 +165,7 @@ class Store:
     async def add_events(self, run: str, events: Sequence[Event]) -> None:
         """Append events, which bear their numbers already."""
         rows = [{"run": run, **item.model_dump()} for item in events]
-        async with self._writing() as connection:
-            await connection.execute(insert(EventRow), rows)
+        await self._write(lambda connection: connection.execute(insert(EventRow), rows))
 
     async def events(self, run: str, after: int) -> list[Event]:
         """Events of a run with a number above `after`, oldest first."""
@@ -180,8 +183,7 @@ class Store:
         """Open an exchange at its first stage."""
         row = {"run": run, "exchange": exchange, "stage": stage, "server_round": server_round}
         statement = insert(ExchangeRow).values(**row, attempt=attempt, cohort=cohort)
-        async with self._writing() as connection:
-            await connection.execute(statement)
+        await self._write(lambda connection: connection.execute(statement))
 
     async def move_exchange(self, run: str, exchange: int, before: str, after: str) -> None:
         """Compare-and-swap of the stage; IllegalTransition where it is another than `before`."""
@@ -190,9 +192,9 @@ class Store:
             .where(ExchangeRow.run == run, ExchangeRow.exchange == exchange, ExchangeRow.stage == before)
             .values(stage=after)
         )
-        async with self._writing() as connection:
-            if (await connection.execute(statement)).rowcount != 1:
-                raise IllegalTransition(before, after)
+        moved = await self._write(lambda connection: connection.execute(statement))
+        if moved.rowcount != 1:
+            raise IllegalTransition(before, after)
 
     async def cohort(self, run: str, exchange: int) -> list[int] | None:
         """Who was asked in an exchange; None where there was no such exchange."""
@@ -206,27 +208,85 @@ class Store:
         """Keep what a client sent; ConflictingMessage where it sent something else before."""
         key = {"run": run, "exchange": exchange, "step": step, "client": client}
         statement = upsert(ReceiptRow).values(**key, digest=digest).on_conflict_do_nothing()
-        async with self._writing() as connection:
+
+        async def work(connection: AsyncConnection) -> None:
             await connection.execute(statement)
             if await _digest(connection, run, exchange, step, client) != digest:
                 raise ConflictingMessage("this step was answered before with other content")
 
+        await self._write(work)
+
     # --- transactions ---------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _writing(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with self._turn, self._engine.begin() as connection:
-                yield connection
-        except OperationalError as error:
-            if _is_full(error):
-                raise StorageFull("the disk that holds the server's database is full") from None
-            raise
+    async def _write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run `work` in a transaction that others may share; durable on return, undone where it raises."""
+        entry = _Write(work, asyncio.get_running_loop().create_future())
+        self._pending.append(entry)
+        if self._committer is None or self._committer.done():
+            # A task of its own: a caller that is cancelled must not take the others' commit with it.
+            self._committer = asyncio.create_task(self._commit_pending())
+        result: T = await entry.outcome
+        return result
+
+    async def _commit_pending(self) -> None:
+        while self._pending:
+            batch, self._pending = self._pending, []
+            try:
+                async with self._engine.begin() as connection:
+                    done = [await _attempt(connection, entry) for entry in batch if not entry.outcome.cancelled()]
+            except Exception as error:
+                failure = _explained(error)
+                done = [_Done(entry, error=failure) for entry in batch]
+            for one in done:
+                one.settle()
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
         async with self._reader.begin() as connection:
             yield connection
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One caller's writes, and where it waits for what became of them."""
+
+    work: Callable[[AsyncConnection], Awaitable[Any]]
+    outcome: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """What became of a write, to be told once the transaction has ended."""
+
+    entry: _Write = field(kw_only=False)
+    value: Any = None
+    error: Exception | None = None
+
+    def settle(self) -> None:
+        outcome = self.entry.outcome
+        if outcome.cancelled():
+            return
+        if self.error is not None:
+            outcome.set_exception(self.error)
+        else:
+            outcome.set_result(self.value)
+
+
+async def _attempt(connection: AsyncConnection, entry: _Write) -> _Done:
+    """One write under a savepoint; a full disk is for the whole transaction to report."""
+    try:
+        async with connection.begin_nested():
+            return _Done(entry, value=await entry.work(connection))
+    except OperationalError:
+        raise
+    except Exception as error:
+        return _Done(entry, error=error)
+
+
+def _explained(error: Exception) -> Exception:
+    if isinstance(error, OperationalError) and _is_full(error):
+        return StorageFull("the disk that holds the server's database is full")
+    return error
 
 
 async def _digest(connection: AsyncConnection, run: str, exchange: int, step: str, client: int) -> bytes | None:
