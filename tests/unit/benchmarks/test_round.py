@@ -28,10 +28,10 @@ def record_of(ends, seconds, up):
     return record
 
 
-def measured(kind, step, up):
-    one = Measured(parameters=1_000_000, aggregation=kind)
+def measured(kind, step, up, parameters=10**6):
+    one = Measured(parameters=parameters, aggregation=kind)
     ends = [10 + step * number for number in range(4)]
-    one.add(record_of(ends, 0.5, up), peak=110 * 2**20, app_peak=50)
+    one.add(record_of(ends, 0.5, up), peak=150 * 2**20, app_peak=50)
     return one
 
 
@@ -51,19 +51,28 @@ def test_runs_of_one_kind_add_up_and_the_highest_peak_counts():
     one = measured(SECURE, 1.0, [1, 1, 1, 1])
     one.add(record_of([100, 103], 0.5, [1, 1]), peak=5, app_peak=70)
     assert one.seconds == [1.0, 1.0, 1.0, 3]
-    assert (one.peak, one.app_peak) == (110 * 2**20, 70)
+    assert (one.peak, one.app_peak) == (150 * 2**20, 70)
+
+
+def figures_of(parameters, upload):
+    both = {
+        (parameters, SECURE): measured(SECURE, 1.5, [1, upload, upload, upload], parameters),
+        (parameters, PLAIN): measured(PLAIN, 1.2, [4 * parameters] * 4, parameters),
+    }
+    made = report(both, idle=int(100 * MIB), sizes=(parameters,), clients=2)
+    return {figure.name: figure for figure in made.figures}
 
 
 def test_figures_are_ratios():
-    both = {
-        (1_000_000, SECURE): measured(SECURE, 1.5, [1, 2_020_000, 2_020_000, 2_020_000]),
-        (1_000_000, PLAIN): measured(PLAIN, 1.2, [4_000_000] * 4),
-    }
-    figures = {figure.name: figure for figure in report(both, idle=int(100 * MIB), sizes=(10**6,), clients=2).figures}
-    assert figures["secure_over_plain_seconds_1e6"].value == pytest.approx(1.25)
+    figures = figures_of(10**7, 20_200_000)
+    assert figures["secure_over_plain_seconds_1e7"].value == pytest.approx(1.25)
     assert figures["upload_over_float32"].value == pytest.approx(0.505)
-    assert figures["server_peak_over_model"].value == pytest.approx(10 * MIB / 4e6)
+    assert figures["server_peak_over_model"].value == pytest.approx(50 * MIB / 4e7)
     assert all(figure.holds for figure in figures.values())
+
+
+def test_a_small_model_says_nothing_about_memory():
+    assert list(figures_of(10**6, 2_020_000)) == ["secure_over_plain_seconds_1e6", "upload_over_float32"]
 
 
 def test_the_app_trains_nothing_but_moves_the_model():
