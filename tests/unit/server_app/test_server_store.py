@@ -13,6 +13,8 @@ from server_app.store import Store
 @pytest.fixture
 async def store(tmp_path: Path):
     store = await Store.open(tmp_path / "state.sqlite")
+    settings = {"aggregation": "secure", "app": "tiny", "app_sha256": "a" * 64, "run_config": {}, "settings": {}}
+    await store.add_run(run="run", **settings)
     await store.add_exchange("run", 1, stage="advertise", server_round=1, attempt=1, cohort=[1, 2])
     yield store
     await store.close()
