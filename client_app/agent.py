@@ -25,6 +25,7 @@ from fedcore.errors import (
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason, WithdrawIn
 
 FAREWELL_SECONDS: Final = 3.0
+HEARTBEAT_END_SECONDS: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
 
 
@@ -106,7 +107,8 @@ class Agent:
         self.client.ledger.leave(*place)
 
     async def _serve(self, heartbeat: float) -> None:
-        alive = asyncio.create_task(self._heartbeat(heartbeat))
+        leaving = asyncio.Event()
+        alive = asyncio.create_task(self._heartbeat(heartbeat, leaving))
         try:
             while True:
                 task = await self._next_task()
@@ -115,6 +117,9 @@ class Agent:
                 else:
                     await asyncio.sleep(POLL_PAUSE)
         finally:
+            # Not cancelled at once: httpx leaves a socket open when it is cancelled in the middle of a TLS handshake.
+            leaving.set()
+            await asyncio.wait([alive], timeout=HEARTBEAT_END_SECONDS)
             alive.cancel()
             await asyncio.gather(alive, return_exceptions=True)
 
@@ -165,10 +170,13 @@ class Agent:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await self.client.transport.send("POST", f"{exchange_path(*place)}/withdrawal", reason, retry=ONCE)
 
-    async def _heartbeat(self, seconds: float) -> None:
+    async def _heartbeat(self, seconds: float, leaving: asyncio.Event) -> None:
         """Signs of life; a missed one is no news, the next request tells whether the server is there."""
-        while True:
-            await asyncio.sleep(seconds)
+        while not leaving.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await leaving.wait()
+                    return
             run, exchange = self._working_on or ("", 0)
             with contextlib.suppress(FedcoreError):
                 message = HeartbeatIn(run=run, exchange=exchange)
