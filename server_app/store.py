@@ -2,7 +2,7 @@
 
 A commit is on the disk when it returns (WAL with synchronous = FULL). That costs milliseconds, and all clients of a
 stage answer at about the same time; so writes that come while a commit is under way wait for the next one, and share
-it (group commit). Each has a savepoint of its own, so that one that fails takes nothing with it.
+it (group commit). Where one of them fails, all are undone and done again, each by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -206,15 +206,19 @@ class Store:
 
     async def add_receipt(self, run: str, exchange: int, step: str, client: int, digest: bytes) -> None:
         """Keep what a client sent; ConflictingMessage where it sent something else before."""
-        key = {"run": run, "exchange": exchange, "step": step, "client": client}
-        statement = upsert(ReceiptRow).values(**key, digest=digest).on_conflict_do_nothing()
+        row = {"run": run, "exchange": exchange, "step": step, "client": client, "digest": digest}
+        statement = upsert(ReceiptRow).values(**row)
+        # Changes nothing where the row is there already, but returns it: one statement for both cases.
+        statement = statement.on_conflict_do_update(
+            index_elements=["run", "exchange", "step", "client"], set_={"digest": ReceiptRow.digest}
+        )
+        returning = statement.returning(ReceiptRow.digest)
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(statement)
-            if await _digest(connection, run, exchange, step, client) != digest:
-                raise ConflictingMessage("this step was answered before with other content")
+        async def work(connection: AsyncConnection) -> bytes:
+            return bytes((await connection.execute(returning)).scalar_one())
 
-        await self._write(work)
+        if await self._write(work) != digest:
+            raise ConflictingMessage("this step was answered before with other content")
 
     # --- transactions ---------------------------------------------------------------------------
 
@@ -231,14 +235,25 @@ class Store:
     async def _commit_pending(self) -> None:
         while self._pending:
             batch, self._pending = self._pending, []
-            try:
-                async with self._engine.begin() as connection:
-                    done = [await _attempt(connection, entry) for entry in batch if not entry.outcome.cancelled()]
-            except Exception as error:
-                failure = _explained(error)
-                done = [_Done(entry, error=failure) for entry in batch]
-            for one in done:
-                one.settle()
+            if not await self._commit(batch):
+                for entry in batch:
+                    await self._commit([entry])
+
+    async def _commit(self, batch: list[_Write]) -> bool:
+        """One transaction, and its outcomes told; False where one of several writes failed, and nothing is told."""
+        wanted = [entry for entry in batch if not entry.outcome.done()]
+        try:
+            async with self._engine.begin() as connection:
+                values = [await entry.work(connection) for entry in wanted]
+        except Exception as error:
+            if len(wanted) > 1:
+                return False
+            for entry in wanted:
+                entry.settle(error=_explained(error))
+            return True
+        for entry, value in zip(wanted, values, strict=True):
+            entry.settle(value)
+        return True
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
@@ -253,50 +268,20 @@ class _Write:
     work: Callable[[AsyncConnection], Awaitable[Any]]
     outcome: asyncio.Future[Any]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Done:
-    """What became of a write, to be told once the transaction has ended."""
-
-    entry: _Write = field(kw_only=False)
-    value: Any = None
-    error: Exception | None = None
-
-    def settle(self) -> None:
-        outcome = self.entry.outcome
-        if outcome.cancelled():
+    def settle(self, value: Any = None, error: Exception | None = None) -> None:
+        """Tell the caller, unless it went away."""
+        if self.outcome.done():
             return
-        if self.error is not None:
-            outcome.set_exception(self.error)
+        if error is not None:
+            self.outcome.set_exception(error)
         else:
-            outcome.set_result(self.value)
-
-
-async def _attempt(connection: AsyncConnection, entry: _Write) -> _Done:
-    """One write under a savepoint; a full disk is for the whole transaction to report."""
-    try:
-        async with connection.begin_nested():
-            return _Done(entry, value=await entry.work(connection))
-    except OperationalError:
-        raise
-    except Exception as error:
-        return _Done(entry, error=error)
+            self.outcome.set_result(value)
 
 
 def _explained(error: Exception) -> Exception:
     if isinstance(error, OperationalError) and _is_full(error):
         return StorageFull("the disk that holds the server's database is full")
     return error
-
-
-async def _digest(connection: AsyncConnection, run: str, exchange: int, step: str, client: int) -> bytes | None:
-    statement = select(ReceiptRow.digest).where(
-        ReceiptRow.run == run,
-        ReceiptRow.exchange == exchange,
-        ReceiptRow.step == step,
-        ReceiptRow.client == client,
-    )
-    return (await connection.execute(statement)).scalar_one_or_none()
 
 
 def _prepare(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
