@@ -51,7 +51,9 @@ class LiveFederation:
             for event in state.events:
                 record.add(event.kind, event.data, event.seconds)
         if state.status is not RunStatus.FINISHED:
-            raise RunFailed(f"the run {state.status.value}: {state.reason or 'no reason given'}")
+            # The folder with the logs is gone when somebody reads this.
+            log = self.group.tail("server", lines=20)
+            raise RunFailed(f"the run {state.status.value}: {state.reason}; the end of the server's log:\n{log}")
         if record.dropouts or record.failures:
             raise RunFailed(f"not every client took part in every exchange: {record.dropouts + record.failures}")
         if out is not None and state.model is not None:
