@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.deployment import MARK, Deployment, fedcore, marked, wait_until
+from support.deployment import MARK, Deployment, assert_none_left, command_lines, fedcore, wait_until
 from support.tiny import TINY
 
 from fedcore.compare.processes import FEDCORE, ProcessGroup
@@ -119,8 +119,7 @@ def test_a_server_that_is_stopped_ends_in_good_order(readable: Deployment, numbe
     run = readable.submit(pause=20.0)
     run.wait_for_training()
     assert readable.stop("server", number) == 0
-    lines = [" ".join(process.cmdline()) for process in marked(readable.mark)]
-    assert [line for line in lines if "appworker" in line] == []
+    assert [line for line in command_lines(readable.mark) if "appworker" in line] == []
     readable.start_server()
     done = run.finish()
     assert done.status == 5
@@ -145,8 +144,7 @@ class Comparison:
 
     def parts(self) -> list[str]:
         """The processes that it has started, by what they are."""
-        lines = [" ".join(process.cmdline()) for process in marked(self.mark)]
-        return sorted(line for line in lines if " compare " not in line)
+        return sorted(line for line in command_lines(self.mark) if " compare " not in line)
 
 
 @pytest.fixture
@@ -154,6 +152,7 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
     environment = {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", MARK: str(tmp_path)}
     with ProcessGroup(tmp_path / "logs", environment) as processes:
         yield processes
+    assert_none_left(str(tmp_path))
 
 
 @pytest.mark.slow

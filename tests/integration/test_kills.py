@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.deployment import LIVENESS_SECONDS, Deployment, Ended, marked, wait_until
+from support.deployment import LIVENESS_SECONDS, Deployment, Ended, command_lines, wait_until
 from support.tiny import TINY, load_problem
 
 from fedcore.codec import error_bound
@@ -19,7 +19,7 @@ problem = load_problem()
 LR = np.float32(0.5)
 NAMES = ("client-1", "client-2", "client-3", "client-4")
 ALL_FOUR = {"min-clients": 4}
-PAUSE = 5.0
+PAUSE = 4.0
 """Seconds of training: time enough to kill somebody in the middle of it."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -187,5 +187,4 @@ def test_a_killed_server_leaves_nothing_half_done(federation: Deployment) -> Non
 
 def server_apps(federation: Deployment) -> list[str]:
     """Command lines of the ServerApp processes that live."""
-    lines = [" ".join(process.cmdline()) for process in marked(federation.mark)]
-    return [line for line in lines if "server_app.appworker" in line]
+    return [line for line in command_lines(federation.mark) if "server_app.appworker" in line]

@@ -153,7 +153,7 @@ class Deployment:
         federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
         with ProcessGroup(folder / "logs", {**ENVIRONMENT, MARK: mark}) as group:
             yield cls(folder=folder, federation=federation, group=group, mark=mark)
-        wait_until("all processes to end", lambda: not marked(mark), 10)
+        assert_none_left(mark)
 
     # --- starting -----------------------------------------------------------------------------------------------
 
@@ -250,6 +250,25 @@ class Deployment:
 def marked(mark: str) -> list[psutil.Process]:
     """All living processes with this mark in their environment."""
     return [process for process in psutil.process_iter() if _mark_of(process) == mark]
+
+
+def command_lines(mark: str) -> list[str]:
+    """What the living processes with this mark run."""
+    lines = []
+    for process in marked(mark):
+        with contextlib.suppress(psutil.Error):  # it may have ended since
+            lines.append(" ".join(process.cmdline()))
+    return lines
+
+
+def assert_none_left(mark: str, seconds: float = 10.0) -> None:
+    """All processes with this mark end by themselves; those that do not are killed, and fail the test."""
+    try:
+        wait_until("all processes to end", lambda: not marked(mark), seconds)
+    finally:
+        for process in marked(mark):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _mark_of(process: psutil.Process) -> str | None:
