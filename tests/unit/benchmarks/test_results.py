@@ -56,6 +56,12 @@ def test_the_figure_is_that_of_the_worst_cell():
     assert labels == ["secure FedAvg, here", "FedAvg, published"]
 
 
+def test_a_single_run_is_taken_to_have_the_published_spread():
+    sizes = dict.fromkeys(PUBLISHED[FEDAVG], 1000)
+    cells = {made.place: made for made in compare(FEDAVG, [dict.fromkeys(sizes, 70.0)], sizes)}
+    assert cells["va"].allowed == pytest.approx(2 * 4.5 * math.sqrt(1 + 1 / 5) + 0.05)
+
+
 def outcome(*accuracies):
     return Outcome(accuracies=accuracies, seconds=1.0, bytes_up=2.0)
 
