@@ -37,8 +37,6 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes, name = int(config["min-nodes"]), str(config["strategy"])
     kind = Personal if config["personal"] else getattr(strategy, name)
-    chosen = kind(
-        min_train_nodes=nodes, min_evaluate_nodes=nodes, min_available_nodes=nodes, **EXTRA.get(name, {})
-    )
+    chosen = kind(min_train_nodes=nodes, min_evaluate_nodes=nodes, min_available_nodes=nodes, **EXTRA.get(name, {}))
     arrays = ArrayRecord({key: Array(np.asarray(value)) for key, value in initial().items()})
     chosen.start(grid=grid, initial_arrays=arrays, num_rounds=int(config["num-server-rounds"]))
