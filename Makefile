@@ -34,7 +34,7 @@ test: $(STAMP)  ## run all tests
 check: $(STAMP)  ## formatting, lint, types and import rules
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
-	$(VENV)/bin/mypy $(PACKAGES)
+	$(VENV)/bin/mypy $(PACKAGES) benchmarks
 	$(VENV)/bin/lint-imports --no-cache
 
 format: $(STAMP)  ## put the sources into shape

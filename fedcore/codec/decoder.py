@@ -90,6 +90,7 @@ def decode(
 
 
 _VECTORS = frozenset({"packed", "integers"})
+_RELEASE_EVERY = 16 * BLOCK
 
 
 def _check_arguments(encoding: Encoding, words: NDArray[np.uint64], survivors: int, base: ModelState | None) -> None:
@@ -152,6 +153,9 @@ def _decode_floats(
             block += _values(base, spec, start, stop)
             sink.write(spec, start, from_float(spec, block))
             place += stop - start
+            if start % _RELEASE_EVERY == 0:
+                base.release()
+        base.release()
 
 
 def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArray[np.floating]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +24,12 @@ class ModelState(Mapping[str, NDArray[Any]]):
     open. Raises UsageError when the arrays do not match the layout.
     """
 
-    __slots__ = ("_arrays", "_specs", "layout", "path")
+    __slots__ = ("_arrays", "_map", "_specs", "layout", "path")
 
     def __init__(self, layout: Layout, arrays: Mapping[str, NDArray[Any]], *, path: Path | None = None) -> None:
         self.layout = layout
         self.path = path
+        self._map: mmap.mmap | None = None
         self._specs = {spec.name: spec for spec in layout.specs}
         self._arrays: dict[str, NDArray[Any]] = {}
         for spec in layout.specs:
@@ -65,12 +67,23 @@ class ModelState(Mapping[str, NDArray[Any]]):
         a dtype that is not supported, OSError for a file that cannot be opened.
         """
         layout, offsets = read_header(path)
-        raw = np.memmap(path, dtype=np.uint8, mode="r")
+        with path.open("rb") as file:
+            raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         arrays: dict[str, NDArray[Any]] = {
             spec.name: np.ndarray(spec.shape, spec.storage, buffer=raw, offset=offsets[spec.name])
             for spec in layout.specs
         }
-        return cls(layout, arrays, path=path)
+        state = cls(layout, arrays, path=path)
+        state._map = raw
+        return state
+
+    def release(self) -> None:
+        """Give back the memory of what was read so far; a mapped file is read again where it is needed again.
+
+        Who goes through a large model once calls this now and then, and never holds the whole of it.
+        """
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def save(self, path: Path) -> None:
         """Write the whole state or nothing, durable on return; same state, same bytes.

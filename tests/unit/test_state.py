@@ -317,3 +317,23 @@ def test_a_state_must_match_its_layout() -> None:
     for wrong in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((3, 2), np.float32).T):
         with pytest.raises(UsageError, match="does not match its layout"):
             ModelState(layout, {"w": wrong})
+
+
+def resident_file_bytes():
+    """Pages of mapped files that this process holds (proc(5), RssFile)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile"))
+    return int(line.split()[1]) * 1024
+
+
+def test_released_pages_leave_memory_and_can_be_read_again(tmp_path):
+    size = 32 << 20
+    values = np.arange(size // 4, dtype=np.float32)
+    ModelState.from_arrays({"w": values}).save(tmp_path / "m.safetensors")
+    state = ModelState.open(tmp_path / "m.safetensors")
+    before = resident_file_bytes()
+    assert float(state["w"].sum(dtype=np.float64)) > 0
+    assert resident_file_bytes() - before > size // 2
+    state.release()
+    assert resident_file_bytes() - before < size // 4
+    np.testing.assert_array_equal(state["w"], values)
+    ModelState.from_arrays({"w": values}).release()
