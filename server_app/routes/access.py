@@ -1,4 +1,8 @@
-"""What every route needs: the services, the caller, and the exchange that the address names."""
+"""What every route needs: the services, the caller, and the exchange that the address names.
+
+All dependencies are coroutines, although most of them wait for nothing: FastAPI sends others through a pool of threads,
+which costs more than they do.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,18 @@ RunId = Annotated[str, Path(min_length=1, max_length=64)]
 ExchangeNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
-def services_of(request: Request) -> Services:
+async def services_of(request: Request) -> Services:
     """The process's services."""
+    return _services(request)
+
+
+def _services(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)  # noqa: S101 - set by the app's own lifespan
     return services
 
 
-def coordinator_of(request: Request) -> Coordinator:
+async def coordinator_of(request: Request) -> Coordinator:
     """The process's coordinator."""
     coordinator = request.app.state.coordinator
     assert isinstance(coordinator, Coordinator)  # noqa: S101 - set by the app's own lifespan
@@ -43,24 +51,24 @@ def traffic_of(request: Request) -> Traffic:
     return traffic
 
 
-def signed_head(request: Request) -> ClientCaller:
+async def signed_head(request: Request) -> ClientCaller:
     """The client that signed the head; the body's digest is for the route to check."""
     caller = traffic_of(request).caller
     if not isinstance(caller, ClientCaller):
         raise Unauthorized("this address needs a client's signature")
-    services_of(request).presence.touch(caller.client_id)
+    _services(request).presence.touch(caller.client_id)
     return caller
 
 
 async def signed_client(request: Request) -> ClientCaller:
     """The client that signed the head and, by its digest, the whole body."""
-    caller = signed_head(request)
+    caller = await signed_head(request)
     if hashlib.sha256(await request.body()).digest() != caller.content_sha256:
         raise Rejection(ProblemKind.DIGEST_MISMATCH, "the body does not have the SHA-256 that was signed")
     return caller
 
 
-def operator(request: Request) -> OperatorCaller:
+async def operator(request: Request) -> OperatorCaller:
     """The operator, known by the bearer token."""
     caller = traffic_of(request).caller
     if not isinstance(caller, OperatorCaller):
@@ -103,7 +111,7 @@ async def upload_exchange_of(
     return await _find(request, run, exchange, client.client_id, coordinator)
 
 
-def secure_exchange_of(exchange: Annotated[Exchange, Depends(exchange_of)]) -> SecureExchange:
+async def secure_exchange_of(exchange: Annotated[Exchange, Depends(exchange_of)]) -> SecureExchange:
     """The exchange in the address, which must be a secure one."""
     if not isinstance(exchange, SecureExchange):
         raise no_such_step(exchange.task.aggregation)
