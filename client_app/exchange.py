@@ -253,17 +253,14 @@ class _Exchange:
         """R0 and R1: nothing in them depends on the update."""
         started = self.client.clock()
         own = session.advertise()
-        await self._put(
-            "advertisement",
-            AdvertisementIn(c_public=own.c_public, s_public=own.s_public, signature=own.signature),
-        )
-        listed = await self._poll("cohort", CohortOut)
+        keys = AdvertisementIn(c_public=own.c_public, s_public=own.s_public, signature=own.signature)
+        listed = await self._step("advertisement", keys, "cohort", CohortOut)
         members = tuple(
             Advertisement(entry.client_id, entry.c_public, entry.s_public, entry.signature) for entry in listed.members
         )
         shares = await in_thread(session.share_keys, AdvertisedCohort(members))
-        await self._put("key-shares", KeySharesIn(commitment=shares.commitment, sealed=dict(shares.sealed)))
-        delivered = await self._poll("key-shares", DeliveryOut)
+        dealt = KeySharesIn(commitment=shares.commitment, sealed=dict(shares.sealed))
+        delivered = await self._step("key-shares", dealt, "key-shares", DeliveryOut)
         await in_thread(session.receive_shares, ShareDelivery(tuple(delivered.sharers), delivered.sealed))
         self._say("keys", f"exchanged with {len(delivered.sharers) - 1} clients", started)
 
@@ -282,8 +279,8 @@ class _Exchange:
         """R3 and R4: agree on who survived, then release one share for each, once."""
         shown = await self._poll("survivors", SurvivorsOut)
         signed = session.sign_survivors(Survivors(tuple(shown.survivors)))
-        await self._put("consistency", ConsistencyIn(signature=signed.signature))
-        collected = await self._poll("consistency", SignaturesOut)
+        agreed = ConsistencyIn(signature=signed.signature)
+        collected = await self._step("consistency", agreed, "consistency", SignaturesOut)
         released = await in_thread(session.unmask, SignatureSet(collected.signatures))
         # On disk before it is on the wire: no restart can make these shares leave twice.
         await in_thread(self.client.ledger.unmask, self.task.run, self.task.exchange)
@@ -299,6 +296,11 @@ class _Exchange:
 
     async def _put(self, route: str, message: Message) -> None:
         await self.client.transport.send("PUT", self._path(route), message)
+
+    async def _step(self, route: str, message: Message, following: str, answer: type[Out]) -> Out:
+        """Send a message and get what it leads to, in the same request if that comes soon."""
+        found = await self.client.transport.put(self._path(route), message, answer, wait=LONG_POLL_SECONDS)
+        return found if found is not None else await self._poll(following, answer)
 
     async def _poll(self, route: str, answer: type[Out]) -> Out:
         """Ask until the server has an answer; `take_part` bounds how long."""

@@ -159,6 +159,11 @@ class Transport:
         target = f"{path}?{httpx.QueryParams(query)}" if query else path
         return _parse(answer, path, await self._exchange("GET", target, b"", retry))
 
+    async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
+        """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
+        target = f"{path}?{httpx.QueryParams(wait=f'{wait:g}')}"
+        return _parse(answer, path, await self._exchange("PUT", target, message.model_dump_json().encode(), None))
+
     async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
         """PUT or POST a control message whose answer does not matter."""
         await self._exchange(method, path, message.model_dump_json().encode(), retry)

@@ -123,10 +123,13 @@ async def model(exchange: AnyExchange, client: Client) -> ModelResponse:
     return ModelResponse(path, reference)
 
 
-@router.put(f"{EXCHANGE}/advertisement", status_code=204, responses=_PUT)
-async def put_advertisement(body: AdvertisementIn, exchange: Secure, client: Client) -> None:
-    """R0: the client's keys."""
+@router.put(f"{EXCHANGE}/advertisement", response_model=CohortOut, responses={**_PUT, **_NOT_YET})
+async def put_advertisement(
+    body: AdvertisementIn, exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0
+) -> Response:
+    """R0: the client's keys. Answers with U1 if it is known within `wait` seconds, which saves a request."""
     await exchange.take_advertisement(client.client_id, body, client.content_sha256)
+    return await _poll(services, lambda: exchange.cohort_for(client.client_id), wait)
 
 
 @router.get(f"{EXCHANGE}/cohort", response_model=CohortOut, responses={**_GET, **_NOT_YET})
@@ -135,10 +138,13 @@ async def cohort(exchange: Secure, services: AnyServices, client: Client, wait: 
     return await _poll(services, lambda: exchange.cohort_for(client.client_id), wait)
 
 
-@router.put(f"{EXCHANGE}/key-shares", status_code=204, responses=_PUT)
-async def put_key_shares(body: KeySharesIn, exchange: Secure, client: Client) -> None:
-    """R1: sealed shares for the others."""
+@router.put(f"{EXCHANGE}/key-shares", response_model=DeliveryOut, responses={**_PUT, **_NOT_YET})
+async def put_key_shares(
+    body: KeySharesIn, exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0
+) -> Response:
+    """R1: sealed shares for the others. Answers with U2 and this client's shares if they come within `wait` seconds."""
     await exchange.take_key_shares(client.client_id, body, client.content_sha256)
+    return await _poll(services, lambda: exchange.delivery_for(client.client_id), wait)
 
 
 @router.get(f"{EXCHANGE}/key-shares", response_model=DeliveryOut, responses={**_GET, **_NOT_YET})
@@ -176,10 +182,13 @@ async def survivors(exchange: Secure, services: AnyServices, client: Client, wai
     return await _poll(services, lambda: exchange.survivors_for(client.client_id), wait)
 
 
-@router.put(f"{EXCHANGE}/consistency", status_code=204, responses=_PUT)
-async def put_consistency(body: ConsistencyIn, exchange: Secure, client: Client) -> None:
-    """R3: the signature over the survivors."""
+@router.put(f"{EXCHANGE}/consistency", response_model=SignaturesOut, responses={**_PUT, **_NOT_YET})
+async def put_consistency(
+    body: ConsistencyIn, exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0
+) -> Response:
+    """R3: the signature over the survivors. Answers with everybody's if they come within `wait` seconds."""
     await exchange.take_consistency(client.client_id, body, client.content_sha256)
+    return await _poll(services, lambda: exchange.signatures_for(client.client_id), wait)
 
 
 @router.get(f"{EXCHANGE}/consistency", response_model=SignaturesOut, responses={**_GET, **_NOT_YET})
