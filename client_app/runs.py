@@ -9,6 +9,7 @@ import os
 import ssl
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from fedcore.record import RunRecord
 from fedcore.wire import Event, ModelRef, Problem, RunIn, RunOut, RunStatus
 
 POLL_SECONDS = 20
+FOLLOW_PAUSE = 0.2
 INTERRUPTED = 130
 
 
@@ -126,6 +128,8 @@ class OperatorClient:
             yield state
             if state.events:
                 after = state.events[-1].seq
+                # Events come in bursts; nobody needs them one request at a time.
+                time.sleep(FOLLOW_PAUSE)
             elif state.status.final:
                 return
 
