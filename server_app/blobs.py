@@ -139,3 +139,8 @@ def _publish(descriptor: int, spooled: Path, target: Path) -> None:
     os.fsync(descriptor)
     os.replace(spooled, target)
     sync_folder(target.parent)
+
+
+def discard(path: Path) -> None:
+    """Remove a file that nobody needs any more; quick enough for the event loop."""
+    path.unlink(missing_ok=True)

@@ -12,9 +12,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed
+from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed, StorageFull
 from fedcore.wire import (
     ManifestIn,
     ProblemKind,
@@ -25,6 +26,7 @@ from fedcore.wire import (
 from server_app.polling import Bell
 from server_app.problems import Rejection
 from server_app.setup import ExchangeResult, ExchangeSetup, Ledger
+from server_app.stage_progress import StageProgress
 
 log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
@@ -71,6 +73,7 @@ class Exchange(ABC):
         self._closing = False
         self._admitted: set[int] = set()
         self._broken: FedcoreError | None = None
+        self._storage_was_full = False
         self._answers = Bell()
         # What the receipts' table holds of this exchange, which lives and ends with this object.
         self._receipts: dict[tuple[str, int], bytes] = {}
@@ -138,10 +141,10 @@ class Exchange(ABC):
         """Until nobody is missing, or the time is up, or too few are left to go on."""
         clock = self.setup.clock
         deadline = clock() + self._seconds(stage)
-        progress = _Progress(self, stage)
+        progress = StageProgress(self.setup, stage, self._opened)
         while clock() < deadline and self._broken is None:
             self._drop_silent()
-            progress.show()
+            progress.show(self.done(), self.missing())
             if not self.missing() or (self._is_lost() and not self._worth_hearing(progress)):
                 break
             await self._answers.wait(min(_TICK_SECONDS, deadline - clock()))
@@ -153,7 +156,7 @@ class Exchange(ABC):
             await self._answers.wait(_TICK_SECONDS)
         if self._broken is not None:
             raise self._broken
-        progress.show(final=True)
+        progress.show(self.done(), self.missing(), final=True)
         if self._is_lost():
             present = len(self.missing() | self.done())
             raise CohortTooSmall(stage, present, self.task.threshold)
@@ -161,7 +164,7 @@ class Exchange(ABC):
     def _is_lost(self) -> bool:
         return len(self.missing() | self.done()) < self.task.threshold
 
-    def _worth_hearing(self, progress: _Progress) -> bool:
+    def _worth_hearing(self, progress: StageProgress) -> bool:
         """Whether a lost exchange waits a little: all clients may have the same trouble."""
         reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
         alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.done()
@@ -179,7 +182,8 @@ class Exchange(ABC):
     def _explain(self, error: FedcoreError) -> str:
         names = self.setup.names
         lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.dropped.items())]
-        return f"{error}" + (f" ({'; '.join(lost[:10])})" if lost else "")
+        lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
+        return f"{error}" + (f" ({'; '.join(lost)})" if lost else "")
 
     def common_reason(self) -> WithdrawalReason | None:
         """The reason that every client of the cohort gave, where another attempt will not help."""
@@ -226,8 +230,8 @@ class Exchange(ABC):
         """Raise Rejection unless the announced upload can be used."""
 
     @abstractmethod
-    async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
-        """The upload that the client's manifest announced."""
+    async def _use_upload(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
+        """Take over an upload that lies whole and durable at `path`, which belongs to this method from here on."""
 
     # --- what clients ask -----------------------------------------------------------------------
 
@@ -335,9 +339,29 @@ class Exchange(ABC):
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the upload's digest is not that of its manifest")
         return manifest
 
-    def upload_lock(self, client: int) -> asyncio.Lock:
-        """One upload of a client at a time; its repetition waits and finds the receipt."""
-        return self._uploads.setdefault(client, asyncio.Lock())
+    async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
+        """The upload that the client's manifest announced: spooled whole and checked before anything uses it.
+
+        One upload of a client at a time; its repetition waits and finds the receipt.
+        """
+        async with self._uploads.setdefault(client, asyncio.Lock()):
+            if self.was_taken(client, "update", sha256):
+                return
+            self.require_step(client, "update")
+            manifest = self.require_manifest(client, sha256)
+            path = self.setup.folder / "uploads" / f"{client}.upload"
+            try:
+                await self.setup.spool.store(
+                    chunks,
+                    size=manifest.size,
+                    sha256=sha256,
+                    target=path,
+                    progress=lambda: self.setup.presence.touch(client),
+                )
+            except StorageFull:
+                self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
+                raise
+            await self._use_upload(client, manifest, path, sha256)
 
     async def withdraw(self, client: int, body: WithdrawIn) -> None:
         """The client leaves; saying it again changes nothing."""
@@ -367,40 +391,6 @@ class Exchange(ABC):
         )
         self._answers.ring()
         self.setup.bell.ring()
-
-
-class _Progress:
-    """Shows how far a stage is, at most twice a second and once at its end."""
-
-    def __init__(self, exchange: Exchange, stage: str) -> None:
-        self._exchange = exchange
-        self._stage = stage
-        self._shown_at = exchange.setup.clock()
-        self._shown = 0
-        self._lost_at: float | None = None
-
-    def show(self, *, final: bool = False) -> None:
-        exchange = self._exchange
-        now, done = exchange.setup.clock(), len(exchange.done())
-        if not final and (done == self._shown or now - self._shown_at < _TICK_SECONDS):
-            return
-        self._shown, self._shown_at = done, now
-        exchange.setup.record.add(
-            "stage",
-            {
-                "exchange": exchange.task.exchange,
-                "stage": self._stage,
-                "done": done,
-                "expected": len(exchange.done() | exchange.missing()),
-                "seconds": round(now - exchange._opened, 3),
-            },
-        )
-
-    def seconds_lost(self) -> float:
-        """Since this was first asked: how long the exchange has been beyond hope."""
-        now = self._exchange.setup.clock()
-        self._lost_at = self._lost_at if self._lost_at is not None else now
-        return now - self._lost_at
 
 
 def no_such_step(aggregation: str) -> Rejection:

@@ -11,6 +11,7 @@ from typing import Final
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import ModelState
 from fedcore.wire import ManifestIn, MetricValue, ProblemKind
+from server_app.blobs import discard
 from server_app.exchange import Exchange
 from server_app.problems import Rejection
 from server_app.setup import ExchangeResult, ExchangeSetup, ReplyFile
@@ -95,28 +96,18 @@ class PlainExchange(Exchange):
             self._answer(client, manifest, None)
 
     async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
-        """The client's model: spooled, checked as a safetensors file of the right layout."""
+        """The client's model, a safetensors file of the right layout; Rejection where none was asked for."""
         if not self._wants_model:
             raise Rejection(ProblemKind.NOT_FOUND, "this exchange asks for metrics and no model")
-        async with self.upload_lock(client):
-            if self.was_taken(client, "update", sha256):
-                return
-            self.require_step(client, "update")
-            manifest = self.require_manifest(client, sha256)
-            path = self.setup.folder / "uploads" / f"{client}.safetensors"
-            await self.setup.spool.store(
-                chunks,
-                size=manifest.size,
-                sha256=sha256,
-                target=path,
-                progress=lambda: self.setup.presence.touch(client),
-            )
-            try:
-                await asyncio.to_thread(self._check_layout, path)
-                await self._admit(client, manifest, path, sha256)
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
+        await super().take_update(client, chunks, sha256)
+
+    async def _use_upload(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._check_layout, path)
+            await self._admit(client, manifest, path, sha256)
+        except BaseException:
+            discard(path)
+            raise
 
     async def _admit(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
         self.require_step(client, "update")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ from fedcore.wire import (
     UnmaskIn,
 )
 from server_app import conversions
+from server_app.blobs import discard
 from server_app.exchange import Exchange
 from server_app.fold import WORD_BYTES, fold_file
 from server_app.problems import Rejection
@@ -229,25 +230,12 @@ class SecureExchange(Exchange):
                 f"there are {self.encoding.settings.max_metrics} slots for metrics, not {slots}",
             )
 
-    async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
-        """R2: spool, check, make durable, keep the receipt, and only then add to the sum."""
-        async with self.upload_lock(client):
-            if self.was_taken(client, "update", sha256):
-                return
-            self.require_step(client, "update")
-            manifest = self.require_manifest(client, sha256)
-            path = self.setup.folder / "uploads" / f"{client}.words"
-            await self.setup.spool.store(
-                chunks,
-                size=manifest.size,
-                sha256=sha256,
-                target=path,
-                progress=lambda: self.setup.presence.touch(client),
-            )
-            try:
-                await self._fold(client, path, sha256)
-            finally:
-                path.unlink(missing_ok=True)
+    async def _use_upload(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
+        """R2: the receipt first, and only then into the sum."""
+        try:
+            await self._fold(client, path, sha256)
+        finally:
+            discard(path)
 
     async def _fold(self, client: int, path: Path, sha256: bytes) -> None:
         # The client may have been given up while it sent. From the admission on it cannot be, until

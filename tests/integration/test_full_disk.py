@@ -83,6 +83,7 @@ def test_a_disk_that_stays_full_fails_the_run_and_not_the_server(two: Deployment
     done = run.finish()
     assert done.status == 5
     assert "0 clients are left at step 'input'" in done.stderr
+    assert "the server's disk was full when an upload came" in done.stderr
     ballast.unlink()
     again = two.submit().finish()
     assert again.status == 0, again.stderr

@@ -384,7 +384,7 @@ async def test_plain_updates_are_checked_against_the_model(here: Site, model: Mo
     assert isinstance(answer, Replies)
     assert [reply.node for reply in answer.replies] == [1, 4]
     folder = here.services.settings.runs_dir / run / "exchanges" / "1" / "uploads"
-    assert sorted(item.name for item in folder.iterdir()) == ["1.safetensors", "4.safetensors"]
+    assert sorted(item.name for item in folder.iterdir()) == ["1.upload", "4.upload"]
 
 
 # --- who belongs to an exchange -----------------------------------------------------------------
