@@ -27,6 +27,11 @@ class DoomedTransport(Transport):
         await super().send(method, path, message, **options)
         self._die_after(path)
 
+    async def put(self, path: str, message: Message, *arguments: Any, **options: Any) -> Any:
+        answer = await super().put(path, message, *arguments, **options)
+        self._die_after(path)
+        return answer
+
     async def upload(self, path: str, source: memoryview | Path, **options: Any) -> None:
         await super().upload(path, source, **options)
         self._die_after(path)
