@@ -23,6 +23,7 @@ class ProgressView:
         self._label = label
         self._status: Status | None = None
         self._clients = -1
+        self._exchange = ""
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
@@ -60,10 +61,11 @@ class ProgressView:
 
     def _on_exchange(self, data: Mapping[str, Any]) -> None:
         attempt = f" (attempt {data['attempt']})" if data["attempt"] > 1 else ""
-        self._live(f"round {data['server_round']} {data['message_type']}{attempt}")
+        self._exchange = f"round {data['server_round']} {data['message_type']}{attempt}"
+        self._live(self._exchange)
 
     def _on_stage(self, data: Mapping[str, Any]) -> None:
-        self._live(f"{data['stage']} {data['done']}/{data['expected']}  {data['seconds']:.1f} s")
+        self._live(f"{self._exchange}: {data['stage']} {data['done']}/{data['expected']}  {data['seconds']:.1f} s")
 
     def _on_dropped(self, data: Mapping[str, Any]) -> None:
         text = f"{data['client']} dropped out during {data['stage']}: {data['reason']}"

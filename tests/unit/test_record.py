@@ -87,4 +87,4 @@ def test_a_terminal_sees_the_stage() -> None:
     with ProgressView(console, "run") as view:
         view.show("exchange", {"server_round": 1, "message_type": "train", "attempt": 2})
         view.show("stage", {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1})
-        assert "input 1/2" in str(view._status.status)
+        assert "round 1 train (attempt 2): input 1/2" in str(view._status.status)
