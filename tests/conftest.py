@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 # Many processes at once, with tiny models: a thread pool in each of them would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell without job control has its background jobs ignore Ctrl-C, and so would every process that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
