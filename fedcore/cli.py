@@ -74,16 +74,23 @@ def provision_command(
         _print_json({"folder": str(folder), "federation": name, "clients": clients, "port": port})
         return
     console = Console()
-    console.print(f"made the federation {name!r} in {folder}, for {clients} clients", highlight=False)
-    console.print(f"  server    {folder}/server        fedcore server --federation {folder}", highlight=False)
+    console.print(f"made the federation {name!r} in {folder}, for {clients} clients", highlight=False, soft_wrap=True)
+    console.print(
+        f"  server    {folder}/server        fedcore server --federation {folder}", highlight=False, soft_wrap=True
+    )
     console.print(
         f"  clients   {folder}/clients/*     fedcore client --kit {folder}/clients/client-1 --app APP_DIR",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(
-        f"  operator  {folder}/operator      fedcore run APP_DIR --operator {folder}/operator", highlight=False
+        f"  operator  {folder}/operator      fedcore run APP_DIR --operator {folder}/operator",
+        highlight=False,
+        soft_wrap=True,
     )
-    console.print(f"  authority {folder}/authority     keep it offline: it signs the roster", highlight=False)
+    console.print(
+        f"  authority {folder}/authority     keep it offline: it signs the roster", highlight=False, soft_wrap=True
+    )
     del made
 
 
