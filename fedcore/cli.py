@@ -61,7 +61,7 @@ def provision_command(
         min_threshold=min_threshold or default.min_threshold,
         app_sha256=default.app_sha256,
     )
-    made = provision(
+    provision(
         folder,
         name=name,
         clients=clients,
@@ -91,7 +91,6 @@ def provision_command(
     console.print(
         f"  authority {folder}/authority     keep it offline: it signs the roster", highlight=False, soft_wrap=True
     )
-    del made
 
 
 def simulate_command(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from fedcore.wire import MetricValue
+from fedcore.wire import MetricValue, is_training
 
 EventSink = Callable[[str, Mapping[str, Any]], None]
 
@@ -38,7 +38,7 @@ class ExchangeRecord:
     @property
     def trains(self) -> bool:
         """Whether the exchange made a new model."""
-        return self.message_type.split(".")[0] == "train"
+        return is_training(self.message_type)
 
 
 @dataclass(slots=True)

@@ -146,8 +146,3 @@ def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_h
 def encoding_of(task: Task) -> Encoding:
     """The encoding that a secure task announces; raises EncodingError where it is none."""
     return Encoding.from_json(task.encoding or {})
-
-
-def is_training(message_type: str) -> bool:
-    """Whether a Flower message type asks for a new model, and not for metrics alone."""
-    return message_type.partition(".")[0] == "train"

@@ -29,13 +29,12 @@ from fedcore.round import (
     EncodingPlan,
     ExchangeReply,
     ExchangeRequest,
-    is_training,
     make_task,
     round_parameters,
 )
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, apply_masks
 from fedcore.state import ModelState
-from fedcore.wire import MetricValue, ModelRef, Scalar, Task
+from fedcore.wire import MetricValue, ModelRef, Scalar, Task, is_training
 
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"

@@ -52,6 +52,11 @@ MetricValue = float | list[float]
 Scalar = bool | int | float | str
 
 
+def is_training(message_type: str) -> bool:
+    """Whether a Flower message type asks for a new model, and not for metrics alone."""
+    return message_type.partition(".")[0] == "train"
+
+
 class Message(BaseModel):
     """Base of all control messages: frozen, and unknown keys are an error."""
 
@@ -159,7 +164,7 @@ class Task(Message):
     @property
     def trains(self) -> bool:
         """Whether a new model is asked for, and not metrics alone."""
-        return self.message_type.split(".")[0] == "train"
+        return is_training(self.message_type)
 
     def digest(self) -> bytes:
         """SHA-256 over everything that all clients of the cohort must have been told alike, 32 bytes."""

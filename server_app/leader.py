@@ -14,7 +14,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, RoundFailed, RunFailed, WorkerDied
 from fedcore.round import EncodingPlan, ExchangeRequest, codec_settings, make_task
 from fedcore.state import Layout, ModelState, sha256_file
-from fedcore.wire import ModelRef, Scalar, Task
+from fedcore.wire import ModelRef, Scalar, Task, is_training
 from server_app.apphost import AppConnection
 from server_app.appmessages import (
     Broken,
@@ -326,8 +326,7 @@ async def _unless_ended(app: AppConnection, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _layout(request: ExchangeRequest) -> Layout | None:
-    trains = request.message_type.split(".")[0] == "train"
-    return request.model.layout if trains and request.model is not None else None
+    return request.model.layout if is_training(request.message_type) and request.model is not None else None
 
 
 def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
