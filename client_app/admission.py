@@ -11,6 +11,8 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | off-roster              | a cohort with clients that the federation's authority never signed             |
 | cohort-below-minimum    | a sum over so few clients that it tells too much                               |
 | threshold-below-minimum | a threshold below the owner's                                                  |
+| corrupt-below-minimum   | a round that withstands fewer colluding clients than the owner demands         |
+| agreement-not-allowed   | a key agreement that a later quantum computer could open                       |
 | bad-parameters          | parameters that contradict each other, such as 2t <= n                         |
 | encoding-refused        | an encoding that is none, that could wrap, or for fewer clients than the cohort |
 | layout-mismatch         | an encoding for another model than the one that was sent                       |
@@ -42,17 +44,27 @@ from fedcore.errors import (
 )
 from fedcore.federation import ClientKit
 from fedcore.round import encoding_of, round_parameters
-from fedcore.secagg import Check, RoundParameters
+from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
 from fedcore.wire import ProblemKind, Task, WithdrawalReason, WithdrawIn
 
 APP_MISMATCH: Final = "app-mismatch"
 PLAIN_NOT_ALLOWED: Final = "plain-not-allowed"
+CORRUPT_BELOW_MINIMUM: Final = "corrupt-below-minimum"
+AGREEMENT_NOT_ALLOWED: Final = "agreement-not-allowed"
 _OVER: Final = frozenset(
     {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
 )
 """Problems that tell a client that the exchange goes on without it, or not at all."""
-_POLICY: Final = frozenset({PLAIN_NOT_ALLOWED, Check.COHORT_BELOW_MINIMUM, Check.THRESHOLD_BELOW_MINIMUM})
+_POLICY: Final = frozenset(
+    {
+        PLAIN_NOT_ALLOWED,
+        CORRUPT_BELOW_MINIMUM,
+        AGREEMENT_NOT_ALLOWED,
+        Check.COHORT_BELOW_MINIMUM,
+        Check.THRESHOLD_BELOW_MINIMUM,
+    }
+)
 
 
 def check_task(task: Task, kit: ClientKit, app_sha256: str) -> None:
@@ -165,12 +177,22 @@ def _check_sizes(task: Task, kit: ClientKit) -> None:
         raise ProtocolViolation(
             Check.COHORT_BELOW_MINIMUM, f"the cohort has {n} clients, the policy demands {policy.min_cohort}"
         )
-    if task.threshold < policy.min_threshold:
+    protection = task.protection
+    if protection is None:
+        raise ProtocolViolation(Check.BAD_PARAMETERS, "a secure task must name its graph, threshold and key agreement")
+    if protection.threshold < policy.min_threshold:
         raise ProtocolViolation(
             Check.THRESHOLD_BELOW_MINIMUM,
-            f"the threshold is {task.threshold}, the policy demands {policy.min_threshold}",
+            f"the threshold is {protection.threshold}, the policy demands {policy.min_threshold}",
         )
-    if not n < 2 * task.threshold <= 2 * n:
+    if protection.corrupt < (least := corrupt_clients(n, policy.min_corrupt)):
         raise ProtocolViolation(
-            Check.BAD_PARAMETERS, f"the threshold {task.threshold} is not more than half of {n} clients, or above it"
+            CORRUPT_BELOW_MINIMUM,
+            f"the exchange withstands {protection.corrupt} clients that help the server, the policy demands {least}",
+        )
+    if protection.agreement != Agreement.HYBRID and not policy.allow_x25519:
+        raise ProtocolViolation(
+            AGREEMENT_NOT_ALLOWED,
+            "the keys would not withstand later quantum decryption; the owner would have to set allow-x25519 = true "
+            "in policy.toml",
         )

@@ -55,6 +55,7 @@ from fedcore.wire import (
     SurvivorsOut,
     Task,
     UnmaskIn,
+    unpack_members,
 )
 
 OTHERS_SECONDS: Final = 900.0
@@ -258,11 +259,16 @@ class _Exchange:
         members = tuple(
             Advertisement(entry.client_id, entry.c_public, entry.s_public, entry.signature) for entry in listed.members
         )
-        shares = await in_thread(session.share_keys, AdvertisedCohort(members))
-        dealt = KeySharesIn(commitment=shares.commitment, sealed=dict(shares.sealed))
-        delivered = await self._step("key-shares", dealt, "key-shares", DeliveryOut)
-        await in_thread(session.receive_shares, ShareDelivery(tuple(delivered.sharers), delivered.sealed))
-        self._say("keys", f"exchanged with {len(delivered.sharers) - 1} clients", started)
+        cohort = AdvertisedCohort(self._clients(listed.advertised), members, tuple(listed.proof))
+        dealt = await in_thread(session.share_keys, cohort)
+        answer = KeySharesIn(
+            commitment=dealt.commitment, shares=dict(dealt.shares), pair_secrets=dict(dealt.pair_secrets)
+        )
+        delivered = await self._step("key-shares", answer, "key-shares", DeliveryOut)
+        sharers = self._clients(delivered.sharers)
+        delivery = ShareDelivery(sharers, delivered.shares, delivered.pair_secrets)
+        await in_thread(session.receive_shares, delivery)
+        self._say("keys", f"exchanged with {len(delivery.shares)} of {len(sharers)} clients", started)
 
     async def _upload(self, session: ClientSession, words: NDArray[np.uint64], metrics: list[MetricSlots]) -> None:
         """R2: mask in place, announce, send."""
@@ -278,7 +284,8 @@ class _Exchange:
     async def _unmask(self, session: ClientSession) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
         shown = await self._poll("survivors", SurvivorsOut)
-        signed = session.sign_survivors(Survivors(tuple(shown.survivors)))
+        survivors = Survivors(self._clients(shown.survivors))
+        signed = session.sign_survivors(survivors)
         agreed = ConsistencyIn(signature=signed.signature)
         collected = await self._step("consistency", agreed, "consistency", SignaturesOut)
         released = await in_thread(session.unmask, SignatureSet(collected.signatures))
@@ -287,12 +294,19 @@ class _Exchange:
         await self._put(
             "unmask", UnmaskIn(self_shares=dict(released.self_shares), key_shares=dict(released.key_shares))
         )
-        self._say("done", f"in the sum of {len(shown.survivors)} clients", self._started)
+        self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
 
     # --- the wire -----------------------------------------------------------------------------------------------
 
     def _path(self, route: str) -> str:
         return f"{exchange_path(self.task.run, self.task.exchange)}/{route}"
+
+    def _clients(self, packed: bytes) -> tuple[int, ...]:
+        """The ids that the server means by a set of bits."""
+        try:
+            return unpack_members(packed, self.task.cohort)
+        except ValueError as error:
+            raise ProtocolViolation(Check.MALFORMED, str(error)) from None
 
     async def _put(self, route: str, message: Message) -> None:
         await self.client.transport.send("PUT", self._path(route), message)

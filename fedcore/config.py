@@ -26,7 +26,11 @@ class JobSettings:
     metric_max: largest absolute value of a metric.
     clip_norm: L2 bound on a client's update; 0 for none.
     first_scale: bound of the weighted update per element in the first exchange.
-    threshold: survivors needed for a sum; 0 for floor(2n/3) + 1.
+    quorum: survivors needed for a sum; 0 for floor(2n/3) + 1.
+    max_corrupt: fraction of a cohort that may collude with the server without learning more than the sum.
+    max_dropout: fraction of a large cohort that may drop out; larger ones make a client's work larger.
+    key_agreement: "x25519", "x25519-mlkem768" (also against later quantum decryption), or "auto": the latter for
+        cohorts small enough for a full graph, where it costs little.
     min_clients: clients that must be connected before an exchange starts.
     join_seconds: how long to wait for them.
     train_seconds: time for the local work of one exchange.
@@ -41,7 +45,10 @@ class JobSettings:
     metric_max: float = 2.0**20
     clip_norm: float = 0.0
     first_scale: float = 8.0
-    threshold: int = 0
+    quorum: int = 0
+    max_corrupt: float = 0.05
+    max_dropout: float = 0.1
+    key_agreement: Literal["auto", "x25519", "x25519-mlkem768"] = "auto"
     min_clients: int = 2
     join_seconds: float = 300.0
     train_seconds: float = 3600.0
@@ -57,9 +64,12 @@ class JobSettings:
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{_kebab(name)} must be greater than 0")
-        for name in ("clip_norm", "threshold"):
+        for name in ("clip_norm", "quorum"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{_kebab(name)} must not be negative; 0 stands for the default")
+        for name in ("max_corrupt", "max_dropout"):
+            if not 0 <= getattr(self, name) < 1 / 3:
+                raise ConfigurationError(f"{_kebab(name)} must be at least 0 and less than a third")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:

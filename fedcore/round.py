@@ -13,9 +13,10 @@ from typing import Any
 
 from fedcore.codec import CodecSettings, Encoding, Statistics, first_encoding, next_encoding
 from fedcore.config import JobSettings
-from fedcore.secagg import RoundParameters, default_threshold
+from fedcore.errors import ConfigurationError
+from fedcore.secagg import Agreement, RoundParameters, cohort_graph, corrupt_clients, default_quorum
 from fedcore.state import Layout, ModelState
-from fedcore.wire import MetricValue, ModelRef, Scalar, Task
+from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task
 
 NO_MODEL = b"\x00" * 32
 
@@ -80,11 +81,24 @@ def codec_settings(settings: JobSettings) -> CodecSettings:
     )
 
 
-def threshold_for(settings: JobSettings, n: int) -> int:
+def quorum_for(settings: JobSettings, n: int) -> int:
     """Survivors needed of a cohort of `n`: the setting, or floor(2n/3) + 1; one is enough for a plain mean."""
-    if settings.threshold:
-        return settings.threshold
-    return default_threshold(n) if settings.aggregation == "secure" else 1
+    if settings.quorum:
+        return settings.quorum
+    return default_quorum(n) if settings.aggregation == "secure" else 1
+
+
+def protection_for(settings: JobSettings, n: int) -> Protection | None:
+    """Graph, threshold and key agreement for a secure exchange among `n` clients; None for a plain one."""
+    if settings.aggregation == "plain":
+        return None
+    quorum, corrupt = quorum_for(settings, n), corrupt_clients(n, settings.max_corrupt)
+    graph = cohort_graph(n, quorum=quorum, corrupt=corrupt, dropout=settings.max_dropout)
+    if settings.key_agreement == "auto":
+        agreement = Agreement.HYBRID if graph.degree == n - 1 else Agreement.X25519
+    else:
+        agreement = Agreement(settings.key_agreement)
+    return Protection(degree=graph.degree, threshold=graph.threshold, corrupt=corrupt, agreement=agreement.value)
 
 
 def make_task(
@@ -116,7 +130,8 @@ def make_task(
         weight_key=request.weight_key,
         model=model,
         cohort=sorted(cohort),
-        threshold=threshold_for(settings, len(cohort)),
+        quorum=quorum_for(settings, len(cohort)),
+        protection=protection_for(settings, len(cohort)),
         encoding=encoding.to_json() if encoding else None,
         seconds=seconds,
     )
@@ -128,13 +143,21 @@ def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_h
     `model_hash` is the SHA-256 of the model file that this party holds itself, `roster_hash` that of its own roster.
     """
     encoding = encoding_of(task)
+    if task.protection is None:
+        raise ConfigurationError("a secure exchange names its graph, threshold and key agreement")
+    protection = task.protection
+    if protection.agreement not in set(Agreement):
+        raise ConfigurationError(f"unknown key agreement; there are {', '.join(Agreement)}")
     return RoundParameters(
         federation=federation,
         run=task.run,
         round=task.exchange,
         cohort=tuple(task.cohort),
-        threshold=task.threshold,
-        degree=len(task.cohort) - 1,
+        quorum=task.quorum,
+        degree=protection.degree,
+        threshold=protection.threshold,
+        corrupt=protection.corrupt,
+        agreement=Agreement(protection.agreement),
         words=encoding.words,
         encoding=encoding.canonical(),
         roster_hash=roster_hash,

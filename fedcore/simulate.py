@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from fedcore.round import (
     make_task,
     round_parameters,
 )
-from fedcore.secagg import ClientSession, RoundParameters, ServerRound, apply_masks
+from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
 from fedcore.state import ModelState
 from fedcore.wire import MetricValue, ModelRef, Scalar, Task, is_training
 
@@ -153,9 +154,12 @@ class Simulation:
         layout = request.model.layout if request.model and is_training(request.message_type) else None
         encoding = self._plan.encoding(layout, len(request.nodes))
         task = self._task(request, attempt, encoding)
+        parameters = _parameters(task)
+        # Thousands of clients in one process would each check the same signatures.
+        verify = cache(verifies)
         round_ = MemoryRound(
-            server=ServerRound(parameters=_parameters(task), roster=self._roster),
-            sessions={i: self._session(i, task) for i in task.cohort},
+            server=ServerRound(parameters=parameters, roster=self._roster, verify=verify),
+            sessions={i: self._session(i, parameters, verify) for i in task.cohort},
             doomed=self._doomed(task.cohort),
             on_dropout=self._dropped,
         )
@@ -173,14 +177,15 @@ class Simulation:
         """Which clients drop out of this exchange, and before which step."""
         return {i: self._chance.choice(STEPS) for i in cohort if self._chance.random() < self.drop}
 
-    def _session(self, client: int, task: Task) -> ClientSession:
+    def _session(self, client: int, parameters: RoundParameters, verify: Verify) -> ClientSession:
         return ClientSession(
-            parameters=_parameters(task),
+            parameters=parameters,
             client_id=client,
             identity=self._identities[client],
             roster=self._roster,
             min_cohort=2,
             min_threshold=2,
+            verify=verify,
         )
 
     def _dropped(self, client: int, step: str) -> None:
@@ -237,7 +242,7 @@ class MemoryRound:
             self.server.receive_advertisement(self.sessions[client].advertise())
         self.server.close_stage()
         for client in self._present("share"):
-            self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised()))
+            self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised(client)))
         self.server.close_stage()
         total = np.zeros(encoding.words, np.uint64)
         names: MetricNames | None = None

@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -45,11 +46,29 @@ Key32 = Annotated[Bytes, Field(min_length=32, max_length=32)]
 Signature64 = Annotated[Bytes, Field(min_length=64, max_length=64)]
 Share33 = Annotated[Bytes, Field(min_length=33, max_length=33)]
 Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
+PublicKey = Annotated[Bytes, Field(min_length=32, max_length=4096)]
+Members = Annotated[Bytes, Field(max_length=MAX_COHORT // 8)]
+"""A subset of a task's cohort: bit i, from the lowest bit of the first byte on, stands for the client at index i."""
 Sha256 = Annotated[str, Field(pattern=SHA256_HEX)]
 ClientId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 MetricValue = float | list[float]
 Scalar = bool | int | float | str
+
+
+def pack_members(members: Iterable[int], cohort: Sequence[int]) -> bytes:
+    """A subset of the cohort as `Members`; both in ascending order."""
+    chosen = set(members)
+    bits = sum(1 << index for index, client in enumerate(cohort) if client in chosen)
+    return bits.to_bytes(-(-len(cohort) // 8), "little")
+
+
+def unpack_members(packed: bytes, cohort: Sequence[int]) -> tuple[int, ...]:
+    """The inverse of `pack_members`; ValueError for bits beyond the cohort or another length."""
+    bits = int.from_bytes(packed, "little")
+    if len(packed) != -(-len(cohort) // 8) or bits >> len(cohort):
+        raise ValueError("a set of clients has one bit for each client of the cohort")
+    return tuple(client for index, client in enumerate(cohort) if bits >> index & 1)
 
 
 def is_training(message_type: str) -> bool:
@@ -137,6 +156,15 @@ class ModelRef(Message):
     size: int = Field(ge=0)
 
 
+class Protection(Message):
+    """How a secure exchange is protected; the fields are those of `fedcore.secagg.RoundParameters`."""
+
+    degree: int = Field(ge=1)
+    threshold: int = Field(ge=1)
+    corrupt: int = Field(ge=0)
+    agreement: Name
+
+
 class Task(Message):
     """One exchange that a client is asked to take part in: one `send_and_receive` of the ServerApp.
 
@@ -157,7 +185,8 @@ class Task(Message):
     weight_key: Name
     model: ModelRef | None
     cohort: list[ClientId] = Field(min_length=1, max_length=MAX_COHORT)
-    threshold: int = Field(ge=1)
+    quorum: int = Field(ge=1)
+    protection: Protection | None
     encoding: dict[str, Any] | None
     seconds: float = Field(gt=0, description="time that is left for the local work")
 
@@ -177,10 +206,10 @@ class Task(Message):
 
 
 class AdvertisementIn(Message):
-    """R0: fresh X25519 keys, signed."""
+    """R0: fresh public keys, signed."""
 
-    c_public: Key32
-    s_public: Key32
+    c_public: PublicKey
+    s_public: PublicKey
     signature: Signature64
 
 
@@ -191,29 +220,33 @@ class AdvertisementOut(AdvertisementIn):
 
 
 class CohortOut(Message):
-    """U1, to every client that advertised."""
+    """U1 to one client: who advertised, the keys of the client and its neighbours, and the proof of the others'."""
 
+    advertised: Members
     members: list[AdvertisementOut]
+    proof: list[Key32]
 
 
 class KeySharesIn(Message):
-    """R1: the sealed shares for each peer, and the commitment to the self mask seed."""
+    """R1: what is sealed for each neighbour, and the commitment to the self mask seed."""
 
     commitment: Key32
-    sealed: dict[int, Sealed]
+    shares: dict[int, Sealed]
+    pair_secrets: dict[int, Sealed]
 
 
 class DeliveryOut(Message):
-    """U2, and the shares sealed for this client, by sender."""
+    """U2, and what was sealed for this client, by sender."""
 
-    sharers: list[int]
-    sealed: dict[int, Sealed]
+    sharers: Members
+    shares: dict[int, Sealed]
+    pair_secrets: dict[int, Sealed]
 
 
 class SurvivorsOut(Message):
     """U3."""
 
-    survivors: list[int]
+    survivors: Members
 
 
 class ConsistencyIn(Message):
@@ -229,7 +262,7 @@ class SignaturesOut(Message):
 
 
 class UnmaskIn(Message):
-    """R4: shares of the self mask seed for survivors, of the mask key for the dropped."""
+    """R4: shares of the self mask seed for survivors, of the mask root for the dropped."""
 
     self_shares: dict[int, Share33]
     key_shares: dict[int, Share33]
@@ -315,7 +348,7 @@ class Event(Message):
 EVENT_KINDS = {
     "clients": "online (list of names), expected (int): who is connected",
     "started": "app, aggregation, rounds (int or null)",
-    "exchange": "exchange, server_round, message_type, attempt, cohort (names), threshold, field_bits (int or null)",
+    "exchange": "exchange, server_round, message_type, attempt, cohort (names), quorum, field_bits (int or null)",
     "stage": "exchange, stage, done, expected, seconds (in the exchange)",
     "dropped": "exchange, client (name), stage, reason",
     "exchange-done": "exchange, server_round, message_type, survivors (names), examples, metrics, clipped, seconds, "

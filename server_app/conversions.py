@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
@@ -22,6 +24,7 @@ from fedcore.wire import (
     SignaturesOut,
     SurvivorsOut,
     UnmaskIn,
+    pack_members,
 )
 
 
@@ -35,9 +38,10 @@ def advertisement(client: int, body: AdvertisementIn) -> Advertisement:
     )
 
 
-def cohort_out(cohort: AdvertisedCohort) -> CohortOut:
-    """U1, out."""
+def cohort_out(message: AdvertisedCohort, cohort: Sequence[int]) -> CohortOut:
+    """U1 for one client, out; `cohort` is the task's."""
     return CohortOut(
+        advertised=pack_members(message.ids, cohort),
         members=[
             AdvertisementOut(
                 client_id=member.client_id,
@@ -45,24 +49,29 @@ def cohort_out(cohort: AdvertisedCohort) -> CohortOut:
                 s_public=member.s_public,
                 signature=member.signature,
             )
-            for member in cohort.members
-        ]
+            for member in message.members
+        ],
+        proof=list(message.proof),
     )
 
 
 def key_shares(client: int, body: KeySharesIn) -> KeyShares:
     """R1, in."""
-    return KeyShares(client_id=client, commitment=body.commitment, sealed=body.sealed)
+    return KeyShares(client_id=client, commitment=body.commitment, shares=body.shares, pair_secrets=body.pair_secrets)
 
 
-def delivery_out(delivery: ShareDelivery) -> DeliveryOut:
-    """U2 and a client's shares, out."""
-    return DeliveryOut(sharers=list(delivery.sharers), sealed=dict(delivery.sealed))
+def delivery_out(delivery: ShareDelivery, cohort: Sequence[int]) -> DeliveryOut:
+    """U2 and what was sealed for one client, out."""
+    return DeliveryOut(
+        sharers=pack_members(delivery.sharers, cohort),
+        shares=dict(delivery.shares),
+        pair_secrets=dict(delivery.pair_secrets),
+    )
 
 
-def survivors_out(survivors: Survivors) -> SurvivorsOut:
+def survivors_out(survivors: Survivors, cohort: Sequence[int]) -> SurvivorsOut:
     """U3, out."""
-    return SurvivorsOut(survivors=list(survivors.survivors))
+    return SurvivorsOut(survivors=pack_members(survivors.survivors, cohort))
 
 
 def consistency(client: int, body: ConsistencyIn) -> ConsistencySignature:

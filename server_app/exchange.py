@@ -159,10 +159,10 @@ class Exchange(ABC):
         progress.show(self.done(), self.missing(), final=True)
         if self._is_lost():
             present = len(self.missing() | self.done())
-            raise CohortTooSmall(stage, present, self.task.threshold)
+            raise CohortTooSmall(stage, present, self.task.quorum)
 
     def _is_lost(self) -> bool:
-        return len(self.missing() | self.done()) < self.task.threshold
+        return len(self.missing() | self.done()) < self.task.quorum
 
     def _worth_hearing(self, progress: StageProgress) -> bool:
         """Whether a lost exchange waits a little: all clients may have the same trouble."""

@@ -61,7 +61,7 @@ class Gathering:
     def _least(self, asked: int) -> int:
         settings = self.settings
         floor = 2 if settings.aggregation == "secure" else 1
-        return max(floor, settings.threshold, min(settings.min_clients, asked))
+        return max(floor, settings.quorum, min(settings.min_clients, asked))
 
     async def _wait(self, pool: frozenset[int], least: int, wanted: int) -> frozenset[int]:
         start = self.clock()

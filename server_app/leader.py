@@ -238,7 +238,7 @@ class RunLeader:
                 "message_type": task.message_type,
                 "attempt": task.attempt,
                 "cohort": self._names(frozenset(task.cohort)),
-                "threshold": task.threshold,
+                "quorum": task.quorum,
                 "field_bits": encoding.get("field_bits") if encoding.get("layout") else None,
                 "aggregation": task.aggregation,
             },
@@ -353,18 +353,16 @@ def _remove(paths: list[Path]) -> None:
 def check_plan(plan: RunPlan, members: int) -> None:
     """Refuse a run that cannot work in this federation; raises ConfigurationError."""
     settings = plan.settings
-    least = max(settings.min_clients, settings.threshold)
+    least = max(settings.min_clients, settings.quorum)
     if least > members:
-        raise ConfigurationError(
-            f"the run needs {least} clients (min-clients, threshold), the federation has {members}"
-        )
+        raise ConfigurationError(f"the run needs {least} clients (min-clients, quorum), the federation has {members}")
     if settings.aggregation == "plain":
         return
     if settings.min_clients < 2:
         raise ConfigurationError("min-clients must be at least 2 with secure aggregation: the sum of one is its update")
-    if 0 < 2 * settings.threshold <= settings.min_clients:
+    if 0 < 2 * settings.quorum <= settings.min_clients:
         raise ConfigurationError(
-            f"threshold must be more than half of min-clients ({settings.min_clients}): a server that "
+            f"quorum must be more than half of min-clients ({settings.min_clients}): a server that "
             "lies could otherwise unmask single clients. Leave it at 0 for the safe default"
         )
     # Worst cases are computed now, not when the first clients have trained.

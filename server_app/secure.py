@@ -170,7 +170,7 @@ class SecureExchange(Exchange):
         """U1, once it is known."""
         if not self._has_passed(client, ADVERTISE):
             return None
-        return conversions.cohort_out(self._round.advertised())
+        return conversions.cohort_out(self._round.advertised(client), self.task.cohort)
 
     async def take_key_shares(self, client: int, body: KeySharesIn, digest: bytes) -> None:
         """R1."""
@@ -182,13 +182,13 @@ class SecureExchange(Exchange):
         """U2 and the shares for this client, once they are there."""
         if not self._has_passed(client, SHARE):
             return None
-        return conversions.delivery_out(self._round.delivery(client))
+        return conversions.delivery_out(self._round.delivery(client), self.task.cohort)
 
     def survivors_for(self, client: int) -> SurvivorsOut | None:
         """U3, once it is known."""
         if not self._has_passed(client, INPUT):
             return None
-        return conversions.survivors_out(self._round.survivors())
+        return conversions.survivors_out(self._round.survivors(), self.task.cohort)
 
     async def take_consistency(self, client: int, body: ConsistencyIn, digest: bytes) -> None:
         """R3."""

@@ -29,6 +29,7 @@ from fedcore.federation.files import (
     read_toml,
 )
 from fedcore.federation.roster import Roster
+from fedcore.secagg import FULL_GRAPH_BELOW, default_quorum
 
 NodeValue = bool | int | float | str
 
@@ -42,6 +43,9 @@ IDENTITY_FILE: Final = "identity.key"
 CA_FILE: Final = "ca.crt"
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of a file
 
+MIN_CORRUPT: Final = 0.05
+"""What a policy demands where its file says nothing; the default of a job's max-corrupt."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -54,18 +58,26 @@ class Policy:
     app_sha256: hash of the only app it agrees to run; None for whatever app the owner installed.
     allow_plain: whether the server may read this client's updates one by one, as it does with
         `aggregation = "plain"`.
+    min_corrupt: fraction of a cohort that must be able to collude with the server without learning
+        more than the sum.
+    allow_x25519: whether keys may be agreed without ML-KEM, so that uploads that somebody records
+        would open to a later quantum computer.
     """
 
     min_cohort: int
     min_threshold: int
     app_sha256: str | None = None
     allow_plain: bool = False
+    min_corrupt: float = MIN_CORRUPT
+    allow_x25519: bool = False
 
     def __post_init__(self) -> None:
         if self.min_cohort < 2:
             raise KitError("min-cohort must be at least 2: a sum over one client is that client's update")
         if not 2 <= self.min_threshold <= self.min_cohort:
             raise KitError("min-threshold must be at least 2 and at most min-cohort")
+        if not 0 <= self.min_corrupt < 1 / 3:
+            raise KitError("min-corrupt must be at least 0 and less than a third")
         if self.app_sha256 is not None and not _SHA256.fullmatch(self.app_sha256):
             raise KitError("app-sha256 must be 64 lower-case hexadecimal digits, or empty")
 
@@ -75,22 +87,36 @@ class Policy:
 
         Three is the smallest cohort whose sum tells no member the update of another; a federation
         of two has no choice. The threshold is the protocol's default for that cohort,
-        floor(2n/3) + 1, so a server that names a smaller one is refused.
+        floor(2n/3) + 1, so a server that names a smaller one is refused. Large federations agree on
+        keys without ML-KEM by default, which is a question of bytes (docs/adr/0006).
         """
         cohort = max(2, min(3, clients))
-        return cls(min_cohort=cohort, min_threshold=2 * cohort // 3 + 1)
+        return cls(
+            min_cohort=cohort,
+            min_threshold=default_quorum(cohort),
+            allow_x25519=clients >= FULL_GRAPH_BELOW,
+        )
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read policy.toml; raises KitError or UnknownKey."""
-        types = {"min-cohort": int, "min-threshold": int, "app-sha256": str, "allow-plain": bool}
-        values = read_toml(path, types, optional=frozenset({"app-sha256", "allow-plain"}))
+        types = {
+            "min-cohort": int,
+            "min-threshold": int,
+            "app-sha256": str,
+            "allow-plain": bool,
+            "min-corrupt": float,
+            "allow-x25519": bool,
+        }
+        values = read_toml(path, types, optional=frozenset(types) - {"min-cohort", "min-threshold"})
         try:
             return cls(
                 min_cohort=values["min-cohort"],
                 min_threshold=values["min-threshold"],
                 app_sha256=values.get("app-sha256") or None,
                 allow_plain=values.get("allow-plain", False),
+                min_corrupt=values.get("min-corrupt", MIN_CORRUPT),
+                allow_x25519=values.get("allow-x25519", False),
             )
         except KitError as error:
             raise broken(path, str(error), "mend the line") from None

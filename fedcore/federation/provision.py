@@ -255,6 +255,14 @@ app-sha256 = "{policy.app_sha256 or ""}"
 # Whether the server may read this client's updates one by one, without secure aggregation
 # (aggregation = "plain").
 allow-plain = {str(policy.allow_plain).lower()}
+
+# The fraction of a round's clients that must be able to help the server without it learning more
+# than the sum.
+min-corrupt = {float(policy.min_corrupt)}
+
+# Whether keys may be agreed with X25519 alone. If not, ML-KEM-768 comes on top, so that uploads
+# that somebody records today stay closed to a later quantum computer.
+allow-x25519 = {str(policy.allow_x25519).lower()}
 """
 
 

@@ -17,10 +17,11 @@ audit trail and tests refer to them. The last column is the case of PROTOCOL.md,
 | second-delivery          | client         | a second, different set of sharers                             | 2, 5    |
 | second-survivor-set      | client         | a second, different set of survivors                           | 2, 5    |
 | second-unmask            | client         | a second, different request for shares                         | 5       |
-| inconsistent-survivors   | client, server | survivors on which fewer than t clients agree                  | 2       |
+| inconsistent-survivors   | client, server | survivors on which fewer than a quorum of clients agree        | 2       |
 | signer-not-survivor      | client         | signatures of clients outside the survivors                    | 2       |
-| share-unsealing          | client         | shares of another round, cohort, sender or receiver            | 6       |
+| share-unsealing          | client         | shares or secrets of another round, cohort, sender or receiver | 6       |
 | shares-for-both          | server         | shares of both secrets of one client                           | 5       |
+| wrong-neighbours         | client         | the keys of clients that the graph does not make neighbours    | 1       |
 | wrong-recipients         | client, server | shares missing, or for someone who must not have one           | 8, 14   |
 | own-id-missing           | client         | a set of clients that leaves out the one that is asked         | 8       |
 | sharers-not-advertised   | client         | a sharer whose keys nobody has checked                         | 8       |
@@ -60,6 +61,7 @@ class Check(StrEnum):
     SIGNER_NOT_SURVIVOR = "signer-not-survivor"
     SHARE_UNSEALING = "share-unsealing"
     SHARES_FOR_BOTH = "shares-for-both"
+    WRONG_NEIGHBOURS = "wrong-neighbours"
     WRONG_RECIPIENTS = "wrong-recipients"
     OWN_ID_MISSING = "own-id-missing"
     SHARERS_NOT_ADVERTISED = "sharers-not-advertised"

@@ -8,7 +8,7 @@ al. 2017 (CCS), figure 4, with the checks of PROTOCOL.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from fedcore.errors import ConfigurationError, ProtocolViolation, UsageError
 from fedcore.secagg import inspection, schedule, shamir
+from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.checks import Check
-from fedcore.secagg.graph import neighbours
-from fedcore.secagg.keys import KEY_BYTES, KeyPair, Randomness, Secret, draw, sign, verifies
+from fedcore.secagg.graph import Graph
+from fedcore.secagg.keys import KEY_BYTES, Randomness, Secret, Verify, draw, sign, verifies
 from fedcore.secagg.masking import MaskTerm, apply_masks, check_vector
 from fedcore.secagg.messages import (
     AdvertisedCohort,
@@ -65,6 +66,7 @@ class _Secrets:
     seal_pair: KeyPair | None = field(default=None, repr=False)
     mask_pair: KeyPair | None = field(default=None, repr=False)
     self_secret: Secret | None = field(default=None, repr=False)
+    pair_secrets: dict[int, Secret] = field(default_factory=dict, repr=False)
     held: dict[int, _HeldShares] = field(default_factory=dict, repr=False)
 
 
@@ -83,14 +85,15 @@ class ClientSession:
     """One client in one round.
 
     `parameters` hold this client's own hashes of roster, model and task; `roster` maps client id to raw Ed25519
-    public key and comes from the client's kit. `min_cohort` and `min_threshold` are its owner's policy, which no
-    server can lower. Steps, in order: `advertise`, `share_keys`, `receive_shares`, `mask`, `sign_survivors`,
-    `unmask`. A step repeated with the identical message returns the identical answer, with another one raises
-    ProtocolViolation; a step out of order raises IllegalTransition.
+    public key, comes from the client's kit and must not change while the session lives. `min_cohort` and
+    `min_threshold` are its owner's policy, which no server can lower. Steps, in order: `advertise`, `share_keys`,
+    `receive_shares`, `mask`, `sign_survivors`, `unmask`. A step repeated with the identical message returns the
+    identical answer, with another one raises ProtocolViolation; a step out of order raises IllegalTransition.
 
-    Secrets go as soon as they have done their work: the sealing key after the shares are opened, the mask key and b
+    Secrets go as soon as they have done their work: both key pairs after the shares are opened, the pair secrets and b
     when the masks are made, the shares of others after `unmask`. A session is used by one thread, and cannot be
     stored or copied: a client that restarts is a dropout of the round, so no mask is ever used twice.
+    `verify` checks signatures; a simulation passes one that remembers what it has checked for another client.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class ClientSession:
         min_cohort: int,
         min_threshold: int,
         randomness: Randomness = os.urandom,
+        verify: Verify = verifies,
     ) -> None:
         inspection.check_proposal(parameters, client_id, roster, min_cohort, min_threshold)
         if identity.public_key().public_bytes_raw() != roster[client_id]:
@@ -110,13 +114,16 @@ class ClientSession:
         self._parameters = parameters
         self._client_id = client_id
         self._identity = identity
-        self._roster = dict(roster)
-        self._floor = max(parameters.threshold, min_cohort)
+        self._roster = roster
+        self._floor = max(parameters.quorum, min_cohort)
         self._randomness = randomness
+        self._verify = verify
         self._context = parameters.ctx()
         self._state = ClientState.NEW
         self._transcript: schedule.Transcript | None = None
+        self._graph: Graph | None = None
         self._publics: dict[int, Advertisement] = {}
+        self._advertised: tuple[int, ...] = ()
         self._sharers: tuple[int, ...] = ()
         self._survivors: tuple[int, ...] = ()
         self._secrets = _Secrets()
@@ -138,7 +145,8 @@ class ClientSession:
         rule = client_transition(self._state, ClientEvent.ADVERTISE)
         if rule.repeat:
             return _present(self._answers.advertised)
-        seal_pair, mask_pair = KeyPair.draw(self._randomness), KeyPair.draw(self._randomness)
+        agreement = self._parameters.agreement
+        seal_pair, mask_pair = (KeyPair.draw(agreement, self._randomness) for _ in range(2))
         signed = schedule.advertisement_statement(self._context, self._client_id, seal_pair.public, mask_pair.public)
         self._secrets.seal_pair, self._secrets.mask_pair = seal_pair, mask_pair
         answer = Advertisement(self._client_id, seal_pair.public, mask_pair.public, sign(self._identity, signed))
@@ -152,52 +160,51 @@ class ClientSession:
         message.check()
         if rule.repeat:
             return _repeated(self._answers.shared, message, Check.SECOND_COHORT)
+        transcript = schedule.Transcript(
+            context=self._context, cohort=schedule.cohort_hash(self._context, message.ids, message.root())
+        )
+        graph = Graph(message.ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
         inspection.check_cohort(
             message,
             own=_present(self._answers.advertised),
+            graph=graph,
             parameters=self._parameters,
             context=self._context,
             roster=self._roster,
             floor=self._floor,
+            verify=self._verify,
         )
-        transcript = schedule.Transcript(context=self._context, cohort=message.digest())
         publics = {member.client_id: member for member in message.members}
-        holders = (*self._neighbours(publics), self._client_id)
         self_secret = Secret(draw(self._randomness, KEY_BYTES))
-        dealt = self._deal(self_secret, holders)
+        dealt = self._deal(self_secret, graph)
         answer = KeyShares(
             self._client_id,
             schedule.commitment(self._context, self._client_id, self_secret),
-            self._seal_all(transcript, publics, dealt),
+            self._seal_shares(transcript, publics, dealt),
+            self._seal_pair_secrets(transcript, publics, graph),
         )
-        self._transcript, self._publics, self._secrets.self_secret = (
-            transcript,
-            publics,
-            self_secret,
-        )
+        self._transcript, self._graph, self._publics, self._advertised = transcript, graph, publics, message.ids
+        self._secrets.self_secret = self_secret
         self._secrets.held = {self._client_id: dealt[self._client_id]}
         self._answers.shared = _Given(message.digest(), answer)
         self._state = rule.target
         return answer
 
     def receive_shares(self, message: ShareDelivery) -> None:
-        """R1: check the sharers U2 and open the shares that they sealed for this client."""
+        """R1: check the sharers U2, open the shares sealed for this client, and learn the secrets of its masks."""
         rule = client_transition(self._state, ClientEvent.RECEIVE_SHARES)
         message.check()
         if rule.repeat:
             _repeated(self._answers.delivered, message, Check.SECOND_DELIVERY)
             return
-        inspection.check_sharers(message.sharers, self._client_id, self._publics, self._floor)
-        senders = self._neighbours(message.sharers)
-        if set(message.sealed) != set(senders):
-            raise ProtocolViolation(
-                Check.WRONG_RECIPIENTS,
-                "the delivery must hold one sealed share of each other sharer",
-            )
-        opened = {sender: self._open(sender, message.sealed[sender]) for sender in senders}
+        inspection.check_sharers(message.sharers, self._client_id, self._advertised, self._floor)
+        inspection.check_delivery(message, self._client_id, _present(self._graph))
+        opened = {sender: self._open_shares(sender, sealed) for sender, sealed in message.shares.items()}
+        pair_secrets = {peer: self._pair_secret(peer, message.pair_secrets.get(peer)) for peer in opened}
         self._secrets.held.update(opened)
+        self._secrets.pair_secrets = pair_secrets
         self._sharers = message.sharers
-        self._secrets.seal_pair = None
+        self._secrets.seal_pair, self._secrets.mask_pair = None, None
         self._answers.delivered = _Given(message.digest(), None)
         self._state = rule.target
 
@@ -215,7 +222,7 @@ class ClientSession:
         except BaseException:
             self.abandon()
             raise
-        self._secrets.self_secret, self._secrets.mask_pair = None, None
+        self._secrets.self_secret, self._secrets.pair_secrets = None, {}
         self._state = rule.target
 
     def sign_survivors(self, message: Survivors) -> ConsistencySignature:
@@ -233,7 +240,7 @@ class ClientSession:
         return answer
 
     def unmask(self, message: SignatureSet) -> UnmaskShares:
-        """R4: with t signatures on the very same survivors, release one share for each sharer, then erase all."""
+        """R4: with a quorum of signatures on the very same survivors, release one share for each owner, erase all."""
         rule = client_transition(self._state, ClientEvent.UNMASK)
         message.check()
         if rule.repeat:
@@ -256,23 +263,22 @@ class ClientSession:
         self._secrets = _Secrets()
         self._answers = _Answers()
 
-    def _neighbours(self, members: Iterable[int]) -> tuple[int, ...]:
-        return neighbours(tuple(members), self._client_id, degree=self._parameters.degree)
-
-    def _deal(self, self_secret: Secret, holders: tuple[int, ...]) -> dict[int, _HeldShares]:
+    def _deal(self, self_secret: Secret, graph: Graph) -> dict[int, _HeldShares]:
         """Split both secrets; holder -> his pair of shares."""
         key_shares, self_shares = (
             shamir.split(
                 secret,
                 threshold=self._parameters.threshold,
-                holders=holders,
+                holders=graph.holders,
                 randomness=self._randomness,
             )
-            for secret in (_present(self._secrets.mask_pair).private, self_secret)
+            for secret in (_present(self._secrets.mask_pair).root, self_secret)
         )
-        return {v: _HeldShares(key_shares[v], self_shares[v]) for v in holders}
+        own = self._client_id
+        places = {holder: graph.point(own, holder) - 1 for holder in (*graph.neighbours(own), own)}
+        return {holder: _HeldShares(key_shares[place], self_shares[place]) for holder, place in places.items()}
 
-    def _seal_all(
+    def _seal_shares(
         self,
         transcript: schedule.Transcript,
         publics: Mapping[int, Advertisement],
@@ -292,8 +298,26 @@ class ClientSession:
             if holder != self._client_id
         }
 
-    def _open(self, sender: int, sealed: bytes) -> _HeldShares:
-        text = schedule.unseal_shares(
+    def _seal_pair_secrets(
+        self, transcript: schedule.Transcript, publics: Mapping[int, Advertisement], graph: Graph
+    ) -> dict[int, bytes]:
+        """Seal the secrets that this client chooses, each for the neighbour whom it is shared with."""
+        pair, own = _present(self._secrets.mask_pair), self._client_id
+        return {
+            peer: schedule.seal_pair_secret(
+                transcript,
+                pair,
+                publics[peer].s_public,
+                sender=own,
+                receiver=peer,
+                secret=schedule.pair_secret(transcript, pair.root, chooser=own, peer=peer),
+            )
+            for peer in graph.neighbours(own)
+            if graph.chooses(own, peer)
+        }
+
+    def _open_shares(self, sender: int, sealed: bytes) -> _HeldShares:
+        text = schedule.open_shares(
             _present(self._transcript),
             _present(self._secrets.seal_pair),
             self._publics[sender].c_public,
@@ -302,23 +326,32 @@ class ClientSession:
             sealed=sealed,
         )
         if text is None:
-            raise ProtocolViolation(
-                Check.SHARE_UNSEALING,
-                f"the share of client {sender} was not sealed for this client, round and cohort",
-                peer=sender,
-            )
+            raise _not_sealed_for_us(sender)
         held = _HeldShares(text[: shamir.SHARE_BYTES], text[shamir.SHARE_BYTES :])
         if not shamir.is_share(held.of_key) or not shamir.is_share(held.of_self):
             raise ProtocolViolation(Check.MALFORMED, f"client {sender} sealed what is no share", peer=sender)
         return held
 
+    def _pair_secret(self, peer: int, sealed: bytes | None) -> Secret:
+        """The secret shared with a neighbour: what it sealed for this client, or this client's own choice."""
+        transcript, pair = _present(self._transcript), _present(self._secrets.mask_pair)
+        if sealed is None:
+            return schedule.pair_secret(transcript, pair.root, chooser=self._client_id, peer=peer)
+        public = self._publics[peer].s_public
+        secret = schedule.open_pair_secret(
+            transcript, pair, public, sender=peer, receiver=self._client_id, sealed=sealed
+        )
+        if secret is None:
+            raise _not_sealed_for_us(peer)
+        return secret
+
     def _masks(self) -> list[MaskTerm]:
         """Every mask that this client adds: its own, and one for each neighbour among the sharers."""
-        transcript, pair = _present(self._transcript), _present(self._secrets.mask_pair)
+        transcript = _present(self._transcript)
         own = schedule.self_mask(transcript, _present(self._secrets.self_secret))
         return [own] + [
-            schedule.pair_mask(transcript, pair, self._publics[peer].s_public, owner=self._client_id, peer=peer)
-            for peer in self._neighbours(self._sharers)
+            schedule.pair_mask(transcript, secret, owner=self._client_id, peer=peer)
+            for peer, secret in self._secrets.pair_secrets.items()
         ]
 
     def _consistency(self, survivors: tuple[int, ...]) -> bytes:
@@ -328,14 +361,22 @@ class ClientSession:
         inspection.check_signers(message.signatures, self._survivors, self._roster)
         expected = self._consistency(self._survivors)
         valid = sum(
-            verifies(self._roster[signer], signature, expected) for signer, signature in message.signatures.items()
+            self._verify(self._roster[signer], signature, expected) for signer, signature in message.signatures.items()
         )
-        if valid < self._parameters.threshold:
+        if valid < self._parameters.quorum:
             raise ProtocolViolation(
                 Check.INCONSISTENT_SURVIVORS,
                 f"{valid} clients signed the survivors that this client was shown,"
-                f" {self._parameters.threshold} are needed",
+                f" {self._parameters.quorum} are needed",
             )
+
+
+def _not_sealed_for_us(sender: int) -> ProtocolViolation:
+    return ProtocolViolation(
+        Check.SHARE_UNSEALING,
+        f"what client {sender} sealed was not sealed for this client, round and cohort",
+        peer=sender,
+    )
 
 
 def _present(value: Answer | None) -> Answer:

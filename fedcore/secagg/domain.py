@@ -8,7 +8,8 @@ another (PROTOCOL.md, "Messages"). A tag carries the protocol's version; a chang
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import struct
+from collections.abc import Sequence
 from enum import StrEnum
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -24,14 +25,22 @@ HASH_BYTES = 32
 class Usage(StrEnum):
     """The closed list of purposes; the value is the tag that enters the hash."""
 
-    CONTEXT = "fedcore/secagg/v1"
-    ADVERTISEMENT = "fedcore/secagg/v1/adv"
-    SHARE_SEAL = "fedcore/secagg/v1/share"
-    COMMITMENT = "fedcore/secagg/v1/bcom"
-    SELF_MASK = "fedcore/secagg/v1/self"
-    PAIR_MASK = "fedcore/secagg/v1/pair"
-    CONSISTENCY = "fedcore/secagg/v1/consistency"
-    MESSAGE = "fedcore/secagg/v1/message"
+    CONTEXT = "fedcore/secagg/v2"
+    KEY_X25519 = "fedcore/secagg/v2/x25519"
+    KEY_MLKEM = "fedcore/secagg/v2/mlkem768"
+    ADVERTISEMENT = "fedcore/secagg/v2/adv"
+    TREE = "fedcore/secagg/v2/tree"
+    COHORT = "fedcore/secagg/v2/cohort"
+    ORDER = "fedcore/secagg/v2/order"
+    SHARE_SEAL = "fedcore/secagg/v2/share"
+    COMMITMENT = "fedcore/secagg/v2/bcom"
+    SELF_MASK = "fedcore/secagg/v2/self"
+    PAIR_SECRET = "fedcore/secagg/v2/pair-secret"  # noqa: S105 - the name of a purpose
+    PAIR_SEAL = "fedcore/secagg/v2/pair-seal"
+    PAIR_MASK = "fedcore/secagg/v2/pair"
+    CLIENT_SETS = "fedcore/secagg/v2/sets"
+    CONSISTENCY = "fedcore/secagg/v2/consistency"
+    MESSAGE = "fedcore/secagg/v2/message"
 
 
 def pack(*fields: Field) -> bytes:
@@ -44,9 +53,9 @@ def pack(*fields: Field) -> bytes:
     return b"".join(parts)
 
 
-def pack_ids(ids: Iterable[int]) -> bytes:
-    """A list of client ids as one field."""
-    return pack(*ids)
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """A list of client ids as one field: eight big-endian bytes for each."""
+    return struct.pack(f">{len(ids)}Q", *ids)
 
 
 def statement(usage: Usage, *fields: Field) -> bytes:

@@ -1,20 +1,68 @@
-"""Who shares secrets and masks with whom: the one place that knows the graph."""
+"""Who shares secrets and masks with whom: the one place that knows the graph.
+
+The members of U1 stand on a ring; each is joined to the `degree // 2` before it and as many after it. That is the
+Harary graph of SecAgg+ (Bell et al. 2020), and with a degree of all others the full graph of Bonawitz et al. 2017.
+The order on the ring comes from a seed that is a hash of every advertised key: nobody chooses a place on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fedcore.errors import UsageError
 
+_NONCE = bytes(16)
 
-def neighbours(members: Collection[int], member: int, *, degree: int) -> tuple[int, ...]:
-    """The clients with whom `member` exchanges shares and pairwise masks, in ascending order.
 
-    `members` are those that advertised keys (U1), `degree` is k of the round's parameters. On the full graph these
-    are all others, as many as there are left of the k that were asked (Bonawitz et al. 2017). Raises UsageError
-    for a sparser graph.
+class Graph:
+    """The graph over `members` (ascending ids, U1), with `degree` neighbours each where there are as many.
+
+    seed: 32 bytes from which the order follows. Raises UsageError for an odd degree on a graph that is not full.
     """
-    others = tuple(sorted(other for other in members if other != member))
-    if degree < len(others):
-        raise UsageError("only the full graph is known: degree must be the cohort's size less one")
-    return others
+
+    def __init__(self, members: tuple[int, ...], *, degree: int, seed: bytes) -> None:
+        self.full = degree >= len(members) - 1
+        if not self.full and (degree < 2 or degree % 2):
+            raise UsageError("the degree of a graph that is not full is even")
+        self._ring = _order(members, seed)
+        self._place = {member: place for place, member in enumerate(self._ring)}
+        self._half = degree // 2
+
+    @property
+    def holders(self) -> int:
+        """How many clients hold shares of one client's secrets, itself included."""
+        return len(self._ring) if self.full else 2 * self._half + 1
+
+    def neighbours(self, member: int) -> tuple[int, ...]:
+        """The clients with whom `member` exchanges shares and pairwise masks, in ascending order."""
+        return tuple(sorted(other for other in self._window(member) if other != member))
+
+    def point(self, owner: int, holder: int) -> int:
+        """Where on `owner`'s polynomial the share of `holder` lies: 1 to `holders`, one for each of them."""
+        if self.full:
+            return self._place[holder] + 1
+        return (self._place[holder] - self._place[owner] + self._half) % len(self._ring) + 1
+
+    def chooses(self, member: int, peer: int) -> bool:
+        """Whether `member` chooses the secret that it shares with `peer`: exactly one of any two neighbours does.
+
+        It is the one from which the way to the other, forward on the ring, is the shorter; so everybody chooses for
+        half of its neighbours.
+        """
+        ahead = (self._place[peer] - self._place[member]) % len(self._ring)
+        back = len(self._ring) - ahead
+        return ahead < back or (ahead == back and member < peer)
+
+    def _window(self, member: int) -> tuple[int, ...]:
+        if self.full:
+            return self._ring
+        place, size = self._place[member], len(self._ring)
+        return tuple(self._ring[(place + step) % size] for step in range(-self._half, self._half + 1))
+
+
+def _order(members: tuple[int, ...], seed: bytes) -> tuple[int, ...]:
+    """Sort by 64 pseudo-random bits for each member, drawn in ascending order of the ids."""
+    cipher = Cipher(algorithms.ChaCha20(seed, _NONCE), mode=None).encryptor()
+    keys = np.frombuffer(cipher.update(bytes(8 * len(members))), dtype="<u8")
+    return tuple(members[i] for i in np.argsort(keys, kind="stable"))

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg.checks import Check
-from fedcore.secagg.keys import is_low_order, verifies
-from fedcore.secagg.messages import AdvertisedCohort, Advertisement
+from fedcore.secagg.graph import Graph
+from fedcore.secagg.keys import Verify
+from fedcore.secagg.messages import AdvertisedCohort, Advertisement, ShareDelivery
 from fedcore.secagg.parameters import RoundParameters
 from fedcore.secagg.schedule import advertisement_statement
 
@@ -42,49 +43,63 @@ def check_cohort(
     message: AdvertisedCohort,
     *,
     own: Advertisement,
+    graph: Graph,
     parameters: RoundParameters,
     context: bytes,
     roster: Mapping[int, bytes],
     floor: int,
+    verify: Verify,
 ) -> None:
-    """R1: U1 is large enough, holds one's own keys unaltered, and every key was signed by its owner for this round."""
+    """R1: U1 is large enough and within the cohort, one's own keys are in it, and each neighbour signed its own."""
     entries = {member.client_id: member for member in message.members}
     if entries.get(own.client_id) != own:
         raise ProtocolViolation(
             Check.OWN_ENTRY_ALTERED, "the cohort does not list the keys that this client advertised"
         )
-    _check_size(len(entries), floor, "advertised keys")
+    _check_size(len(message.ids), floor, "advertised keys")
+    strangers = sorted(set(message.ids) - set(parameters.cohort))
+    if strangers:
+        raise ProtocolViolation(
+            Check.OFF_ROSTER, f"client {strangers[0]} was not asked in this round", peer=strangers[0]
+        )
+    if set(entries) != {own.client_id, *graph.neighbours(own.client_id)}:
+        raise ProtocolViolation(
+            Check.WRONG_NEIGHBOURS, "the cohort shows the keys of other clients than this client's neighbours"
+        )
     for member in message.members:
-        if member.client_id not in parameters.cohort:
-            raise ProtocolViolation(
-                Check.OFF_ROSTER,
-                f"client {member.client_id} was not asked in this round",
-                peer=member.client_id,
-            )
-        check_advertisement(member, context, roster)
+        check_advertisement(member, parameters, context, roster, verify)
     publics = [key for member in message.members for key in (member.c_public, member.s_public)]
     if len(set(publics)) != len(publics):
         raise ProtocolViolation(Check.DUPLICATE_KEY, "the cohort lists one public key twice")
 
 
-def check_advertisement(member: Advertisement, context: bytes, roster: Mapping[int, bytes]) -> None:
+def check_advertisement(
+    member: Advertisement, parameters: RoundParameters, context: bytes, roster: Mapping[int, bytes], verify: Verify
+) -> None:
     """Keys signed by the roster's identity for this context, and usable for agreement. The server asks the same.
 
     The caller has seen to it that the client is in the cohort, and so on the roster.
     """
     client_id = member.client_id
     signed = advertisement_statement(context, client_id, member.c_public, member.s_public)
-    if not verifies(roster[client_id], member.signature, signed):
+    if not verify(roster[client_id], member.signature, signed):
         raise ProtocolViolation(
             Check.KEY_SUBSTITUTION,
             f"client {client_id} did not sign these keys for this round, model and parameters",
             peer=client_id,
         )
-    if is_low_order(member.c_public) or is_low_order(member.s_public):
+    for public in (member.c_public, member.s_public):
+        parameters.agreement.check_public(public, client_id)
+
+
+def check_delivery(message: ShareDelivery, client_id: int, graph: Graph) -> None:
+    """R1: what is delivered comes from each neighbour among the sharers, and from nobody else."""
+    senders = set(graph.neighbours(client_id)) & set(message.sharers)
+    choosers = {sender for sender in senders if graph.chooses(sender, client_id)}
+    if set(message.shares) != senders or set(message.pair_secrets) != choosers:
         raise ProtocolViolation(
-            Check.LOW_ORDER_POINT,
-            f"client {client_id} advertised a key of low order",
-            peer=client_id,
+            Check.WRONG_RECIPIENTS,
+            "the delivery must hold what each neighbour among the sharers sealed for this client",
         )
 
 
@@ -109,8 +124,9 @@ def check_survivors(survivors: tuple[int, ...], client_id: int, sharers: Collect
 def check_signers(signers: Iterable[int], survivors: Collection[int], roster: Mapping[int, bytes]) -> None:
     """R4: whoever signed is on the roster and among the survivors; only they can have seen U3."""
     _check_on_roster(signers, roster)
+    known = frozenset(survivors)
     for signer in signers:
-        if signer not in survivors:
+        if signer not in known:
             raise ProtocolViolation(
                 Check.SIGNER_NOT_SURVIVOR, f"client {signer} signed but is no survivor", peer=signer
             )

@@ -8,23 +8,33 @@ Ids are client ids; sets of ids are tuples in ascending order. Bytes are raw key
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedcore.errors import ProtocolViolation
+from fedcore.secagg.agreement import Agreement
 from fedcore.secagg.checks import Check
-from fedcore.secagg.domain import HASH_BYTES, Field, Usage, pack, pack_ids, tagged_hash
+from fedcore.secagg.domain import HASH_BYTES, Field, Usage, pack_ids, tagged_hash
 from fedcore.secagg.keys import KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from fedcore.secagg.parameters import MAX_COHORT, MAX_ID
 from fedcore.secagg.shamir import SHARE_BYTES, is_share
+from fedcore.secagg.tree import root_of
 
-SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
-"""A sealed pair of shares: of the mask key s, then of the self secret b, then Poly1305's tag."""
+SEALED_SHARES_BYTES = 2 * SHARE_BYTES + TAG_BYTES
+"""A sealed pair of shares: of the mask root r, then of the self secret b, then Poly1305's tag."""
+SEALED_SECRET_BYTES = KEY_BYTES + TAG_BYTES
+"""A sealed pair secret."""
+PUBLIC_SIZES = frozenset(agreement.public_bytes for agreement in Agreement)
+CIPHERTEXT_SIZES = frozenset(agreement.ciphertext_bytes for agreement in Agreement)
 
 
 @dataclass(frozen=True, slots=True)
 class Advertisement:
-    """R0, client to server: the round's public X25519 keys (32 bytes each) and the identity's signature (64)."""
+    """R0, client to server: the round's two public keys and the identity's signature (64 bytes).
+
+    c is for sealing shares, s for the secrets of pairwise masks; 32 bytes each, or 1216 with ML-KEM.
+    """
 
     client_id: int
     c_public: bytes
@@ -34,8 +44,8 @@ class Advertisement:
     def check(self) -> None:
         """Raise ProtocolViolation unless ids and sizes are right."""
         _check_id(self.client_id)
-        _check_bytes(self.c_public, KEY_BYTES, "a public key", self.client_id)
-        _check_bytes(self.s_public, KEY_BYTES, "a public key", self.client_id)
+        _check_sizes(self.c_public, PUBLIC_SIZES, "a public key", self.client_id)
+        _check_sizes(self.s_public, PUBLIC_SIZES, "a public key", self.client_id)
         _check_bytes(self.signature, SIGNATURE_BYTES, "a signature", self.client_id)
 
     def digest(self) -> bytes:
@@ -45,64 +55,85 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedCohort:
-    """R0, server to clients: U1, every advertisement in ascending order of the ids."""
+    """R0, server to one client: U1, the advertisements of the client and its neighbours, and a proof of the rest.
 
+    `ids` are all of U1. `members` are in ascending order of the ids. `proof` holds the hashes (32 bytes each) that
+    `tree.root_of` needs for the other leaves; on the full graph there are none.
+    """
+
+    ids: tuple[int, ...]
     members: tuple[Advertisement, ...]
+    proof: tuple[bytes, ...]
 
     def check(self) -> None:
-        """Raise ProtocolViolation unless every entry is right and no client occurs twice."""
-        if not isinstance(self.members, tuple):
-            raise ProtocolViolation(Check.MALFORMED, "the cohort is not a tuple")
+        """Raise ProtocolViolation unless every entry is right, occurs once and is in U1."""
+        _check_ids(self.ids)
+        if not isinstance(self.members, tuple) or not isinstance(self.proof, tuple):
+            raise ProtocolViolation(Check.MALFORMED, "the cohort's members and proof are tuples")
         for member in self.members:
             if not isinstance(member, Advertisement):
                 raise ProtocolViolation(Check.MALFORMED, "the cohort holds another kind of message")
             member.check()
-        _check_ids(self.ids)
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Who advertised."""
-        return tuple(member.client_id for member in self.members)
+        shown = tuple(member.client_id for member in self.members)
+        _check_ids(shown)
+        if not set(shown) <= set(self.ids):
+            raise ProtocolViolation(Check.MALFORMED, "the cohort shows keys of a client that it does not list")
+        for value in self.proof:
+            _check_bytes(value, HASH_BYTES, "a hash")
 
     def digest(self) -> bytes:
-        """L1, 32 bytes."""
-        return _digest("cohort", *(member.digest() for member in self.members))
+        """32 bytes."""
+        return _digest("cohort", self.root(), pack_ids(self.ids), *(member.digest() for member in self.members))
+
+    def root(self) -> bytes:
+        """The root of the tree over the advertisements of all of U1, 32 bytes."""
+        place = {client_id: index for index, client_id in enumerate(self.ids)}
+        leaves = {place[member.client_id]: member.digest() for member in self.members}
+        return root_of(leaves, len(self.ids), self.proof)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyShares:
-    """R1, client to server: the commitment to b (32 bytes), and receiver -> sealed pair of shares (82 bytes)."""
+    """R1, client to server: the commitment to b (32 bytes), and by receiver what is sealed for it.
+
+    `shares` go to every neighbour: a ciphertext of the agreement, then 82 sealed bytes. `pair_secrets` go to those
+    for whom the sender chooses the secret of their masks: a ciphertext, then 48 sealed bytes.
+    """
 
     client_id: int
     commitment: bytes
-    sealed: Mapping[int, bytes] = field(repr=False)
+    shares: Mapping[int, bytes] = field(repr=False)
+    pair_secrets: Mapping[int, bytes] = field(repr=False)
 
     def check(self) -> None:
         """Raise ProtocolViolation unless ids and sizes are right."""
         _check_id(self.client_id)
         _check_bytes(self.commitment, HASH_BYTES, "a commitment", self.client_id)
-        _check_mapping(self.sealed, SEALED_BYTES, "a sealed share", self.client_id)
+        _check_sealed(self.shares, self.pair_secrets, self.client_id)
 
     def digest(self) -> bytes:
         """32 bytes."""
-        return _digest("key-shares", self.client_id, self.commitment, _pack_mapping(self.sealed))
+        return _digest(
+            "key-shares", self.client_id, self.commitment, _pack_mapping(self.shares), _pack_mapping(self.pair_secrets)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ShareDelivery:
-    """R1, server to one client: U2, and sender -> the pair of shares sealed for this client."""
+    """R1, server to one client: U2, and by sender what its neighbours in U2 sealed for it."""
 
     sharers: tuple[int, ...]
-    sealed: Mapping[int, bytes] = field(repr=False)
+    shares: Mapping[int, bytes] = field(repr=False)
+    pair_secrets: Mapping[int, bytes] = field(repr=False)
 
     def check(self) -> None:
         """Raise ProtocolViolation unless ids and sizes are right."""
         _check_ids(self.sharers)
-        _check_mapping(self.sealed, SEALED_BYTES, "a sealed share")
+        _check_sealed(self.shares, self.pair_secrets, None)
 
     def digest(self) -> bytes:
         """32 bytes."""
-        return _digest("delivery", pack_ids(self.sharers), _pack_mapping(self.sealed))
+        return _digest("delivery", pack_ids(self.sharers), _pack_mapping(self.shares), _pack_mapping(self.pair_secrets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +185,7 @@ class SignatureSet:
 
 @dataclass(frozen=True, slots=True)
 class UnmaskShares:
-    """R4, client to server: 33-byte shares of b for survivors, of s for sharers that did not survive.
+    """R4, client to server: 33-byte shares of b for survivors, of r for sharers that did not survive.
 
     Both are keyed by the client whose secret it is. The server may see them, a log may not: the repr shows none.
     """
@@ -187,6 +218,9 @@ class UnmaskShares:
         )
 
 
+_BAD_ID = "a client id is a whole number between 1 and 2^63 - 1"
+
+
 def input_digest(client_id: int, digest: bytes) -> bytes:
     """R2: a masked vector is known to the round by its own digest, which this ties to the sender; 32 bytes."""
     return _digest("input", client_id, digest)
@@ -197,19 +231,21 @@ def _digest(kind: str, *fields: Field) -> bytes:
 
 
 def _pack_mapping(entries: Mapping[int, bytes]) -> bytes:
-    return pack(*(pack(client, entries[client]) for client in sorted(entries)))
+    """Entries in ascending order of the ids: eight bytes of id, eight of length, the value."""
+    return b"".join(struct.pack(">QQ", client, len(entries[client])) + entries[client] for client in sorted(entries))
 
 
 def _check_id(value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_ID:
-        raise ProtocolViolation(Check.MALFORMED, "a client id is a whole number between 1 and 2^63 - 1")
+        raise ProtocolViolation(Check.MALFORMED, _BAD_ID)
 
 
 def _check_ids(ids: object) -> None:
     if not isinstance(ids, tuple) or not 1 <= len(ids) <= MAX_COHORT:
         raise ProtocolViolation(Check.MALFORMED, f"a set of clients is a tuple of 1 to {MAX_COHORT} ids")
-    for client_id in ids:
-        _check_id(client_id)
+    # A cohort of 10,000 is checked by each of its clients: built-ins only.
+    if set(map(type, ids)) != {int} or not 1 <= min(ids) <= max(ids) <= MAX_ID:
+        raise ProtocolViolation(Check.MALFORMED, _BAD_ID)
     if len(set(ids)) != len(ids):
         raise ProtocolViolation(Check.DUPLICATE_ID, "a set of clients names one of them twice")
     if list(ids) != sorted(ids):
@@ -221,9 +257,30 @@ def _check_bytes(value: object, size: int, name: str, peer: int | None = None) -
         raise ProtocolViolation(Check.MALFORMED, f"{name} has {size} bytes", peer=peer)
 
 
+def _check_sizes(value: object, sizes: frozenset[int], name: str, peer: int | None) -> None:
+    if not isinstance(value, bytes) or len(value) not in sizes:
+        known = " or ".join(str(size) for size in sorted(sizes))
+        raise ProtocolViolation(Check.MALFORMED, f"{name} has {known} bytes", peer=peer)
+
+
+def _check_sealed(shares: object, pair_secrets: object, peer: int | None) -> None:
+    for entries, size, name in (
+        (shares, SEALED_SHARES_BYTES, "a sealed share"),
+        (pair_secrets, SEALED_SECRET_BYTES, "a sealed secret"),
+    ):
+        sizes = frozenset(size + ciphertext for ciphertext in CIPHERTEXT_SIZES)
+        for value in _entries(entries, name, peer).values():
+            _check_sizes(value, sizes, name, peer)
+
+
 def _check_mapping(entries: object, size: int, name: str, peer: int | None = None) -> None:
+    for value in _entries(entries, name, peer).values():
+        _check_bytes(value, size, name, peer)
+
+
+def _entries(entries: object, name: str, peer: int | None) -> Mapping[int, object]:
     if not isinstance(entries, Mapping) or len(entries) > MAX_COHORT:
         raise ProtocolViolation(Check.MALFORMED, f"expected at most {MAX_COHORT} entries of id and {name}", peer=peer)
-    for client_id, value in entries.items():
+    for client_id in entries:
         _check_id(client_id)
-        _check_bytes(value, size, name, peer)
+    return entries

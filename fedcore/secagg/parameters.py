@@ -6,28 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
+from fedcore.secagg.agreement import Agreement
 from fedcore.secagg.checks import Check
 from fedcore.secagg.domain import HASH_BYTES, Usage, pack_ids, tagged_hash
+from fedcore.secagg.sizing import withstands
 
 MAX_ID = 2**63 - 1
 MAX_COHORT = 2**16
 MAX_WORDS = 2**40
 
 
-def default_threshold(n: int) -> int:
-    """floor(2n / 3) + 1: with fewer than a third of n colluding, 2t > n + corrupt holds (malicious setting)."""
-    return 2 * n // 3 + 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundParameters:
     """The public parameters of one round.
 
-    `cohort` are the ids that were asked, in ascending order. `threshold` is t. `degree` is k, the number of neighbours
-    of a client: n - 1 on the full graph. `words` is the length of the masked vector in 64-bit words. `encoding` are
-    the codec's canonical public parameters (bits, clip, W_max, scales, privacy), opaque here. The three hashes have
-    32 bytes: of the roster, of the global model that this party holds, of the training task. `corrupt` is how many
-    clients beside the server may collude while 2t > n + corrupt still holds.
+    `cohort` are the ids that were asked, in ascending order. `quorum` is the fewest of them that may advertise, share,
+    survive and sign. `degree` is k, the number of neighbours of a client: n - 1 on the full graph, even otherwise.
+    `threshold` is t, the shares that rebuild a secret, held by a client's neighbours and itself. `corrupt` is how many
+    clients beside the server may collude without learning more than the sum. `agreement` is how keys are agreed.
+    `words` is the length of the masked vector in 64-bit words. `encoding` are the codec's canonical public parameters
+    (bits, clip, W_max, scales, privacy), opaque here. The three hashes have 32 bytes: of the roster, of the global
+    model that this party holds, of the training task.
 
     Raises ConfigurationError where the parameters contradict each other. A client that gets them from its server
     builds them with `from_peer`, since then it is the server that erred.
@@ -37,19 +36,22 @@ class RoundParameters:
     run: str
     round: int
     cohort: tuple[int, ...]
-    threshold: int
+    quorum: int
     degree: int
+    threshold: int
+    corrupt: int
+    agreement: Agreement
     words: int
     encoding: bytes
     roster_hash: bytes
     model_hash: bytes
     task_hash: bytes
-    corrupt: int = 0
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_cohort()
-        self._check_threshold()
+        self._check_quorum()
+        self._check_full_graph() if self.full_graph else self._check_sparse_graph()
 
     @classmethod
     def from_peer(cls, **fields: Any) -> RoundParameters:
@@ -64,6 +66,11 @@ class RoundParameters:
         """The number of clients that were asked."""
         return len(self.cohort)
 
+    @property
+    def full_graph(self) -> bool:
+        """Whether every client is every other's neighbour."""
+        return self.degree == self.n - 1
+
     def ctx(self) -> bytes:
         """The context hash that everything signed, sealed or derived in this round is bound to, 32 bytes."""
         return tagged_hash(
@@ -73,9 +80,11 @@ class RoundParameters:
             self.round,
             self.n,
             pack_ids(self.cohort),
-            self.threshold,
+            self.quorum,
             self.degree,
+            self.threshold,
             self.corrupt,
+            self.agreement.value,
             self.words,
             self.encoding,
             self.roster_hash,
@@ -87,8 +96,10 @@ class RoundParameters:
         for name in ("federation", "run"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ConfigurationError(f"{name} must be a text that is not empty")
-        for name in ("round", "threshold", "degree", "words", "corrupt"):
+        for name in ("round", "quorum", "degree", "threshold", "corrupt", "words"):
             _check_number(name, getattr(self, name))
+        if not isinstance(self.agreement, Agreement):
+            raise ConfigurationError("agreement must be one of " + ", ".join(Agreement))
         if not isinstance(self.encoding, bytes):
             raise ConfigurationError("encoding must be bytes")
         for name in ("roster_hash", "model_hash", "task_hash"):
@@ -113,17 +124,36 @@ class RoundParameters:
             raise ConfigurationError(
                 f"a cohort has 2 to {MAX_COHORT} clients, not {self.n}: the sum of one is its update"
             )
-        if self.degree != self.n - 1:
-            raise ConfigurationError(f"degree must be {self.n - 1}, the full graph of {self.n} clients")
 
-    def _check_threshold(self) -> None:
-        if self.threshold > self.n:
-            raise ConfigurationError(f"threshold {self.threshold} cannot be met by a cohort of {self.n}")
+    def _check_quorum(self) -> None:
+        if self.quorum > self.n:
+            raise ConfigurationError(f"a quorum of {self.quorum} cannot be met by a cohort of {self.n}")
+        if 2 * self.quorum <= self.n + self.corrupt:
+            least = (self.n + self.corrupt) // 2 + 1
+            raise ConfigurationError(
+                f"a quorum of {self.quorum} lets a lying server show two sets of survivors: with {self.n} clients and"
+                f" {self.corrupt} corrupt it must be at least {least}"
+            )
+
+    def _check_full_graph(self) -> None:
+        if self.threshold > self.quorum:
+            raise ConfigurationError(f"threshold {self.threshold} cannot be met by a quorum of {self.quorum}")
         if 2 * self.threshold <= self.n + self.corrupt:
             least = (self.n + self.corrupt) // 2 + 1
             raise ConfigurationError(
                 f"threshold {self.threshold} lets a lying server unmask single clients: with {self.n} clients and"
                 f" {self.corrupt} corrupt it must be at least {least}"
+            )
+
+    def _check_sparse_graph(self) -> None:
+        if self.degree % 2 or not 2 <= self.degree < self.quorum - 1:
+            raise ConfigurationError(f"degree must be {self.n - 1}, or even and smaller than the quorum less one")
+        if self.threshold > self.degree + 1:
+            raise ConfigurationError(f"threshold {self.threshold} cannot be met by {self.degree + 1} holders of shares")
+        if not withstands(population=self.quorum, corrupt=self.corrupt, degree=self.degree, threshold=self.threshold):
+            raise ConfigurationError(
+                f"threshold {self.threshold} among {self.degree} neighbours lets a lying server split the cohort if"
+                f" {self.corrupt} clients help it"
             )
 
 

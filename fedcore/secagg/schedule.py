@@ -7,11 +7,12 @@ One place for what PROTOCOL.md derives, used by client and server alike, so that
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.domain import Usage, derive, pack_ids, statement, tagged_hash
-from fedcore.secagg.keys import KeyPair, Secret, seal, unseal
+from fedcore.secagg.keys import Secret, seal, unseal
 from fedcore.secagg.masking import MaskTerm
 
 
@@ -28,15 +29,20 @@ def advertisement_statement(context: bytes, client_id: int, c_public: bytes, s_p
     return statement(Usage.ADVERTISEMENT, context, client_id, c_public, s_public)
 
 
-def consistency_statement(transcript: Transcript, sharers: Iterable[int], survivors: Iterable[int]) -> bytes:
-    """What a client signs in R3: (ctx, L1, U2, U3)."""
-    return statement(
-        Usage.CONSISTENCY,
-        transcript.context,
-        transcript.cohort,
-        pack_ids(sharers),
-        pack_ids(survivors),
-    )
+def cohort_hash(context: bytes, ids: Sequence[int], root: bytes) -> bytes:
+    """L1: who advertised, and the root of the tree over what they advertised; 32 bytes."""
+    return tagged_hash(Usage.COHORT, context, pack_ids(ids), root)
+
+
+def ring_seed(transcript: Transcript) -> bytes:
+    """The seed of the order on the ring, 32 bytes: known only when all keys are."""
+    return tagged_hash(Usage.ORDER, transcript.context, transcript.cohort)
+
+
+def consistency_statement(transcript: Transcript, sharers: Sequence[int], survivors: Sequence[int]) -> bytes:
+    """What a client signs in R3: (ctx, L1, H(U2, U3)). The sets are hashed once, not once a signature."""
+    sets = tagged_hash(Usage.CLIENT_SETS, pack_ids(sharers), pack_ids(survivors))
+    return statement(Usage.CONSISTENCY, transcript.context, transcript.cohort, sets)
 
 
 def commitment(context: bytes, client_id: int, self_secret: Secret) -> bytes:
@@ -50,31 +56,42 @@ def commits_to(expected: bytes, context: bytes, client_id: int, self_secret: Sec
 
 
 def seal_shares(
-    transcript: Transcript,
-    pair: KeyPair,
-    peer_public: bytes,
-    *,
-    sender: int,
-    receiver: int,
-    text: bytes,
+    transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, text: bytes
 ) -> bytes:
-    """Seal one pair of shares from `sender` to `receiver`; 16 bytes longer than `text`."""
-    key = _sealing_key(transcript, pair.agree(peer_public), sender, receiver)
-    return seal(key, text, _sealing_context(transcript, sender, receiver))
+    """Seal one pair of shares under the receiver's c: the agreement's ciphertext, then `text` and 16 bytes more."""
+    return _seal(Usage.SHARE_SEAL, transcript, pair, peer_public, sender=sender, receiver=receiver, text=text)
 
 
-def unseal_shares(
-    transcript: Transcript,
-    pair: KeyPair,
-    peer_public: bytes,
-    *,
-    sender: int,
-    receiver: int,
-    sealed: bytes,
+def open_shares(
+    transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, sealed: bytes
 ) -> bytes | None:
     """The inverse of `seal_shares`; None where round, cohort, sender or receiver is another."""
-    key = _sealing_key(transcript, pair.agree(peer_public), sender, receiver)
-    return unseal(key, sealed, _sealing_context(transcript, sender, receiver))
+    return _open(Usage.SHARE_SEAL, transcript, pair, peer_public, sender=sender, receiver=receiver, sealed=sealed)
+
+
+def pair_secret(transcript: Transcript, root: Secret, *, chooser: int, peer: int) -> Secret:
+    """What `chooser` chooses for its masks with `peer`: HKDF(r, ctx, "pair-secret", L1, chooser, peer).
+
+    It follows from the mask root r, so rebuilding r gives it back although encapsulation cannot be repeated.
+    """
+    seed = derive(root.reveal(), transcript.context, Usage.PAIR_SECRET, transcript.cohort, chooser, peer)
+    return Secret(seed)
+
+
+def seal_pair_secret(
+    transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, secret: Secret
+) -> bytes:
+    """Seal a pair secret under the receiver's s, so that whoever rebuilds the receiver's root can open it too."""
+    text = secret.reveal()
+    return _seal(Usage.PAIR_SEAL, transcript, pair, peer_public, sender=sender, receiver=receiver, text=text)
+
+
+def open_pair_secret(
+    transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, sealed: bytes
+) -> Secret | None:
+    """The inverse of `seal_pair_secret`; None where round, cohort, sender or receiver is another."""
+    text = _open(Usage.PAIR_SEAL, transcript, pair, peer_public, sender=sender, receiver=receiver, sealed=sealed)
+    return None if text is None else Secret(text)
 
 
 def self_mask(transcript: Transcript, self_secret: Secret) -> MaskTerm:
@@ -83,25 +100,46 @@ def self_mask(transcript: Transcript, self_secret: Secret) -> MaskTerm:
     return MaskTerm(sign=1, seed=Secret(seed))
 
 
-def pair_mask(transcript: Transcript, pair: KeyPair, peer_public: bytes, *, owner: int, peer: int) -> MaskTerm:
+def pair_mask(transcript: Transcript, secret: Secret, *, owner: int, peer: int) -> MaskTerm:
     """The mask that `owner` adds for `peer`, plus where owner < peer; the peer adds the same with the other sign.
 
-    Seed: HKDF(X25519(s), ctx, "pair", L1, min, max).
+    Seed: HKDF(pair secret, ctx, "pair", L1, min, max).
     """
-    seed = derive(
-        pair.agree(peer_public).reveal(),
-        transcript.context,
-        Usage.PAIR_MASK,
-        transcript.cohort,
-        min(owner, peer),
-        max(owner, peer),
-    )
+    low, high = min(owner, peer), max(owner, peer)
+    seed = derive(secret.reveal(), transcript.context, Usage.PAIR_MASK, transcript.cohort, low, high)
     return MaskTerm(sign=1 if owner < peer else -1, seed=Secret(seed))
 
 
-def _sealing_key(transcript: Transcript, agreed: Secret, sender: int, receiver: int) -> bytes:
-    return derive(agreed.reveal(), transcript.context, Usage.SHARE_SEAL, transcript.cohort, sender, receiver)
+def _seal(
+    usage: Usage, transcript: Transcript, pair: KeyPair, peer_public: bytes, *, sender: int, receiver: int, text: bytes
+) -> bytes:
+    ciphertext, agreed = pair.encapsulate(peer_public)
+    key = _sealing_key(usage, transcript, agreed, ciphertext, sender, receiver)
+    return ciphertext + seal(key, text, _sealing_context(usage, transcript, sender, receiver))
 
 
-def _sealing_context(transcript: Transcript, sender: int, receiver: int) -> bytes:
-    return statement(Usage.SHARE_SEAL, transcript.context, transcript.cohort, sender, receiver)
+def _open(
+    usage: Usage,
+    transcript: Transcript,
+    pair: KeyPair,
+    peer_public: bytes,
+    *,
+    sender: int,
+    receiver: int,
+    sealed: bytes,
+) -> bytes | None:
+    cut = pair.agreement.ciphertext_bytes
+    ciphertext, rest = sealed[:cut], sealed[cut:]
+    agreed = pair.decapsulate(peer_public, ciphertext)
+    key = _sealing_key(usage, transcript, agreed, ciphertext, sender, receiver)
+    return unseal(key, rest, _sealing_context(usage, transcript, sender, receiver))
+
+
+def _sealing_key(
+    usage: Usage, transcript: Transcript, agreed: Secret, ciphertext: bytes, sender: int, receiver: int
+) -> bytes:
+    return derive(agreed.reveal(), transcript.context, usage, transcript.cohort, ciphertext, sender, receiver)
+
+
+def _sealing_context(usage: Usage, transcript: Transcript, sender: int, receiver: int) -> bytes:
+    return statement(usage, transcript.context, transcript.cohort, sender, receiver)

@@ -8,7 +8,9 @@ It takes the clients' messages in any order within a stage and never sees a vect
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from fedcore.errors import (
@@ -22,8 +24,8 @@ from fedcore.errors import (
 from fedcore.secagg import inspection, schedule
 from fedcore.secagg.checks import Check
 from fedcore.secagg.domain import HASH_BYTES
-from fedcore.secagg.graph import neighbours
-from fedcore.secagg.keys import Randomness, verifies
+from fedcore.secagg.graph import Graph
+from fedcore.secagg.keys import Randomness, Verify, verifies
 from fedcore.secagg.masking import MaskTerm
 from fedcore.secagg.messages import (
     AdvertisedCohort,
@@ -44,7 +46,18 @@ from fedcore.secagg.transitions import (
     ServerStage,
     server_transition,
 )
+from fedcore.secagg.tree import Tree
 from fedcore.secagg.unmasking import Evidence, Unmasking, unmask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cohort:
+    """U1 once it is fixed: the ids, the tree over their advertisements, L1, and the graph that follows."""
+
+    ids: tuple[int, ...]
+    tree: Tree
+    transcript: schedule.Transcript
+    graph: Graph
 
 
 class _ClientMessage(Protocol):
@@ -71,6 +84,7 @@ class ServerRound:
         parameters: RoundParameters,
         roster: Mapping[int, bytes],
         randomness: Randomness = os.urandom,
+        verify: Verify = verifies,
     ) -> None:
         absent = [client_id for client_id in parameters.cohort if client_id not in roster]
         if absent:
@@ -78,6 +92,8 @@ class ServerRound:
         self._parameters = parameters
         self._roster = dict(roster)
         self._randomness = randomness
+        self._verify = verify
+        self._members = frozenset(parameters.cohort)
         self._context = parameters.ctx()
         self._stage = ServerStage.ADVERTISE
         self._admitted: dict[ServerStage, tuple[int, ...]] = {self._stage: parameters.cohort}
@@ -87,7 +103,7 @@ class ServerRound:
         self._shares: dict[int, KeyShares] = {}
         self._signatures: dict[int, bytes] = {}
         self._released: dict[int, UnmaskShares] = {}
-        self._cohort: AdvertisedCohort | None = None
+        self._cohort: _Cohort | None = None
         self._unmasking: Unmasking | None = None
 
     def __repr__(self) -> str:
@@ -127,19 +143,20 @@ class ServerRound:
         """R0: keys signed by an identity of the roster."""
         if not self._is_new(ServerEvent.ADVERTISEMENT, message):
             return
-        inspection.check_advertisement(message, self._context, self._roster)
+        inspection.check_advertisement(message, self._parameters, self._context, self._roster, self._verify)
         self._publics[message.client_id] = message
         self._accept(message)
 
     def receive_shares(self, message: KeyShares) -> None:
-        """R1: a commitment and one sealed share for every neighbour."""
+        """R1: a commitment, one sealed share for every neighbour, and the secrets that the client chooses."""
         if not self._is_new(ServerEvent.KEY_SHARES, message):
             return
-        if set(message.sealed) != set(self._neighbours(message.client_id)):
+        own, graph = message.client_id, self._fixed().graph
+        receivers = set(graph.neighbours(own))
+        chosen = {peer for peer in receivers if graph.chooses(own, peer)}
+        if set(message.shares) != receivers or set(message.pair_secrets) != chosen:
             raise ProtocolViolation(
-                Check.WRONG_RECIPIENTS,
-                f"client {message.client_id} must seal one share for each other client that advertised",
-                peer=message.client_id,
+                Check.WRONG_RECIPIENTS, f"client {own} must seal what belongs to each of its neighbours", peer=own
             )
         self._shares[message.client_id] = message
         self._accept(message)
@@ -154,8 +171,8 @@ class ServerRound:
         """R3: a signature over this very cohort, its sharers and its survivors."""
         if not self._is_new(ServerEvent.CONSISTENCY, message):
             return
-        signed = schedule.consistency_statement(self._transcript(), self._sharers(), self._survivors())
-        if not verifies(self._roster[message.client_id], message.signature, signed):
+        signed = schedule.consistency_statement(self._fixed().transcript, self._sharers(), self._survivors())
+        if not self._verify(self._roster[message.client_id], message.signature, signed):
             raise ProtocolViolation(
                 Check.INCONSISTENT_SURVIVORS,
                 f"client {message.client_id} signed other survivors than it was sent",
@@ -165,16 +182,17 @@ class ServerRound:
         self._accept(message)
 
     def receive_unmask(self, message: UnmaskShares) -> None:
-        """R4: shares of b for the survivors and of s for the other sharers, of each exactly one."""
+        """R4: of what the client holds, shares of b for the survivors and of r for the other sharers, one of each."""
         if not self._is_new(ServerEvent.UNMASK_SHARES, message):
             return
-        survivors = set(self._survivors())
-        others = set(self._sharers()) - survivors
-        if set(message.self_shares) != survivors or set(message.key_shares) != others:
+        own = message.client_id
+        owners = {*self._fixed().graph.neighbours(own), own}.intersection(self._sharers())
+        survivors = owners.intersection(self._survivors())
+        if set(message.self_shares) != survivors or set(message.key_shares) != owners - survivors:
             raise ProtocolViolation(
                 Check.WRONG_RECIPIENTS,
-                f"client {message.client_id} must release one share for each sharer, and for no one else",
-                peer=message.client_id,
+                f"client {own} must release one share for each sharer whose shares it holds, and for no one else",
+                peer=own,
             )
         self._released[message.client_id] = message
         self._accept(message)
@@ -182,7 +200,7 @@ class ServerRound:
     def drop(self, client_id: int) -> None:
         """Give a client up; dropping it again changes nothing. UsageError for an id outside the cohort."""
         server_transition(self._stage, ServerEvent.DROP)
-        if client_id not in self._parameters.cohort:
+        if client_id not in self._members:
             raise UsageError(f"client {client_id} is not in the cohort")
         self._dropped.add(client_id)
         if self._stage is not ServerStage.INPUT:
@@ -191,43 +209,52 @@ class ServerRound:
     def close_stage(self) -> None:
         """End the stage; who has not answered is dropped. The last close rebuilds the secrets.
 
-        Raises CohortTooSmall where fewer than t have answered, UnmaskFailed where a secret is lost; the round has
-        failed then.
+        Raises CohortTooSmall where fewer than a quorum have answered, UnmaskFailed where a secret is lost; the round
+        has failed then.
         """
         rule = server_transition(self._stage, ServerEvent.CLOSE)
         step, present = self._stage, tuple(sorted(self.answered))
-        if len(present) < self._parameters.threshold:
+        needed = self._needed(step)
+        if len(present) < needed:
             self._fail()
-            raise CohortTooSmall(step, len(present), self._parameters.threshold)
+            raise CohortTooSmall(step, len(present), needed)
         if step is ServerStage.ADVERTISE:
-            self._cohort = AdvertisedCohort(tuple(self._publics[v] for v in present))
+            self._cohort = self._fix(present)
         elif step is ServerStage.UNMASK:
             self._rebuild(present)
         self._dropped |= self.missing
         self._admitted[rule.target] = present
         self._stage = rule.target
 
-    def advertised(self) -> AdvertisedCohort:
-        """U1, for every client in it; IllegalTransition before R0 has been closed."""
-        if self._cohort is None:
-            raise IllegalTransition(self._stage, "advertised")
-        return self._cohort
+    def advertised(self, client_id: int) -> AdvertisedCohort:
+        """U1 as `client_id` needs it; IllegalTransition before R0 is closed, ProtocolViolation for one outside U1."""
+        cohort = self._fixed("advertised")
+        if client_id not in self._publics:
+            raise ProtocolViolation(Check.DROPPED_CLIENT, f"client {client_id} did not advertise", peer=client_id)
+        shown = sorted((client_id, *cohort.graph.neighbours(client_id)))
+        proof = cohort.tree.prove([bisect_left(cohort.ids, shown_id) for shown_id in shown])
+        return AdvertisedCohort(cohort.ids, tuple(self._publics[v] for v in shown), proof)
 
     def delivery(self, client_id: int) -> ShareDelivery:
-        """U2 and the shares that were sealed for `client_id`; ProtocolViolation for a client outside U2."""
+        """U2 and what was sealed for `client_id`; ProtocolViolation for a client outside U2."""
         sharers = self._reached(ServerStage.INPUT, "delivery")
-        if client_id not in sharers:
+        if client_id not in self._shares:
             raise ProtocolViolation(Check.DROPPED_CLIENT, f"client {client_id} did not share its keys", peer=client_id)
-        senders = neighbours(sharers, client_id, degree=self._parameters.degree)
-        return ShareDelivery(sharers, {v: self._shares[v].sealed[client_id] for v in senders})
+        graph = self._fixed().graph
+        senders = [v for v in graph.neighbours(client_id) if v in self._shares]
+        return ShareDelivery(
+            sharers,
+            {v: self._shares[v].shares[client_id] for v in senders},
+            {v: self._shares[v].pair_secrets[client_id] for v in senders if graph.chooses(v, client_id)},
+        )
 
     def survivors(self) -> Survivors:
         """U3, for every client in it; IllegalTransition before R2 has been closed."""
         return Survivors(self._reached(ServerStage.CONSISTENCY, "survivors"))
 
     def signatures(self) -> SignatureSet:
-        """All signatures over the survivors; IllegalTransition before R3 has been closed."""
-        signers = self._reached(ServerStage.UNMASK, "signatures")
+        """A quorum of signatures over the survivors; IllegalTransition before R3 has been closed."""
+        signers = self._reached(ServerStage.UNMASK, "signatures")[: self._parameters.quorum]
         return SignatureSet({v: self._signatures[v] for v in signers})
 
     def mask_terms(self) -> tuple[MaskTerm, ...]:
@@ -240,7 +267,7 @@ class ServerRound:
         """Whether to go on with a message: False for a repetition, an exception for what must not be."""
         message.check()
         client_id, late = message.client_id, event is ServerEvent.INPUT
-        if client_id not in self._parameters.cohort:
+        if client_id not in self._members:
             raise ProtocolViolation(Check.OFF_ROSTER, f"client {client_id} was not asked in this round", peer=client_id)
         rule = SERVER.get((self._stage, event))
         if rule is None:
@@ -261,12 +288,23 @@ class ServerRound:
     def _accept(self, message: _ClientMessage) -> None:
         self._digests[self._stage][message.client_id] = message.digest()
 
-    def _neighbours(self, client_id: int) -> tuple[int, ...]:
-        members = self._admitted[ServerStage.SHARE]
-        return neighbours(members, client_id, degree=self._parameters.degree)
+    def _fix(self, ids: tuple[int, ...]) -> _Cohort:
+        """U1 is complete: only now does anybody know L1, and with it the order on the ring."""
+        tree = Tree([self._publics[v].digest() for v in ids])
+        transcript = schedule.Transcript(
+            context=self._context, cohort=schedule.cohort_hash(self._context, ids, tree.root)
+        )
+        graph = Graph(ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
+        return _Cohort(ids=ids, tree=tree, transcript=transcript, graph=graph)
 
-    def _transcript(self) -> schedule.Transcript:
-        return schedule.Transcript(context=self._context, cohort=self.advertised().digest())
+    def _fixed(self, question: str = "the cohort") -> _Cohort:
+        if self._cohort is None:
+            raise IllegalTransition(self._stage, question)
+        return self._cohort
+
+    def _needed(self, stage: ServerStage) -> int:
+        """How many must answer; at the end it is enough if every secret can be rebuilt."""
+        return self._parameters.threshold if stage is ServerStage.UNMASK else self._parameters.quorum
 
     def _sharers(self) -> tuple[int, ...]:
         return self._admitted[ServerStage.INPUT]
@@ -283,9 +321,10 @@ class ServerRound:
     def _rebuild(self, present: tuple[int, ...]) -> None:
         evidence = Evidence(
             parameters=self._parameters,
-            transcript=self._transcript(),
+            transcript=self._fixed().transcript,
+            graph=self._fixed().graph,
             publics=self._publics,
-            commitments={v: self._shares[v].commitment for v in self._sharers()},
+            dealt=self._shares,
             sharers=self._sharers(),
             survivors=self._survivors(),
             released={v: self._released[v] for v in present},

@@ -1,9 +1,9 @@
 """Shamir's secret sharing over GF(p), with reconstruction that survives wrong shares.
 
 p = 2^256 + 297 is the smallest prime above 2^256, so a 32-byte secret is a field element as it is; a share is an
-element in 33 big-endian bytes. The point of a share is its holder's client id. Sources: Shamir 1979 (CACM 22); the
-parity check is SCRAPE's (Cascudo and David 2017, section 2.1); decoding is Gao's ("A new algorithm for decoding
-Reed-Solomon codes", 2003).
+element in 33 big-endian bytes. With m holders the shares lie at the points 1 to m: small numbers, whose differences
+make all coefficients cheap. Sources: Shamir 1979 (CACM 22); the parity check is SCRAPE's (Cascudo and David 2017,
+section 2.1); decoding is Gao's ("A new algorithm for decoding Reed-Solomon codes", 2003).
 
 This arithmetic does not run in constant time. A client only evaluates its own polynomials, on a machine where nobody
 else measures; the server rebuilds secrets that it is entitled to.
@@ -32,30 +32,33 @@ _ELEMENT_DRAW_BYTES = 49
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A rebuilt secret, and the holders whose share does not lie on its polynomial."""
+    """A rebuilt secret, and the points whose share does not lie on its polynomial."""
 
     secret: Secret
     wrong: frozenset[int]
 
 
-def split(secret: Secret, *, threshold: int, holders: Sequence[int], randomness: Randomness) -> dict[int, bytes]:
-    """Share 32 secret bytes so that any `threshold` of the holders can rebuild them and fewer learn nothing.
+def split(secret: Secret, *, threshold: int, holders: int, randomness: Randomness) -> tuple[bytes, ...]:
+    """Share 32 secret bytes so that any `threshold` of `holders` can rebuild them and fewer learn nothing.
 
-    Returns holder -> 33-byte share.
+    Returns 33-byte shares; the one at index i belongs to point i + 1.
     """
     raw = secret.reveal()
     if len(raw) != SECRET_BYTES:
         raise UsageError(f"a shared secret has {SECRET_BYTES} bytes")
-    if not 1 <= threshold <= len(holders):
+    if not 1 <= threshold <= holders:
         raise UsageError("the threshold lies between 1 and the number of holders")
-    if len(set(holders)) != len(holders) or any(not 0 < point < PRIME for point in holders):
-        raise UsageError("the holders are distinct positive ids")
-    pool = draw(randomness, _ELEMENT_DRAW_BYTES * (threshold - 1))
-    coefficients = [int.from_bytes(raw, "big")]
-    for start in range(0, len(pool), _ELEMENT_DRAW_BYTES):
-        element = int.from_bytes(pool[start : start + _ELEMENT_DRAW_BYTES], "big")
-        coefficients.append(element % PRIME)
-    return {point: polynomial.evaluate(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in holders}
+    coefficients = [int.from_bytes(raw, "big"), *_elements(threshold - 1, randomness)]
+    return tuple(
+        polynomial.evaluate(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in range(1, holders + 1)
+    )
+
+
+def _elements(count: int, randomness: Randomness) -> list[int]:
+    """Uniform elements of the field."""
+    pool = draw(randomness, _ELEMENT_DRAW_BYTES * count)
+    parts = (pool[i : i + _ELEMENT_DRAW_BYTES] for i in range(0, len(pool), _ELEMENT_DRAW_BYTES))
+    return [int.from_bytes(part, "big") % PRIME for part in parts]
 
 
 def is_share(raw: object) -> bool:
@@ -65,11 +68,10 @@ def is_share(raw: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What depends on the points alone, computed once and used for every secret shared to them.
+    """What depends on the points alone. `weights` are Lagrange's coefficients at zero over all points.
 
-    `weights` are the Lagrange coefficients at zero of the first t points. `parity` is a random word of the dual
-    code over all points: its product with the shares is zero if they lie on one polynomial of degree < t, and with
-    probability 1 / p if they do not. It is drawn after the shares came, so nobody can aim at it.
+    `parity` is a word of the dual code over all points: its product with the shares is zero if they lie on one
+    polynomial of degree < t, and with probability m / p at most if they do not.
     """
 
     points: tuple[int, ...]
@@ -84,31 +86,35 @@ class _Plan:
 
 
 class Rebuilder:
-    """Rebuilds secrets that were shared with the same threshold, naming wrong shares on the way.
+    """Rebuilds secrets that were shared with the same threshold among as many holders, naming wrong shares.
 
     For each secret: (1) all shares lie on one polynomial, which is checked with one product: interpolate; (2) Gao
     decoding, right as long as at most (shares - t) / 2 are wrong; (3) up to SUBSET_LIMIT subsets of t shares. A
     result counts only where `verify` accepts it, so a wrong secret never comes out.
 
-    Up to the bound of (2) the named holders are those whose share was wrong. Beyond it, shares made up together
+    Up to the bound of (2) the named points are those whose share was wrong. Beyond it, shares made up together
     could lie on a polynomial of their own through the right secret, so the names are a hint and no proof, and where
     the hint is ambiguous nobody is named. In no case can the server tell a holder who altered a share from a dealer
     who dealt him a wrong one.
+
+    A rebuilder is made after the shares came, so that nobody can aim at its challenge.
     """
 
-    def __init__(self, *, threshold: int, randomness: Randomness) -> None:
+    def __init__(self, *, threshold: int, holders: int, randomness: Randomness) -> None:
         self._threshold = threshold
         self._randomness = randomness
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._lagrange = polynomial.SmallPoints(holders)
+        self._challenge = _elements(1, randomness)[0]
+        self._last: _Plan | None = None
 
     def rebuild(self, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Recovered:
-        """The secret behind holder -> share; UnmaskFailed where no subset of t shares gives one that verifies."""
+        """The secret behind point -> share; UnmaskFailed where no subset of t shares gives one that verifies."""
         if len(shares) < self._threshold:
             raise UnmaskFailed(f"{len(shares)} shares of a secret came back, {self._threshold} are needed")
         plan = self._plan(tuple(sorted(shares)))
         values = [int.from_bytes(shares[point], "big") for point in plan.points]
         if plan.consistent(values):
-            secret = _accepted(plan.secret(values[: self._threshold]), verify)
+            secret = _accepted(plan.secret(values), verify)
             if secret is None:
                 raise UnmaskFailed("all shares agree on a secret that was not committed to")
             return Recovered(secret=secret, wrong=frozenset())
@@ -155,22 +161,15 @@ class Rebuilder:
             yield tuple(points[i] for i in sorted(order[: self._threshold]))
 
     def _plan(self, points: tuple[int, ...]) -> _Plan:
-        known = self._plans.get(points)
-        if known is not None:
-            return known
-        checks = len(points) - self._threshold
-        pool = draw(self._randomness, _ELEMENT_DRAW_BYTES * checks)
-        challenge = [
-            int.from_bytes(pool[i : i + _ELEMENT_DRAW_BYTES], "big") % PRIME
-            for i in range(0, len(pool), _ELEMENT_DRAW_BYTES)
-        ]
-        plan = _Plan(
-            points=points,
-            weights=polynomial.weights_at_zero(points[: self._threshold]),
-            parity=polynomial.dual_word(points, challenge),
-        )
-        self._plans[points] = plan
-        return plan
+        """On the full graph the same for every secret; in a sparse one the holders that are left differ."""
+        if self._last is None or self._last.points != points:
+            scales = self._lagrange.scales(points)
+            self._last = _Plan(
+                points=points,
+                weights=self._lagrange.weights_at_zero(points, scales),
+                parity=self._lagrange.dual_word(points, scales, self._threshold, self._challenge),
+            )
+        return self._last
 
 
 def _accepted(value: int, verify: Callable[[Secret], bool]) -> Secret | None:

@@ -1,8 +1,9 @@
 """The result step: from released shares to the masks that are still in the sum.
 
-For a survivor the server rebuilds b and removes the self mask. For a sharer that dropped out it rebuilds the mask key
-s and removes what its neighbours among the survivors added for it. Every secret is held against what its owner
-published, so neither a wrong share nor a chance hit of the decoder can spoil the sum.
+For a survivor the server rebuilds b and removes the self mask. For a sharer that dropped out it rebuilds the mask
+root r, and with it the secrets that the owner chose or that its neighbours sealed for it, and removes what the
+survivors among them added. Every rebuilt secret is held against what its owner published, so neither a wrong share
+nor a chance hit of the decoder can spoil the sum.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import dataclass
 
 from fedcore.errors import UnmaskFailed
 from fedcore.secagg import schedule
-from fedcore.secagg.graph import neighbours
-from fedcore.secagg.keys import KeyPair, Randomness, Secret
+from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.graph import Graph
+from fedcore.secagg.keys import Randomness, Secret
 from fedcore.secagg.masking import MaskTerm
-from fedcore.secagg.messages import Advertisement, UnmaskShares
+from fedcore.secagg.messages import Advertisement, KeyShares, UnmaskShares
 from fedcore.secagg.parameters import RoundParameters
 from fedcore.secagg.shamir import Rebuilder
 
@@ -26,8 +28,9 @@ class Evidence:
 
     parameters: RoundParameters
     transcript: schedule.Transcript
+    graph: Graph
     publics: Mapping[int, Advertisement]
-    commitments: Mapping[int, bytes]
+    dealt: Mapping[int, KeyShares]
     sharers: tuple[int, ...]
     survivors: tuple[int, ...]
     released: Mapping[int, UnmaskShares]
@@ -55,16 +58,21 @@ class _Work:
 
     def __init__(self, evidence: Evidence, randomness: Randomness) -> None:
         self._evidence = evidence
-        self._rebuilder = Rebuilder(threshold=evidence.parameters.threshold, randomness=randomness)
+        self._survivors = frozenset(evidence.survivors)
+        self._rebuilder = Rebuilder(
+            threshold=evidence.parameters.threshold, holders=evidence.graph.holders, randomness=randomness
+        )
         self.wrong: dict[int, str] = {}
 
     def self_mask(self, owner: int) -> MaskTerm:
         """The self mask of a survivor."""
         evidence = self._evidence
-        context, expected = evidence.transcript.context, evidence.commitments[owner]
+        context, expected = evidence.transcript.context, evidence.dealt[owner].commitment
+        shares = {v: evidence.released[v].self_shares[owner] for v in self._holders(owner) if v in evidence.released}
         secret = self._rebuild(
             f"the self secret of client {owner}",
-            {v: m.self_shares[owner] for v, m in evidence.released.items() if owner in m.self_shares},
+            owner,
+            shares,
             lambda secret: schedule.commits_to(expected, context, owner, secret),
         )
         return schedule.self_mask(evidence.transcript, secret)
@@ -75,35 +83,53 @@ class _Work:
         The peer's term is the owner's with the other sign, so the owner's own term is the one that removes it.
         """
         evidence = self._evidence
-        expected = evidence.publics[owner].s_public
-        secret = self._rebuild(
-            f"the mask key of client {owner}",
-            {v: m.key_shares[owner] for v, m in evidence.released.items() if owner in m.key_shares},
-            lambda secret: KeyPair.from_private(secret.reveal()).public == expected,
+        agreement, expected = evidence.parameters.agreement, evidence.publics[owner].s_public
+        shares = {v: evidence.released[v].key_shares[owner] for v in self._holders(owner) if v in evidence.released}
+        root = self._rebuild(
+            f"the mask root of client {owner}",
+            owner,
+            shares,
+            lambda secret: KeyPair.from_root(agreement, secret).public == expected,
         )
-        pair = KeyPair.from_private(secret.reveal())
-        peers = neighbours(evidence.sharers, owner, degree=evidence.parameters.degree)
+        pair = KeyPair.from_root(agreement, root)
         return [
-            schedule.pair_mask(evidence.transcript, pair, evidence.publics[peer].s_public, owner=owner, peer=peer)
-            for peer in peers
-            if peer in evidence.survivors
+            schedule.pair_mask(evidence.transcript, self._pair_secret(pair, owner, peer), owner=owner, peer=peer)
+            for peer in evidence.graph.neighbours(owner)
+            if peer in self._survivors
         ]
 
-    def _rebuild(self, name: str, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret:
+    def _pair_secret(self, pair: KeyPair, owner: int, peer: int) -> Secret:
+        """The secret of a client that dropped out and a survivor, by whichever of the two chose it."""
+        evidence = self._evidence
+        if evidence.graph.chooses(owner, peer):
+            return schedule.pair_secret(evidence.transcript, pair.root, chooser=owner, peer=peer)
+        sealed, public = evidence.dealt[peer].pair_secrets[owner], evidence.publics[peer].s_public
+        secret = schedule.open_pair_secret(
+            evidence.transcript, pair, public, sender=peer, receiver=owner, sealed=sealed
+        )
+        if secret is None:
+            raise UnmaskFailed(f"client {peer} sealed something else than a secret for client {owner}")
+        return secret
+
+    def _holders(self, owner: int) -> tuple[int, ...]:
+        return (*self._evidence.graph.neighbours(owner), owner)
+
+    def _rebuild(self, name: str, owner: int, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret:
         """Rebuild one secret, first without those who sent a wrong share before, where enough others are left."""
         trusted = {v: share for v, share in shares.items() if v not in self.wrong}
-        if self.wrong and len(trusted) >= self._evidence.parameters.threshold:
+        if len(trusted) < len(shares) and len(trusted) >= self._evidence.parameters.threshold:
             try:
-                return self._record(name, trusted, verify)
+                return self._record(name, owner, trusted, verify)
             except UnmaskFailed:
                 pass  # A dealer may have made an honest holder look bad: his other shares count then.
         try:
-            return self._record(name, shares, verify)
+            return self._record(name, owner, shares, verify)
         except UnmaskFailed as failed:
             raise UnmaskFailed(f"{name} is lost: {failed}") from None
 
-    def _record(self, name: str, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret:
-        recovered = self._rebuilder.rebuild(shares, verify)
-        for sender in sorted(recovered.wrong):
+    def _record(self, name: str, owner: int, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret:
+        senders = {self._evidence.graph.point(owner, sender): sender for sender in shares}
+        recovered = self._rebuilder.rebuild({point: shares[v] for point, v in senders.items()}, verify)
+        for sender in sorted(senders[point] for point in recovered.wrong):
             self.wrong.setdefault(sender, f"its share of {name} is wrong")
         return recovered.secret

@@ -19,7 +19,8 @@ from fedcore.secagg import (
     Secret,
     ServerRound,
     apply_masks,
-    default_threshold,
+    Agreement,
+    default_quorum,
 )
 
 
@@ -43,6 +44,7 @@ class Rig:
 
     def __init__(self, n: int = 5, *, words: int = 37, threshold: int | None = None, **changes: Any) -> None:
         self.ids = tuple(range(1, n + 1))
+        needed = threshold or default_quorum(n)
         self.identities = {
             i: Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"identity %d" % i).digest()) for i in self.ids
         }
@@ -52,8 +54,11 @@ class Rig:
             "run": "run-1",
             "round": 1,
             "cohort": self.ids,
-            "threshold": threshold or default_threshold(n),
+            "quorum": needed,
             "degree": n - 1,
+            "threshold": needed,
+            "corrupt": 0,
+            "agreement": Agreement.X25519,
             "words": words,
             "encoding": b"bits=16",
             "roster_hash": hashlib.sha256(b"roster").digest(),
@@ -87,7 +92,7 @@ class Rig:
 
     def share(self, ids: Iterable[int] | None = None) -> None:
         for i in self._expected(ids):
-            self.server.receive_shares(self.clients[i].share_keys(self.server.advertised()))
+            self.server.receive_shares(self.clients[i].share_keys(self.server.advertised(i)))
         self.server.close_stage()
 
     def deliver(self, ids: Iterable[int] | None = None) -> None:
@@ -165,7 +170,7 @@ def frozen(value: Any) -> Any:
     if isinstance(value, Secret):
         return value.reveal()
     if dataclasses.is_dataclass(value):
-        return {f.name: frozen(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: frozen(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
     if isinstance(value, Mapping):
         return {key: frozen(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
