@@ -81,17 +81,15 @@ def check_task(task: Task, kit: ClientKit, app_sha256: str) -> None:
                 "in policy.toml",
             )
         return
-    _check_sizes(task, kit)
+    _check_protection(task, kit)
+    _sound_encoding(task)
+    # What the parameters say of each other does not depend on the model's bytes, which come next.
+    derive_parameters(task, kit, None)
 
 
 def check_encoding(task: Task, model: ModelState | None) -> Encoding:
     """The encoding of a secure task, when it is sound and fits the model that this client received."""
-    try:
-        encoding = encoding_of(task)
-    except ConfigurationError as error:
-        raise ProtocolViolation("encoding-refused", str(error)) from None
-    except (TypeError, ValueError, OverflowError):
-        raise ProtocolViolation("encoding-refused", "the encoding is malformed") from None
+    encoding = _sound_encoding(task)
     if encoding.n_max < len(task.cohort):
         raise ProtocolViolation(
             "encoding-refused", f"the encoding is for {encoding.n_max} clients, the cohort has {len(task.cohort)}"
@@ -105,6 +103,15 @@ def check_encoding(task: Task, model: ModelState | None) -> Encoding:
         except EncodingError as error:
             raise ProtocolViolation("layout-mismatch", str(error)) from None
     return encoding
+
+
+def _sound_encoding(task: Task) -> Encoding:
+    try:
+        return encoding_of(task)
+    except ConfigurationError as error:
+        raise ProtocolViolation("encoding-refused", str(error)) from None
+    except (TypeError, ValueError, OverflowError):
+        raise ProtocolViolation("encoding-refused", "the encoding is malformed") from None
 
 
 def derive_parameters(task: Task, kit: ClientKit, model_hash: bytes | None) -> RoundParameters:
@@ -171,7 +178,7 @@ def _check_cohort(task: Task, kit: ClientKit) -> None:
         raise ProtocolViolation(Check.OFF_ROSTER, f"client {strangers[0]} of the cohort is not on the roster")
 
 
-def _check_sizes(task: Task, kit: ClientKit) -> None:
+def _check_protection(task: Task, kit: ClientKit) -> None:
     n, policy = len(task.cohort), kit.policy
     if n < policy.min_cohort:
         raise ProtocolViolation(

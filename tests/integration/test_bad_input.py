@@ -61,9 +61,9 @@ def assert_refused(status: int, message: str, *words: str | Path, untouched: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--set", "trashold=3"), "unknown key 'trashold' in --set; did you mean 'threshold'?"),
+        (("--set", "qorum=3"), "unknown key 'qorum' in --set; did you mean 'quorum'?"),
         (("--set", "field-bits=17"), "field-bits in --set must be one of 16, 21, 32, not 17"),
-        (("--set", "threshold"), "expected key=value, not 'threshold'"),
+        (("--set", "quorum"), "expected key=value, not 'quorum'"),
         (("--run-config", "lrr=1"), "unknown key 'lrr' in the run config; did you mean 'lr'?"),
         (("--run-config", "lr=fast"), "lr in the run config must be of type float, not str"),
     ],

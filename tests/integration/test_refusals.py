@@ -45,7 +45,7 @@ def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log:
 
 def test_the_operator_learns_why_no_round_was_possible(federation: Deployment) -> None:
     federation.stop("client-1")
-    settings = {"max-attempts": 2, "min-clients": 3, "threshold": 3}
+    settings = {"max-attempts": 2, "min-clients": 3, "quorum": 3}
     done = federation.submit(fault="float64", faulty_partition=2, settings=settings).finish()
     assert done.status == 5
     assert [data["retry"] for data in done.of("exchange-failed")] == [True, False]

@@ -56,6 +56,7 @@ from fedcore.wire import (
     UnmaskIn,
     WithdrawalReason,
     WithdrawIn,
+    unpack_members,
 )
 from server_app.api import Application, make_application
 from server_app.appmessages import (
@@ -295,13 +296,19 @@ class Member:
 
     async def share(self) -> None:
         answer = CohortOut.model_validate_json(await self.get("cohort"))
-        cohort = AdvertisedCohort(tuple(Advertisement(**member.model_dump()) for member in answer.members))
-        made = self._session.share_keys(cohort)
-        await self.put("key-shares", KeySharesIn(commitment=made.commitment, sealed=dict(made.sealed)))
+        members = tuple(Advertisement(**member.model_dump()) for member in answer.members)
+        made = self._session.share_keys(AdvertisedCohort(self.clients(answer.advertised), members, tuple(answer.proof)))
+        body = KeySharesIn(commitment=made.commitment, shares=dict(made.shares), pair_secrets=dict(made.pair_secrets))
+        await self.put("key-shares", body)
 
     async def receive(self) -> None:
         answer = DeliveryOut.model_validate_json(await self.get("key-shares"))
-        self._session.receive_shares(ShareDelivery(tuple(answer.sharers), answer.sealed))
+        delivery = ShareDelivery(self.clients(answer.sharers), answer.shares, answer.pair_secrets)
+        self._session.receive_shares(delivery)
+
+    def clients(self, packed: bytes) -> tuple[int, ...]:
+        assert self.task is not None
+        return unpack_members(packed, self.task.cohort)
 
     def vector(self) -> tuple[bytes, ManifestIn]:
         """The masked vector and its manifest; a session masks once."""
@@ -328,7 +335,7 @@ class Member:
 
     async def sign(self) -> None:
         answer = SurvivorsOut.model_validate_json(await self.get("survivors"))
-        made = self._session.sign_survivors(Survivors(tuple(answer.survivors)))
+        made = self._session.sign_survivors(Survivors(self.clients(answer.survivors)))
         await self.put("consistency", ConsistencyIn(signature=made.signature))
 
     async def unmask(self) -> None:

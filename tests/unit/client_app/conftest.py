@@ -56,15 +56,18 @@ from fedcore.wire import (
     KeySharesIn,
     ManifestIn,
     ModelRef,
+    Protection,
     SignaturesOut,
     SurvivorsOut,
     Task,
     UnmaskIn,
     WithdrawIn,
+    pack_members,
 )
 
 CLIENTS = 4
 APP = "ab" * 32
+PROTECTION = Protection(degree=3, threshold=3, corrupt=0, agreement="x25519-mlkem768")
 QUICK = Retry(patience=1.5, first_pause=0.02, longest_pause=0.1)
 Lie = Callable[[Any], Any]
 
@@ -201,6 +204,7 @@ class Scripted:
         self.round.close_stage()
 
     def cohort(self) -> CohortOut:
+        shown = self.round.advertised(1 if self.truth is None else 2)
         members = [
             AdvertisementOut(
                 client_id=member.client_id,
@@ -208,25 +212,30 @@ class Scripted:
                 s_public=member.s_public,
                 signature=member.signature,
             )
-            for member in self.round.advertised().members
+            for member in shown.members
         ]
         if self.truth is not None:  # the server keeps the client in a room of its own and says nothing of it
             own = AdvertisementIn.model_validate_json(self.bodies["advertisement"])
             members.insert(0, AdvertisementOut(client_id=1, **own.model_dump()))
-        return CohortOut(members=members)
+        ids = {1, *shown.ids}
+        return CohortOut(advertised=pack_members(ids, self.task.cohort), members=members, proof=list(shown.proof))
 
     def put_key_shares(self, body: bytes) -> None:
         sent = KeySharesIn.model_validate_json(body)
-        self.round.receive_shares(KeyShares(1, sent.commitment, sent.sealed))
-        for peer in self.peers("key-shares").values():
-            self.round.receive_shares(peer.share_keys(self.round.advertised()))
+        self.round.receive_shares(KeyShares(1, sent.commitment, sent.shares, sent.pair_secrets))
+        for number, peer in self.peers("key-shares").items():
+            self.round.receive_shares(peer.share_keys(self.round.advertised(number)))
         self.round.close_stage()
         for number, peer in self.peers("delivery").items():
             peer.receive_shares(self.round.delivery(number))
 
     def delivery(self) -> DeliveryOut:
         delivered = self.round.delivery(1)
-        return DeliveryOut(sharers=list(delivered.sharers), sealed=dict(delivered.sealed))
+        return DeliveryOut(
+            sharers=pack_members(delivered.sharers, self.task.cohort),
+            shares=dict(delivered.shares),
+            pair_secrets=dict(delivered.pair_secrets),
+        )
 
     def put_update(self, body: bytes) -> None:
         manifest = ManifestIn.model_validate_json(self.bodies["manifest"])
@@ -259,7 +268,7 @@ class Scripted:
         return self.survivors() if "update" in self.bodies else None
 
     def survivors(self) -> SurvivorsOut:
-        return SurvivorsOut(survivors=list(self.round.survivors().survivors))
+        return SurvivorsOut(survivors=pack_members(self.round.survivors().survivors, self.task.cohort))
 
     def put_consistency(self, body: bytes) -> None:
         sent = ConsistencyIn.model_validate_json(body)
@@ -449,7 +458,8 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
             "weight_key": "num-examples",
             "model": ModelRef(sha256=sha256_file(path), size=path.stat().st_size),
             "cohort": [1, 2, 3, 4],
-            "threshold": 3,
+            "quorum": 3,
+            "protection": PROTECTION,
             "encoding": first_encoding(CodecSettings(w_max=100), model.layout if trains else None, CLIENTS).to_json(),
             "seconds": 20.0,
         }

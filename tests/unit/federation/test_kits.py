@@ -219,7 +219,8 @@ def test_a_federation_is_not_a_client_kit(federation):
 
 @pytest.mark.parametrize(("clients", "cohort", "threshold"), [(1, 2, 2), (2, 2, 2), (3, 3, 3), (4, 3, 3), (100, 3, 3)])
 def test_default_policy(clients, cohort, threshold):
-    assert Policy.default(clients) == Policy(min_cohort=cohort, min_threshold=threshold)
+    large = clients >= 65
+    assert Policy.default(clients) == Policy(min_cohort=cohort, min_threshold=threshold, allow_x25519=large)
 
 
 def test_a_policy_pins_an_app(client):

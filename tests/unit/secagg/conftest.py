@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import (
+    Agreement,
     ClientSession,
     RoundParameters,
     Secret,
     ServerRound,
     apply_masks,
-    Agreement,
     default_quorum,
 )
 

@@ -55,7 +55,7 @@ async def test_secure_exchange_gives_the_weighted_mean(here: Site, model: ModelS
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
     assert members[0].task is not None
-    assert members[0].task.threshold == 3
+    assert members[0].task.quorum == 3
     await together(members)
     answer = await asked
     assert isinstance(answer, Replies)

@@ -457,7 +457,7 @@ def run_in(**changes: Any) -> RunIn:
         ({"settings": {"min-clients": 5}}, "bad-configuration", "the federation has 4"),
         ({"settings": {"min-clients": 1}}, "bad-configuration", "at least 2"),
         ({"settings": {"w-max": 2**60}}, "bad-configuration", "w_max"),
-        ({"settings": {"threshold": 2, "min-clients": 4}}, "bad-configuration", "threshold"),
+        ({"settings": {"quorum": 2, "min-clients": 4}}, "bad-configuration", "quorum"),
     ],
 )
 async def test_a_run_that_cannot_work_is_refused(here: Site, changes: dict[str, Any], kind: str, match: str) -> None:
