@@ -55,6 +55,7 @@ from fedcore.wire import (
     SurvivorsOut,
     Task,
     UnmaskIn,
+    join_entries,
     unpack_members,
 )
 
@@ -262,7 +263,9 @@ class _Exchange:
         cohort = AdvertisedCohort(self._clients(listed.advertised), members, tuple(listed.proof))
         dealt = await in_thread(session.share_keys, cohort)
         answer = KeySharesIn(
-            commitment=dealt.commitment, shares=dict(dealt.shares), pair_secrets=dict(dealt.pair_secrets)
+            commitment=dealt.commitment,
+            shares=join_entries(dealt.shares),
+            pair_secrets=join_entries(dealt.pair_secrets),
         )
         delivered = await self._step("key-shares", answer, "key-shares", DeliveryOut)
         sharers = self._clients(delivered.sharers)
@@ -292,7 +295,8 @@ class _Exchange:
         # On disk before it is on the wire: no restart can make these shares leave twice.
         await in_thread(self.client.ledger.unmask, self.task.run, self.task.exchange)
         await self._put(
-            "unmask", UnmaskIn(self_shares=dict(released.self_shares), key_shares=dict(released.key_shares))
+            "unmask",
+            UnmaskIn(self_shares=join_entries(released.self_shares), key_shares=join_entries(released.key_shares)),
         )
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
 

@@ -11,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -44,7 +44,6 @@ Bytes = Annotated[
 ]
 Key32 = Annotated[Bytes, Field(min_length=32, max_length=32)]
 Signature64 = Annotated[Bytes, Field(min_length=64, max_length=64)]
-Share33 = Annotated[Bytes, Field(min_length=33, max_length=33)]
 Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
 PublicKey = Annotated[Bytes, Field(min_length=32, max_length=4096)]
 Members = Annotated[Bytes, Field(max_length=MAX_COHORT // 8)]
@@ -69,6 +68,19 @@ def unpack_members(packed: bytes, cohort: Sequence[int]) -> tuple[int, ...]:
     if len(packed) != -(-len(cohort) // 8) or bits >> len(cohort):
         raise ValueError("a set of clients has one bit for each client of the cohort")
     return tuple(client for index, client in enumerate(cohort) if bits >> index & 1)
+
+
+def join_entries(entries: Mapping[int, bytes]) -> bytes:
+    """The values in ascending order of the keys."""
+    return b"".join(entries[client] for client in sorted(entries))
+
+
+def split_entries(joined: bytes, clients: Sequence[int]) -> dict[int, bytes]:
+    """The inverse of `join_entries`; ValueError unless there is a value, of one length, for each of the clients."""
+    size = len(joined) // len(clients) if clients else 0
+    if size * len(clients) != len(joined) or (clients and not size):
+        raise ValueError(f"expected entries of one length for {len(clients)} clients, not {len(joined)} bytes")
+    return {client: joined[i * size : (i + 1) * size] for i, client in enumerate(clients)}
 
 
 def is_training(message_type: str) -> bool:
@@ -228,11 +240,15 @@ class CohortOut(Message):
 
 
 class KeySharesIn(Message):
-    """R1: what is sealed for each neighbour, and the commitment to the self mask seed."""
+    """R1: the commitment to the self mask seed, and what is sealed, in ascending order of the receivers.
+
+    `shares` are for every neighbour, `pair_secrets` for those for whom this client chooses; all of one kind have the
+    same length, so nothing stands between them.
+    """
 
     commitment: Key32
-    shares: dict[int, Sealed]
-    pair_secrets: dict[int, Sealed]
+    shares: Bytes
+    pair_secrets: Bytes
 
 
 class DeliveryOut(Message):
@@ -262,10 +278,13 @@ class SignaturesOut(Message):
 
 
 class UnmaskIn(Message):
-    """R4: shares of the self mask seed for survivors, of the mask root for the dropped."""
+    """R4: shares of the self mask seed for survivors, of the mask root for the dropped, in ascending order of those.
 
-    self_shares: dict[int, Share33]
-    key_shares: dict[int, Share33]
+    Each has 33 bytes; of whom a client holds shares follows from the graph.
+    """
+
+    self_shares: Bytes
+    key_shares: Bytes
 
 
 class MetricSlots(Message):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedcore.errors import ProtocolViolation
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
+    Check,
     ConsistencySignature,
     KeyShares,
     ShareDelivery,
@@ -25,6 +27,7 @@ from fedcore.wire import (
     SurvivorsOut,
     UnmaskIn,
     pack_members,
+    split_entries,
 )
 
 
@@ -55,9 +58,14 @@ def cohort_out(message: AdvertisedCohort, cohort: Sequence[int]) -> CohortOut:
     )
 
 
-def key_shares(client: int, body: KeySharesIn) -> KeyShares:
+def key_shares(client: int, body: KeySharesIn, receivers: Sequence[int], chosen: Sequence[int]) -> KeyShares:
     """R1, in."""
-    return KeyShares(client_id=client, commitment=body.commitment, shares=body.shares, pair_secrets=body.pair_secrets)
+    return KeyShares(
+        client_id=client,
+        commitment=body.commitment,
+        shares=_entries(body.shares, receivers),
+        pair_secrets=_entries(body.pair_secrets, chosen),
+    )
 
 
 def delivery_out(delivery: ShareDelivery, cohort: Sequence[int]) -> DeliveryOut:
@@ -84,6 +92,17 @@ def signatures_out(signatures: SignatureSet) -> SignaturesOut:
     return SignaturesOut(signatures=dict(signatures.signatures))
 
 
-def unmask_shares(client: int, body: UnmaskIn) -> UnmaskShares:
+def unmask_shares(client: int, body: UnmaskIn, survivors: Sequence[int], lost: Sequence[int]) -> UnmaskShares:
     """R4, in."""
-    return UnmaskShares(client_id=client, self_shares=body.self_shares, key_shares=body.key_shares)
+    return UnmaskShares(
+        client_id=client,
+        self_shares=_entries(body.self_shares, survivors),
+        key_shares=_entries(body.key_shares, lost),
+    )
+
+
+def _entries(joined: bytes, clients: Sequence[int]) -> dict[int, bytes]:
+    try:
+        return split_entries(joined, clients)
+    except ValueError as error:
+        raise ProtocolViolation(Check.MALFORMED, str(error)) from None

@@ -23,8 +23,9 @@ log = logging.getLogger("fedcore.server")
 
 SCOPE_KEY: Final = "fedcore"
 CONTROL_BYTES: Final = 64 * 1024
-CONTROL_BYTES_PER_CLIENT: Final = 512
-"""A control message holds at most a few entries a client: a sealed share is 82 bytes, 112 in base64."""
+CONTROL_BYTES_PER_NEIGHBOUR: Final = 3200
+"""The largest control message holds two entries a neighbour, sealed with ML-KEM: 1170 and 1136 bytes before base64."""
+MOST_NEIGHBOURS: Final = 1024
 LINGER_BYTES: Final = 1 << 20
 """A refused body of up to this size is read to its end, so that the connection can be kept."""
 
@@ -103,7 +104,7 @@ class Guard:
             return self.bundle_bytes * 4 // 3 + (2 << 20)
         if path.startswith(PROTECTED) and path.endswith("/update") and scope["method"] == "PUT":
             return None
-        return CONTROL_BYTES + CONTROL_BYTES_PER_CLIENT * self.members
+        return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(self.members, MOST_NEIGHBOURS)
 
 
 class _Reader:

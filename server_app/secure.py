@@ -174,9 +174,10 @@ class SecureExchange(Exchange):
 
     async def take_key_shares(self, client: int, body: KeySharesIn, digest: bytes) -> None:
         """R1."""
-        message = conversions.key_shares(client, body)
-        receive = self._round.receive_shares
-        await self.take(client, "key-shares", digest, lambda: receive(message))
+        await self.take(client, "key-shares", digest, lambda: self._receive_shares(client, body))
+
+    def _receive_shares(self, client: int, body: KeySharesIn) -> None:
+        self._round.receive_shares(conversions.key_shares(client, body, *self._round.receivers(client)))
 
     def delivery_for(self, client: int) -> DeliveryOut | None:
         """U2 and the shares for this client, once they are there."""
@@ -204,9 +205,10 @@ class SecureExchange(Exchange):
 
     async def take_unmask(self, client: int, body: UnmaskIn, digest: bytes) -> None:
         """R4."""
-        message = conversions.unmask_shares(client, body)
-        receive = self._round.receive_unmask
-        await self.take(client, "unmask", digest, lambda: receive(message))
+        await self.take(client, "unmask", digest, lambda: self._receive_unmask(client, body))
+
+    def _receive_unmask(self, client: int, body: UnmaskIn) -> None:
+        self._round.receive_unmask(conversions.unmask_shares(client, body, *self._round.owners(client)))
 
     def _has_passed(self, client: int, stage: str) -> bool:
         self.require(client)

@@ -53,7 +53,7 @@ class SmallPoints:
     def scales(self, points: Sequence[int]) -> tuple[int, ...]:
         """1 / prod (x_i - x_j) over the other points j, for each point i."""
         missing = sorted(set(self._all) - set(points))
-        return tuple(self._full[x] * prod(x - y for y in missing) % PRIME for x in points)
+        return tuple([self._full[x] * prod([x - y for y in missing]) % PRIME for x in points])
 
     def weights_at_zero(self, points: Sequence[int], scales: Sequence[int]) -> tuple[int, ...]:
         """Lagrange's coefficients l with f(0) = sum l_i f(x_i) for every f of degree < len(points)."""

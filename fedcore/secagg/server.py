@@ -151,10 +151,9 @@ class ServerRound:
         """R1: a commitment, one sealed share for every neighbour, and the secrets that the client chooses."""
         if not self._is_new(ServerEvent.KEY_SHARES, message):
             return
-        own, graph = message.client_id, self._fixed().graph
-        receivers = set(graph.neighbours(own))
-        chosen = {peer for peer in receivers if graph.chooses(own, peer)}
-        if set(message.shares) != receivers or set(message.pair_secrets) != chosen:
+        own = message.client_id
+        receivers, chosen = self.receivers(own)
+        if set(message.shares) != set(receivers) or set(message.pair_secrets) != set(chosen):
             raise ProtocolViolation(
                 Check.WRONG_RECIPIENTS, f"client {own} must seal what belongs to each of its neighbours", peer=own
             )
@@ -186,9 +185,8 @@ class ServerRound:
         if not self._is_new(ServerEvent.UNMASK_SHARES, message):
             return
         own = message.client_id
-        owners = {*self._fixed().graph.neighbours(own), own}.intersection(self._sharers())
-        survivors = owners.intersection(self._survivors())
-        if set(message.self_shares) != survivors or set(message.key_shares) != owners - survivors:
+        survivors, lost = self.owners(own)
+        if set(message.self_shares) != set(survivors) or set(message.key_shares) != set(lost):
             raise ProtocolViolation(
                 Check.WRONG_RECIPIENTS,
                 f"client {own} must release one share for each sharer whose shares it holds, and for no one else",
@@ -234,6 +232,23 @@ class ServerRound:
         shown = sorted((client_id, *cohort.graph.neighbours(client_id)))
         proof = cohort.tree.prove([bisect_left(cohort.ids, shown_id) for shown_id in shown])
         return AdvertisedCohort(cohort.ids, tuple(self._publics[v] for v in shown), proof)
+
+    def receivers(self, client_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """For whom `client_id` seals shares in R1, and for whom of them a pair secret; each in ascending order."""
+        graph = self._fixed("receivers").graph
+        if client_id not in self._publics:
+            raise ProtocolViolation(Check.DROPPED_CLIENT, f"client {client_id} did not advertise", peer=client_id)
+        receivers = graph.neighbours(client_id)
+        return receivers, tuple(peer for peer in receivers if graph.chooses(client_id, peer))
+
+    def owners(self, client_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of whom `client_id` releases a share in R4: of b for the first, of r for the second; ascending."""
+        survivors = self._reached(ServerStage.CONSISTENCY, "owners")
+        if client_id not in self._shares:
+            raise ProtocolViolation(Check.DROPPED_CLIENT, f"client {client_id} did not share its keys", peer=client_id)
+        owners = [v for v in sorted((client_id, *self._fixed().graph.neighbours(client_id))) if v in self._shares]
+        alive = set(survivors)
+        return tuple(v for v in owners if v in alive), tuple(v for v in owners if v not in alive)
 
     def delivery(self, client_id: int) -> ShareDelivery:
         """U2 and what was sealed for `client_id`; ProtocolViolation for a client outside U2."""

@@ -8,6 +8,7 @@ that hold none of them, from left to right.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedcore.errors import ProtocolViolation
@@ -33,7 +34,9 @@ class Tree:
 
     def prove(self, indices: Sequence[int]) -> tuple[bytes, ...]:
         """What `root_of` needs besides these leaves (ascending, distinct)."""
-        return tuple(self._walk(indices, 0, self._count))
+        found: list[bytes] = []
+        self._collect(indices, 0, len(indices), 0, self._count, found)
+        return tuple(found)
 
     def _build(self, leaves: Sequence[bytes], start: int, stop: int) -> bytes:
         if stop - start == 1:
@@ -44,14 +47,15 @@ class Tree:
         self._hashes[start, stop] = value
         return value
 
-    def _walk(self, indices: Sequence[int], start: int, stop: int) -> Iterator[bytes]:
-        if not indices:
-            yield self._hashes[start, stop]
+    def _collect(self, indices: Sequence[int], low: int, high: int, start: int, stop: int, found: list[bytes]) -> None:
+        """Add what proves the leaves `start` .. `stop`, of which indices[low:high] are known."""
+        if low == high:
+            found.append(self._hashes[start, stop])
         elif stop - start > 1:
             middle = _middle(start, stop)
-            left = [index for index in indices if index < middle]
-            yield from self._walk(left, start, middle)
-            yield from self._walk(indices[len(left) :], middle, stop)
+            cut = bisect_left(indices, middle, low, high)
+            self._collect(indices, low, cut, start, middle, found)
+            self._collect(indices, cut, high, middle, stop, found)
 
 
 def root_of(leaves: Mapping[int, bytes], count: int, proof: Sequence[bytes]) -> bytes:

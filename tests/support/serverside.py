@@ -56,6 +56,7 @@ from fedcore.wire import (
     UnmaskIn,
     WithdrawalReason,
     WithdrawIn,
+    join_entries,
     unpack_members,
 )
 from server_app.api import Application, make_application
@@ -298,7 +299,9 @@ class Member:
         answer = CohortOut.model_validate_json(await self.get("cohort"))
         members = tuple(Advertisement(**member.model_dump()) for member in answer.members)
         made = self._session.share_keys(AdvertisedCohort(self.clients(answer.advertised), members, tuple(answer.proof)))
-        body = KeySharesIn(commitment=made.commitment, shares=dict(made.shares), pair_secrets=dict(made.pair_secrets))
+        body = KeySharesIn(
+            commitment=made.commitment, shares=join_entries(made.shares), pair_secrets=join_entries(made.pair_secrets)
+        )
         await self.put("key-shares", body)
 
     async def receive(self) -> None:
@@ -341,7 +344,7 @@ class Member:
     async def unmask(self) -> None:
         answer = SignaturesOut.model_validate_json(await self.get("consistency"))
         made = self._session.unmask(SignatureSet(answer.signatures))
-        body = UnmaskIn(self_shares=dict(made.self_shares), key_shares=dict(made.key_shares))
+        body = UnmaskIn(self_shares=join_entries(made.self_shares), key_shares=join_entries(made.key_shares))
         await self.put("unmask", body)
 
     async def secure(self, *, until: str = "") -> None:

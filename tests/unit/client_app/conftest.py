@@ -63,6 +63,7 @@ from fedcore.wire import (
     UnmaskIn,
     WithdrawIn,
     pack_members,
+    split_entries,
 )
 
 CLIENTS = 4
@@ -222,7 +223,9 @@ class Scripted:
 
     def put_key_shares(self, body: bytes) -> None:
         sent = KeySharesIn.model_validate_json(body)
-        self.round.receive_shares(KeyShares(1, sent.commitment, sent.shares, sent.pair_secrets))
+        receivers, chosen = self.round.receivers(1)
+        shares, secrets = split_entries(sent.shares, receivers), split_entries(sent.pair_secrets, chosen)
+        self.round.receive_shares(KeyShares(1, sent.commitment, shares, secrets))
         for number, peer in self.peers("key-shares").items():
             self.round.receive_shares(peer.share_keys(self.round.advertised(number)))
         self.round.close_stage()
@@ -283,7 +286,9 @@ class Scripted:
 
     def put_unmask(self, body: bytes) -> None:
         sent = UnmaskIn.model_validate_json(body)
-        self.round.receive_unmask(UnmaskShares(1, sent.self_shares, sent.key_shares))
+        survivors, lost = self.round.owners(1)
+        own, keys = split_entries(sent.self_shares, survivors), split_entries(sent.key_shares, lost)
+        self.round.receive_unmask(UnmaskShares(1, own, keys))
         for peer in self.peers("unmask").values():
             self.round.receive_unmask(peer.unmask(self.round.signatures()))
         self.round.close_stage()
