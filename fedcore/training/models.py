@@ -92,3 +92,23 @@ def lenet(classes: int = 10) -> nn.Sequential:
             output=nn.Linear(84, classes),
         )
     )
+
+
+def small_cnn(classes: int = 62) -> nn.Sequential:
+    """A CNN of 22,974 parameters for 62 classes: differential privacy costs accuracy by the square root of that.
+
+    Two convolutions (16 and 32 channels) with ReLU and max pooling, then one linear layer.
+    """
+    return nn.Sequential(
+        OrderedDict(
+            image=GreyImages(),
+            conv1=nn.Conv2d(1, 16, 5, stride=2, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(16, 32, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            output=nn.Linear(32 * 3 * 3, classes),
+        )
+    )

@@ -10,6 +10,7 @@ from fedcore.training.models import (
     logistic_regression,
     mcmahan_2nn,
     mcmahan_cnn,
+    small_cnn,
 )
 
 
@@ -22,6 +23,7 @@ from fedcore.training.models import (
         # FLamby's Fed-Heart-Disease: 13 inputs and a bias.
         (lambda: logistic_regression(13), 14),
         (lenet, 44_426),
+        (small_cnn, 22_974),
         (digits_mlp, 9_610),
         (lambda: logistic_regression(784, 10), 7_850),
     ],
@@ -30,7 +32,7 @@ def test_parameter_counts(make, parameters):
     assert sum(p.numel() for p in make().parameters()) == parameters
 
 
-@pytest.mark.parametrize("make", [mcmahan_2nn, mcmahan_cnn, lenet])
+@pytest.mark.parametrize("make", [mcmahan_2nn, mcmahan_cnn, lenet, small_cnn])
 @pytest.mark.parametrize("shape", [(3, 28, 28), (3, 1, 28, 28)])
 def test_images_with_and_without_a_channel_give_the_same_logits(make, shape):
     model = make(62)
