@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 from client_app.main import app
@@ -32,8 +31,8 @@ class DoomedTransport(Transport):
         self._die_after(path)
         return answer
 
-    async def upload(self, path: str, source: memoryview | Path, **options: Any) -> None:
-        await super().upload(path, source, **options)
+    async def put_octets(self, path: str, content: memoryview, **options: Any) -> None:
+        await super().put_octets(path, content, **options)
         self._die_after(path)
 
     def _die_after(self, path: str) -> None:
