@@ -82,7 +82,7 @@ def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(fed
     assert doomed.wait(10) == -signal.SIGKILL
     survivors = ["client-1", "client-2", "client-4"]
     assert trained(done) == [survivors]
-    assert [(data["client"], data["stage"]) for data in done.of("dropped")][0] == ("client-3", "input")
+    assert next((data["client"], data["stage"]) for data in done.of("dropped")) == ("client-3", "input")
     assert_sum_is_of(done, survivors)
     assert list((federation.federation.folder / "server" / "data" / "spool").iterdir()) == []
 

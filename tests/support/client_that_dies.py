@@ -2,7 +2,8 @@
 
 python client_that_dies.py ROUTE --kit DIR --app DIR
 
-ROUTE is the last part of the request's path, "update" for the masked vector. Everything else is `fedcore client`.
+ROUTE is the end of the request's path: "update/parts/0" for the first part of the masked vector, "manifest" for the
+word that ends its upload. Everything else is `fedcore client`.
 """
 
 from __future__ import annotations

@@ -490,6 +490,38 @@ async def test_a_full_database_disk_costs_no_second_upload(
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+async def test_a_client_given_up_while_its_update_is_made_durable_is_not_counted(
+    here: Site, model: ModelState, aggregation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, members = await opened(here, model, {"aggregation": aggregation})
+    first, *others = members
+    if aggregation == "secure":
+        await asyncio.gather(*(member.secure(until="upload") for member in members))
+    content, ending = first.vector() if aggregation == "secure" else first.plain_manifest()
+    await first.send(content)
+    exchange: Any = here.application.coordinator.exchange
+    real = Spool.publish
+
+    async def meanwhile(spool: Spool, path: Path, target: Path, *, size: int) -> None:
+        exchange.give_up(first.id, "taken for dead")
+        await real(spool, path, target, size=size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "publish", meanwhile)
+        assert await refusal(first.put("manifest", ending)) == "stale-step"
+    if aggregation == "secure":
+        for step in ("upload", "sign", "unmask"):
+            await asyncio.gather(*(getattr(member, step)() for member in others))
+    else:
+        await asyncio.gather(*(member.plain() for member in others))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    assert sum(reply.examples for reply in answer.replies) == 30
+    left = [path.name for path in (exchange.setup.folder / "uploads").iterdir()]
+    assert sorted(left) == ([] if aggregation == "secure" else ["2.upload", "3.upload", "4.upload"])
+
+
 async def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
