@@ -162,7 +162,7 @@ class Uploads:
         """Make an update durable that `check_whole` has passed; where it lies. May be repeated after StorageFull."""
         incoming = self._incoming[client]
         target = self._folder / f"{client}.upload"
-        if incoming.path is None or incoming.path == target:
+        if incoming.path is None:  # somebody has taken it over
             return target
         incoming.complete = incoming.publishing = True
         try:

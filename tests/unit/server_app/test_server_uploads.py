@@ -272,6 +272,21 @@ async def test_a_client_that_is_given_up_while_it_sends_leaves_nothing(desk: Des
     assert 1 not in desk.uploads.held(1)
 
 
+async def test_a_part_that_waited_until_its_client_was_given_up_is_not_read(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, longest=3 * PART_BYTES)
+    slow = [Held(bytes(PART_BYTES)) for _ in range(3)]
+    sending = [asyncio.create_task(desk.take(i, body(held.data, chunks=held.chunks()))) for i, held in enumerate(slow)]
+    await slow[1].half.wait()
+    desk.closed = Rejection("stale-step", "the step is over")  # type: ignore[arg-type]
+    desk.uploads.drop(1)
+    for held in slow:
+        held.go_on.set()
+    for part in sending:
+        await desk.refused("stale-step", part)
+    assert not slow[2].half.is_set()
+    assert desk.left() == []
+
+
 @pytest.mark.parametrize("end", ["drop", "close"])
 async def test_a_client_that_is_given_up_while_its_update_is_made_durable(
     desk: Desk, end: str, monkeypatch: pytest.MonkeyPatch
