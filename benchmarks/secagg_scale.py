@@ -241,7 +241,7 @@ class _Round:
             vector = self.words.copy()
             self._client(i, self.sessions[i].mask, vector)
             digest = hashlib.sha256(vector.data).digest()
-            self._count_up(i, ManifestIn(sha256=digest.hex(), size=vector.nbytes), vector.nbytes)
+            self._count_up(i, ManifestIn(digest=digest.hex(), size=vector.nbytes), vector.nbytes)
             self._server("input", self._fold, i, vector, digest)
         self._server("input", self.server.close_stage)
 

@@ -8,29 +8,31 @@ raises ends the exchange for this client; the caller withdraws from it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client_app.admission import check_encoding, check_task, derive_parameters
+from client_app.concurrency import guarded, in_thread
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.transport import LONG_POLL_SECONDS, Transport
+from client_app.upload import Pieces, read_pieces, send_parts
 from client_app.workers import LocalAnswer
 from fedcore.codec import Encoding, encode
 from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
 from fedcore.federation import ClientKit
+from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
@@ -66,7 +68,6 @@ POLL_PAUSE: Final = 0.05
 """Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""
 
 Out = TypeVar("Out", bound=Message)
-Result = TypeVar("Result")
 
 
 class LocalWork(Protocol):
@@ -148,20 +149,18 @@ class _Exchange:
         """Train or evaluate, and send what came out as it is."""
         model, _ = await self._model()
         local = await self._work(model)
-        size, digest = 0, hashlib.sha256(b"")
-        if local.trained:
-            size = self._new_model.stat().st_size
-            digest = await in_thread(_file_digest, self._new_model)
         manifest = ManifestIn(
-            sha256=digest.hexdigest(),
-            size=size,
+            digest=update_digest(0, ()).hex(),
+            size=0,
             metrics=_slots(_metric_names(local)),
             examples=local.examples,
             values=dict(local.metrics),
         )
-        await self._put("manifest", manifest)
         if local.trained:
-            await self._send_octets(self._new_model, manifest)
+            size = self._new_model.stat().st_size
+            digest = await self._send(read_pieces(self._new_model), size, "sent")
+            manifest = manifest.model_copy(update={"digest": digest, "size": size})
+        await self._put("manifest", manifest)
 
     # --- the local work -----------------------------------------------------------------------------------------
 
@@ -201,7 +200,7 @@ class _Exchange:
             await keyed.wait()
             return local
 
-        return await _guarded(work(), protocol())
+        return await guarded(work(), protocol())
 
     async def _watch(self) -> NoReturn:
         """Notice, while the worker still trains, that the exchange has failed or goes on without this client."""
@@ -274,15 +273,12 @@ class _Exchange:
         self._say("keys", f"exchanged with {len(delivery.shares)} of {len(sharers)} clients", started)
 
     async def _upload(self, session: ClientSession, words: NDArray[np.uint64], metrics: list[MetricSlots]) -> None:
-        """R2: mask in place, announce, send."""
-        started = self.client.clock()
-        await in_thread(session.mask, words, threads=self.client.threads)
-        body = words.astype("<u8", copy=False).data.cast("B")
-        digest = await in_thread(hashlib.sha256, body)
-        self._say("mask", _size(body.nbytes), started)
-        manifest = ManifestIn(sha256=digest.hexdigest(), size=body.nbytes, metrics=metrics)
-        await self._put("manifest", manifest)
-        await self._send_octets(body, manifest)
+        """R2: mask in place and send, part by part; then say that this was all."""
+        pieces = await in_thread(
+            session.mask_pieces, words, piece_words=PART_BYTES // words.itemsize, threads=self.client.threads
+        )
+        digest = await self._send(pieces, words.nbytes, "masked and sent")
+        await self._put("manifest", ManifestIn(digest=digest, size=words.nbytes, metrics=metrics))
 
     async def _unmask(self, session: ClientSession) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
@@ -328,43 +324,15 @@ class _Exchange:
                 return found
             await asyncio.sleep(POLL_PAUSE)
 
-    async def _send_octets(self, source: memoryview | Path, manifest: ManifestIn) -> None:
+    async def _send(self, pieces: Pieces, size: int, done: str) -> str:
+        """The update, part by part; returns the digest for its manifest."""
         started = self.client.clock()
-        await self.client.transport.upload(
-            self._path("update"),
-            source,
-            size=manifest.size,
-            sha256=bytes.fromhex(manifest.sha256),
-            announce=lambda: self._put("manifest", manifest),
-        )
-        self._say("upload", f"sent {_size(manifest.size)}", started)
+        digest = await send_parts(self.client.transport, self._path("update/parts"), pieces, size=size)
+        self._say("upload", f"{done} {_size(size)}", started)
+        return digest
 
     def _say(self, stage: str, text: str, since: float) -> None:
         self.client.output.info(stage, text, seconds=round(self.client.clock() - since, 3))
-
-
-async def in_thread(function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-    """Run a blocking function in a thread; when cancelled, wait for it, since it uses what would be torn down."""
-    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
-
-
-async def _guarded(work: Coroutine[Any, Any, Result], guard: Coroutine[Any, Any, NoReturn]) -> Result:
-    """The result of `work`, beside which `guard` runs; the failure of either ends both before it is raised."""
-    working, guarding = asyncio.ensure_future(work), asyncio.ensure_future(guard)
-    try:
-        done, _ = await asyncio.wait((working, guarding), return_when=asyncio.FIRST_COMPLETED)
-        if guarding in done:
-            guarding.result()
-        return working.result()
-    finally:
-        working.cancel()
-        guarding.cancel()
-        await asyncio.gather(working, guarding, return_exceptions=True)
 
 
 @contextmanager
@@ -389,11 +357,6 @@ def prepare_state_dir(folder: Path) -> Path:
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
-
-
-def _file_digest(path: Path) -> hashlib._Hash:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256")
 
 
 def _metric_names(local: LocalAnswer) -> tuple[tuple[str, int | None], ...]:

@@ -178,30 +178,24 @@ class Transport:
             raise ProtocolViolation("malformed", f"the server answered {method} {_public(path)} with nothing")
         return parsed
 
-    async def upload(
-        self,
-        path: str,
-        source: memoryview | Path,
-        *,
-        size: int,
-        sha256: bytes,
-        announce: Callable[[], Awaitable[None]] | None = None,
+    async def put_octets(
+        self, path: str, content: memoryview, *, sha256: bytes, is_there: Callable[[], Awaitable[bool]]
     ) -> None:
-        """PUT a vector or a model of `size` bytes, streamed; `sha256` is the digest of those bytes.
+        """PUT bytes whose SHA-256 is `sha256`, streamed.
 
-        `announce` is called before every further attempt: a server that refuses a body early resets the connection,
-        and then its reason is lost, unless a small request asks for it.
+        `is_there` is asked before every further attempt; True ends it. It also gets to hear a refusal: a server that
+        refuses a body early resets the connection, and then its reason is lost, unless a small request asks for it.
         """
         attempts = 0
 
         async def attempt() -> None:
             nonlocal attempts
             attempts += 1
-            if attempts > 1 and announce is not None:
-                await announce()
-            headers = {**_OCTETS, "content-length": str(size)}
-            async with self._open("PUT", path, sha256, headers, _chunks(source)) as response:
-                self.traffic.up += size
+            if attempts > 1 and await is_there():
+                return
+            headers = {**_OCTETS, "content-length": str(content.nbytes)}
+            async with self._open("PUT", path, sha256, headers, _chunks(content)) as response:
+                self.traffic.up += content.nbytes
                 await self._body_of(response)
 
         await self._repeat(attempt, None)
@@ -378,15 +372,10 @@ def _public(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
-async def _chunks(source: memoryview | Path) -> AsyncIterator[bytes]:
-    """The bytes of a vector or a file, a chunk at a time; the whole is never copied."""
-    if isinstance(source, memoryview):
-        for start in range(0, source.nbytes, CHUNK):
-            yield bytes(source[start : start + CHUNK])
-        return
-    with source.open("rb") as file:
-        while chunk := await asyncio.to_thread(file.read, CHUNK):
-            yield chunk
+async def _chunks(content: memoryview) -> AsyncIterator[bytes]:
+    """The bytes, a chunk at a time; the whole is never copied."""
+    for start in range(0, content.nbytes, CHUNK):
+        yield bytes(content[start : start + CHUNK])
 
 
 def _sha256(body: bytes) -> bytes:

@@ -294,14 +294,21 @@ class MetricSlots(Message):
     length: int = Field(ge=0, le=4096, description="0 for a plain number, otherwise the length of the list")
 
 
-class ManifestIn(Message):
-    """Announces an upload before its body: what is checked at once costs nobody a transfer.
+class PartsOut(Message):
+    """The parts of a client's update that the server holds, whole and checked: index -> SHA-256."""
 
-    Secure: `size` is that of the masked vector, `metrics` names its slots, the values stay hidden. Plain: `examples`
-    and `values` are readable, and `size` is 0 where there is no model to send (evaluation).
+    parts: dict[int, Sha256]
+
+
+class ManifestIn(Message):
+    """Ends an upload: the parts sent before it are the client's update, and all of it.
+
+    `digest` is `fedcore.parts.update_digest`. Secure: `size` is that of the masked vector, `metrics` names its slots,
+    the values stay hidden. Plain: `examples` and `values` are readable, and `size` is 0 where there is no model to
+    send (evaluation).
     """
 
-    sha256: Sha256
+    digest: Sha256
     size: int = Field(ge=0)
     metrics: list[MetricSlots] = Field(default_factory=list, max_length=256)
     examples: int | None = None

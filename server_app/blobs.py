@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,8 +28,17 @@ _FULL_TEXT: Final = "the server's disk is full; nothing was taken over. Send it 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A request's body that is still to be read: its bytes as they come, how many, and their SHA-256."""
+
+    chunks: AsyncIterator[bytes]
+    size: int
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spool:
-    """A folder for bodies that are not complete; on the same file system as where they go.
+    """A folder for files that are not complete; on the same file system as where they go.
 
     reserve_bytes: space on the disk that no body may use up.
     """
@@ -45,80 +54,92 @@ class Spool:
             path.unlink()
         return len(leftovers)
 
-    async def store(
-        self,
-        chunks: AsyncIterator[bytes],
-        *,
-        size: int,
-        sha256: bytes,
-        target: Path,
-        progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write a body of exactly `size` bytes with that SHA-256 to `target`, durably.
+    def check_room(self, size: int) -> None:
+        """Raise StorageFull unless `size` bytes more would leave the reserve alone."""
+        if shutil.disk_usage(self.folder).free < size + self.reserve_bytes:
+            raise StorageFull(_FULL_TEXT)
+
+    def create(self) -> Path:
+        """An empty file."""
+        with _full_disk_named():
+            descriptor, name = tempfile.mkstemp(dir=self.folder)
+        os.close(descriptor)
+        return Path(name)
+
+    async def write(self, path: Path, offset: int, body: Body, *, progress: Callable[[], None] = lambda: None) -> None:
+        """Write a body of exactly its size and SHA-256 into an existing file, from `offset` on.
 
         `progress` is called after each written block. Raises Rejection (too-large, malformed,
-        digest-mismatch) and StorageFull; whatever is raised, nothing of the body is kept.
+        digest-mismatch) and StorageFull; whatever is raised, the file's bytes there are worth nothing.
         """
-        self._check_room(size)
-        descriptor, name = tempfile.mkstemp(dir=self.folder)
-        spooled = Path(name)
+        # Opened at once, not in a thread: whoever called has just seen that the file is still wanted.
+        descriptor = os.open(path, os.O_WRONLY)
         try:
-            await _Sink(descriptor, size, progress).take(chunks, sha256)
-            await asyncio.to_thread(_publish, descriptor, spooled, target)
-        except BaseException as error:
-            _discard(spooled)
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise StorageFull(_FULL_TEXT) from None
-            raise
+            with _full_disk_named():
+                await _Sink(descriptor, offset, body, progress).take()
         finally:
             os.close(descriptor)
 
-    def _check_room(self, size: int) -> None:
-        if shutil.disk_usage(self.folder).free < size + self.reserve_bytes:
-            raise StorageFull(_FULL_TEXT)
+    async def publish(self, path: Path, target: Path, *, size: int) -> None:
+        """Cut a file to `size` bytes, make it durable, and move it to `target`. Raises StorageFull."""
+        with _full_disk_named():
+            await asyncio.to_thread(_publish, path, target, size)
 
 
 class _Sink:
     """Collects chunks to blocks of 1 MiB; hashes and writes each in a thread."""
 
-    def __init__(self, descriptor: int, size: int, progress: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int, offset: int, body: Body, progress: Callable[[], None]) -> None:
         self._descriptor = descriptor
-        self._size = size
+        self._offset = offset
+        self._body = body
         self._progress = progress
         self._hash = hashlib.sha256()
         self._received = 0
 
-    async def take(self, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
+    async def take(self) -> None:
         block = bytearray()
-        async for chunk in chunks:
+        size = self._body.size
+        async for chunk in self._body.chunks:
             self._received += len(chunk)
-            if self._received > self._size:
-                raise Rejection(ProblemKind.TOO_LARGE, f"the body has more than the {self._size} bytes announced")
+            if self._received > size:
+                raise Rejection(ProblemKind.TOO_LARGE, f"the body has more than the {size} bytes announced")
             block += chunk
             if len(block) >= WRITE_BYTES:
                 await self._flush(block)
                 block = bytearray()
         await self._flush(block)
-        if self._received < self._size:
-            raise Rejection(ProblemKind.MALFORMED, f"the body ended before the {self._size} bytes announced")
-        if self._hash.digest() != sha256:
+        if self._received < size:
+            raise Rejection(ProblemKind.MALFORMED, f"the body ended before the {size} bytes announced")
+        if self._hash.digest() != self._body.sha256:
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the body does not have the SHA-256 that was signed")
 
     async def _flush(self, block: bytearray) -> None:
         if block:
-            await asyncio.to_thread(self._write, block)
+            await self._in_thread(block)
         self._progress()
+
+    async def _in_thread(self, block: bytearray) -> None:
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, block))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The descriptor is closed next, and its number may soon be another file's.
+            await asyncio.wait([writing])
+            raise
 
     def _write(self, block: bytearray) -> None:
         self._hash.update(block)
-        write_all(self._descriptor, block)
+        write_all(self._descriptor, block, self._offset)
+        self._offset += len(block)
 
 
-def write_all(descriptor: int, data: bytes | bytearray) -> None:
-    """Write all of `data`; the one place where a body's bytes reach the disk."""
+def write_all(descriptor: int, data: bytes | bytearray, offset: int) -> None:
+    """Write all of `data` at `offset`; the one place where a body's bytes reach the disk."""
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
 
 
 def sync_folder(folder: Path) -> None:
@@ -130,14 +151,24 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _discard(spooled: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        spooled.unlink()
+@contextlib.contextmanager
+def _full_disk_named() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull(_FULL_TEXT) from None
+        raise
 
 
-def _publish(descriptor: int, spooled: Path, target: Path) -> None:
-    os.fsync(descriptor)
-    os.replace(spooled, target)
+def _publish(path: Path, target: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(path, target)
     sync_folder(target.parent)
 
 

@@ -2,7 +2,7 @@
 
 `Exchange` holds what secure and plain exchanges share: stages that end when everybody has answered,
 left, fallen silent or run out of time; receipts, so that a repeated message is answered alike;
-withdrawals; and the account of bytes and seconds. All of it lives on the event loop; what takes long
+withdrawals; uploads; and the account of bytes and seconds. All of it lives on the event loop; what takes long
 is sent to threads.
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed, StorageFull
@@ -23,10 +22,12 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
 )
+from server_app.blobs import Body
 from server_app.polling import Bell
 from server_app.problems import Rejection
 from server_app.setup import ExchangeResult, ExchangeSetup, Ledger
 from server_app.stage_progress import StageProgress
+from server_app.uploads import UpdateLimits, Uploads
 
 log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Exchange(ABC):
     taken: set[int]
     """Clients whose update is part of the result, whatever becomes of them later."""
 
-    def __init__(self, setup: ExchangeSetup) -> None:
+    def __init__(self, setup: ExchangeSetup, limits: UpdateLimits) -> None:
         self.setup = setup
         self.task = setup.task
         self.cohort = frozenset(setup.task.cohort)
@@ -77,7 +78,8 @@ class Exchange(ABC):
         self._answers = Bell()
         # What the receipts' table holds of this exchange, which lives and ends with this object.
         self._receipts: dict[tuple[str, int], bytes] = {}
-        self._uploads: dict[int, asyncio.Lock] = {}
+        self._ends_of_uploads: dict[int, asyncio.Lock] = {}
+        self.uploads = Uploads(setup.spool, setup.folder / "uploads", limits)
         self._opened = setup.clock()
 
     # --- leading --------------------------------------------------------------------------------
@@ -118,6 +120,7 @@ class Exchange(ABC):
     async def _end_as(self, end: str) -> None:
         last, self._end = self.stage, end
         self._release()
+        self.uploads.close()
         self.setup.bell.ring()
         await self._move(last, end)
 
@@ -226,12 +229,12 @@ class Exchange(ABC):
         """A client was given up."""
 
     @abstractmethod
-    def check_manifest(self, client: int, manifest: ManifestIn) -> None:
-        """Raise Rejection unless the announced upload can be used."""
+    def check_manifest(self, manifest: ManifestIn) -> None:
+        """Raise Rejection unless the upload that this manifest ends can be used."""
 
     @abstractmethod
-    async def _use_upload(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
-        """Take over an upload that lies whole and durable at `path`, which belongs to this method from here on."""
+    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """Take over an update that is here whole; the receipt of its manifest has `digest`."""
 
     # --- what clients ask -----------------------------------------------------------------------
 
@@ -308,15 +311,46 @@ class Exchange(ABC):
         await self.setup.store.add_receipt(task.run, task.exchange, step, client, digest)
         self._receipts[step, client] = digest
 
-    async def take_manifest(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
-        """The announcement of an upload."""
+    def parts_of(self, client: int, size: int) -> dict[int, bytes]:
+        """The parts that are here of the update of `size` bytes that the client sends: index -> SHA-256.
 
-        def apply() -> None:
-            self.check_manifest(client, manifest)
+        Refuses what sending a part would be refused for: who sends a body may not get to hear why it was refused.
+        """
+        self.require_step(client, "part")
+        self.uploads.limits.check_size(size)
+        return self.uploads.held(client)
+
+    async def take_part(self, client: int, index: int, body: Body) -> None:
+        """One part of the client's update: spooled and checked, and of no use before the manifest."""
+        self.require_member(client)
+
+        def admit() -> None:
+            self.require_step(client, "part")
+
+        def progress() -> None:
+            self.setup.presence.touch(client)
+
+        try:
+            await self.uploads.take(client, index, body, admit=admit, progress=progress)
+        except StorageFull:
+            self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
+            raise
+
+    async def take_manifest(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """The end of an upload: what was sent becomes the client's update, once all of it is here and durable.
+
+        One manifest of a client at a time; its repetition waits and finds the receipt.
+        """
+        async with self._ends_of_uploads.setdefault(client, asyncio.Lock()):
+            if self.was_taken(client, "manifest", digest):
+                return
+            self.require_step(client, "manifest")
+            self.check_manifest(manifest)
+            self.uploads.limits.check_size(manifest.size)
+            self.uploads.check_whole(client, manifest)
             self._check_metric_names(client, manifest)
             self.manifests[client] = manifest
-
-        await self.take(client, "manifest", digest, apply)
+            await self._use_update(client, manifest, digest)
 
     def _check_metric_names(self, client: int, manifest: ManifestIn) -> None:
         """All clients must report the same metrics: the first manifest fixes them."""
@@ -329,39 +363,6 @@ class Exchange(ABC):
                 f"this client reports other metrics than the rest of the cohort, which has: {names}. "
                 "The ClientApp must return the same metrics with the same lengths at every client",
             )
-
-    def require_manifest(self, client: int, sha256: bytes) -> ManifestIn:
-        """The client's manifest; Rejection unless there is one and the upload has its digest."""
-        manifest = self.manifests.get(client)
-        if manifest is None:
-            raise Rejection(ProblemKind.MALFORMED, "an upload needs a manifest before it")
-        if manifest.sha256 != sha256.hex():
-            raise Rejection(ProblemKind.DIGEST_MISMATCH, "the upload's digest is not that of its manifest")
-        return manifest
-
-    async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
-        """The upload that the client's manifest announced: spooled whole and checked before anything uses it.
-
-        One upload of a client at a time; its repetition waits and finds the receipt.
-        """
-        async with self._uploads.setdefault(client, asyncio.Lock()):
-            if self.was_taken(client, "update", sha256):
-                return
-            self.require_step(client, "update")
-            manifest = self.require_manifest(client, sha256)
-            path = self.setup.folder / "uploads" / f"{client}.upload"
-            try:
-                await self.setup.spool.store(
-                    chunks,
-                    size=manifest.size,
-                    sha256=sha256,
-                    target=path,
-                    progress=lambda: self.setup.presence.touch(client),
-                )
-            except StorageFull:
-                self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
-                raise
-            await self._use_upload(client, manifest, path, sha256)
 
     async def withdraw(self, client: int, body: WithdrawIn) -> None:
         """The client leaves; saying it again changes nothing."""
@@ -379,6 +380,7 @@ class Exchange(ABC):
         self.dropped[client] = reason
         if client not in self.taken | self._admitted:
             self.manifests.pop(client, None)  # its metrics bind nobody any more
+            self.uploads.drop(client)
         self._lose(client)
         self.setup.record.add(
             "dropped",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedcore.parts import PART_BYTES
 from fedcore.wire import ProblemKind
 from server_app.auth import PROTECTED, RUNS, Authenticator, Caller
 from server_app.problems import Rejection, problem_response, rejection_for
@@ -28,6 +30,8 @@ CONTROL_BYTES_PER_NEIGHBOUR: Final = 3200
 MOST_NEIGHBOURS: Final = 1024
 LINGER_BYTES: Final = 1 << 20
 """A refused body of up to this size is read to its end, so that the connection can be kept."""
+
+_PART_PATH: Final = re.compile(r"/update/parts/[0-9]+$")
 
 Account = Callable[[int, int], None]
 
@@ -96,21 +100,21 @@ class Guard:
             writer.refusing = True
             await problem_response(error)(scope, reader, writer)
 
-    def _limit(self, scope: Scope) -> int | None:
-        """The longest body of a request; None where the route itself knows better."""
+    def _limit(self, scope: Scope) -> int:
+        """The longest body of a request."""
         path = scope["path"].rstrip("/")
         if path == RUNS:
             # base64 is longer by a third; the rest is room for paths and settings.
             return self.bundle_bytes * 4 // 3 + (2 << 20)
-        if path.startswith(PROTECTED) and path.endswith("/update") and scope["method"] == "PUT":
-            return None
+        if path.startswith(PROTECTED) and _PART_PATH.search(path) and scope["method"] == "PUT":
+            return PART_BYTES
         return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(self.members, MOST_NEIGHBOURS)
 
 
 class _Reader:
     """`receive` with a size limit and a limit on the time without progress."""
 
-    def __init__(self, receive: Receive, traffic: Traffic, limit: int | None, stall_seconds: float) -> None:
+    def __init__(self, receive: Receive, traffic: Traffic, limit: int, stall_seconds: float) -> None:
         self._receive = receive
         self._traffic = traffic
         self._limit = limit
@@ -120,8 +124,6 @@ class _Reader:
 
     def refuse_announced_length(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raise Rejection where Content-Length alone is over the limit."""
-        if self._limit is None:
-            return
         for name, value in headers:
             if name.lower() == b"content-length" and value.isdigit():
                 self._check(int(value[:18]))
@@ -143,7 +145,7 @@ class _Reader:
         return message
 
     def _check(self, size: int) -> None:
-        if self._limit is not None and size > self._limit:
+        if size > self._limit:
             raise self._refuse(
                 Rejection(
                     ProblemKind.TOO_LARGE,

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import ModelState
 from fedcore.wire import ManifestIn, MetricValue, ProblemKind
-from server_app.blobs import discard
 from server_app.exchange import Exchange
 from server_app.problems import Rejection
 from server_app.setup import ExchangeResult, ExchangeSetup, ReplyFile
+from server_app.uploads import UpdateLimits
 
 INPUT: Final = "input"
-_EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 
 
 class PlainExchange(Exchange):
     """One stage: clients send a safetensors file and metrics, or metrics alone."""
 
     stages = (INPUT,)
-    steps: Mapping[str, str] = {"manifest": INPUT, "update": INPUT}
+    steps: Mapping[str, str] = {"part": INPUT, "manifest": INPUT}
 
     def __init__(self, setup: ExchangeSetup) -> None:
-        super().__init__(setup)
-        self._wants_model = setup.task.trains and setup.task.model is not None
+        model = setup.task.model if setup.task.trains else None
+        longest = model.size + setup.upload_slack_bytes if model else 0
+        super().__init__(setup, UpdateLimits(longest=longest, exact=not model))
+        self._wants_model = model is not None
         self._answered: dict[int, ReplyFile] = {}
 
     def missing(self) -> frozenset[int]:
@@ -43,7 +43,7 @@ class PlainExchange(Exchange):
         return self.setup.settings.step_seconds + self.task.seconds
 
     async def _begin(self, stage: str) -> None:
-        (self.setup.folder / "uploads").mkdir(parents=True, exist_ok=True)
+        self.uploads.open()
 
     async def _close(self, stage: str) -> None:
         """Nothing to do: too few replies have been noticed before."""
@@ -66,54 +66,24 @@ class PlainExchange(Exchange):
 
     # --- what clients send ----------------------------------------------------------------------
 
-    def check_manifest(self, client: int, manifest: ManifestIn) -> None:
-        """Raise Rejection unless examples and metrics are there, and the size can be right."""
+    def check_manifest(self, manifest: ManifestIn) -> None:
+        """Raise Rejection unless examples and metrics are there."""
         if manifest.examples is None or manifest.examples < 0 or manifest.values is None:
             raise Rejection(ProblemKind.MALFORMED, "in plain mode the manifest holds the examples and the metrics")
         lengths = {name: len(value) if isinstance(value, list) else 0 for name, value in manifest.values.items()}
         if lengths != {slot.name: slot.length for slot in manifest.metrics}:
             raise Rejection(ProblemKind.MALFORMED, "the names and lengths of the metrics are not those of values")
-        self._check_size(manifest)
 
-    def _check_size(self, manifest: ManifestIn) -> None:
-        if not self._wants_model:
-            if manifest.size or manifest.sha256 != _EMPTY_SHA256:
-                raise Rejection(ProblemKind.MALFORMED, "this exchange asks for metrics and no model")
-            return
-        model = self.task.model
-        limit = (model.size if model else 0) + self.setup.upload_slack_bytes
-        if not 0 < manifest.size <= limit:
-            raise Rejection(
-                ProblemKind.TOO_LARGE if manifest.size else ProblemKind.MALFORMED,
-                f"the update of this exchange has 1 to {limit} bytes",
-            )
-
-    async def take_manifest(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
-        """The announcement; where no model is asked for, it is the whole reply."""
-        await super().take_manifest(client, manifest, digest)
-        if not self._wants_model and client not in self._answered:
-            self.require_step(client, "manifest")
-            self._answer(client, manifest, None)
-
-    async def take_update(self, client: int, chunks: AsyncIterator[bytes], sha256: bytes) -> None:
-        """The client's model, a safetensors file of the right layout; Rejection where none was asked for."""
-        if not self._wants_model:
-            raise Rejection(ProblemKind.NOT_FOUND, "this exchange asks for metrics and no model")
-        await super().take_update(client, chunks, sha256)
-
-    async def _use_upload(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
+    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """The receipt, and the reply; where no model is asked for, the manifest is all of it."""
+        path = await self.uploads.publish(client, manifest.size) if self._wants_model else None
+        self.require_step(client, "manifest")
+        self._admitted.add(client)  # from here on the file stays, even if the client is given up
         try:
-            await asyncio.to_thread(self._check_layout, path)
-            await self._admit(client, manifest, path, sha256)
-        except BaseException:
-            discard(path)
-            raise
-
-    async def _admit(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
-        self.require_step(client, "update")
-        self._admitted.add(client)
-        try:
-            await self.keep_receipt(client, "update", sha256)
+            if path is not None:
+                await asyncio.to_thread(self._check_layout, path)
+            await self.keep_receipt(client, "manifest", digest)
+            self.uploads.keep(client)
             self._answer(client, manifest, path)
         finally:
             self._admitted.discard(client)

@@ -34,6 +34,7 @@ from server_app.exchange import Exchange
 from server_app.fold import WORD_BYTES, fold_file
 from server_app.problems import Rejection
 from server_app.setup import ExchangeResult, ExchangeSetup, ReplyFile
+from server_app.uploads import UpdateLimits
 
 ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
     ServerStage.ADVERTISE.value,
@@ -56,8 +57,8 @@ class SecureExchange(Exchange):
     steps: Mapping[str, str] = {
         "advertisement": ADVERTISE,
         "key-shares": SHARE,
+        "part": INPUT,
         "manifest": INPUT,
-        "update": INPUT,
         "consistency": CONSISTENCY,
         "unmask": UNMASK,
     }
@@ -71,9 +72,9 @@ class SecureExchange(Exchange):
         roster_hash: bytes,
         randomness: Randomness = os.urandom,
     ) -> None:
-        super().__init__(setup)
-        model = setup.task.model
         self.encoding: Encoding = encoding_of(setup.task)
+        super().__init__(setup, UpdateLimits(longest=self.encoding.words * WORD_BYTES, exact=True))
+        model = setup.task.model
         self.decoded: Decoded | None = None
         self._round = ServerRound(
             parameters=round_parameters(
@@ -105,7 +106,7 @@ class SecureExchange(Exchange):
 
     async def _begin(self, stage: str) -> None:
         if stage == INPUT:
-            (self.setup.folder / "uploads").mkdir(parents=True, exist_ok=True)
+            self.uploads.open()
             self._sum = np.zeros(self.encoding.words, np.uint64)
 
     async def _close(self, stage: str) -> None:
@@ -216,15 +217,10 @@ class SecureExchange(Exchange):
 
     # --- uploads --------------------------------------------------------------------------------
 
-    def check_manifest(self, client: int, manifest: ManifestIn) -> None:
-        """Raise Rejection unless the masked vector has the length that the encoding gives it."""
+    def check_manifest(self, manifest: ManifestIn) -> None:
+        """Raise Rejection where the manifest tells what must stay hidden, or more metrics than there are slots."""
         if manifest.examples is not None or manifest.values is not None:
             raise Rejection(ProblemKind.MALFORMED, "in secure mode examples and metrics travel in the sum only")
-        if manifest.size != self.encoding.words * WORD_BYTES:
-            raise Rejection(
-                ProblemKind.MALFORMED,
-                f"the masked vector of this exchange has {self.encoding.words * WORD_BYTES} bytes",
-            )
         slots = sum(max(slot.length, 1) for slot in manifest.metrics)
         if slots > self.encoding.settings.max_metrics:
             raise Rejection(
@@ -232,24 +228,21 @@ class SecureExchange(Exchange):
                 f"there are {self.encoding.settings.max_metrics} slots for metrics, not {slots}",
             )
 
-    async def _use_upload(self, client: int, manifest: ManifestIn, path: Path, sha256: bytes) -> None:
+    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
         """R2: the receipt first, and only then into the sum."""
-        try:
-            await self._fold(client, path, sha256)
-        finally:
-            discard(path)
-
-    async def _fold(self, client: int, path: Path, sha256: bytes) -> None:
+        path = await self.uploads.publish(client, manifest.size)
         # The client may have been given up while it sent. From the admission on it cannot be, until
         # its vector is in the sum: a stage does not close over an admitted client.
-        self.require_step(client, "update")
+        self.require_step(client, "manifest")
         self._admitted.add(client)
         try:
-            await self.keep_receipt(client, "update", sha256)
+            await self.keep_receipt(client, "manifest", digest)
             async with self._fold_lock:
                 await asyncio.to_thread(self._fold_or_break, path)
-                self._round.receive_input(client, sha256)
+                self._round.receive_input(client, bytes.fromhex(manifest.digest))
             self.taken.add(client)
+            self.uploads.keep(client)
+            discard(path)
             if client in self.dropped:  # left meanwhile: a survivor, but no more answers of it
                 self._drop_from_round(client)
         finally:

@@ -8,7 +8,7 @@ al. 2017 (CCS), figure 4, with the checks of PROTOCOL.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from fedcore.errors import ConfigurationError, ProtocolViolation, UsageError
+from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolation, UsageError
 from fedcore.secagg import inspection, schedule, shamir
 from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.checks import Check
@@ -67,6 +67,7 @@ class _Secrets:
     mask_pair: KeyPair | None = field(default=None, repr=False)
     self_secret: Secret | None = field(default=None, repr=False)
     pair_secrets: dict[int, Secret] = field(default_factory=dict, repr=False)
+    mask_terms: tuple[MaskTerm, ...] = field(default=(), repr=False)
     held: dict[int, _HeldShares] = field(default_factory=dict, repr=False)
 
 
@@ -87,8 +88,9 @@ class ClientSession:
     `parameters` hold this client's own hashes of roster, model and task; `roster` maps client id to raw Ed25519
     public key, comes from the client's kit and must not change while the session lives. `min_cohort` and
     `min_threshold` are its owner's policy, which no server can lower. Steps, in order: `advertise`, `share_keys`,
-    `receive_shares`, `mask`, `sign_survivors`, `unmask`. A step repeated with the identical message returns the
-    identical answer, with another one raises ProtocolViolation; a step out of order raises IllegalTransition.
+    `receive_shares`, `mask` or `mask_pieces`, `sign_survivors`, `unmask`. A step repeated with the identical message
+    returns the identical answer, with another one raises ProtocolViolation; a step out of order raises
+    IllegalTransition.
 
     Secrets go as soon as they have done their work: both key pairs after the shares are opened, the pair secrets and b
     when the masks are made, the shares of others after `unmask`. A session is used by one thread, and cannot be
@@ -213,21 +215,53 @@ class ClientSession:
 
         Works once. If it fails half way, the vector and the session are spoiled and the session is abandoned.
         """
+        for _ in self.mask_pieces(words, piece_words=max(1, words.size), threads=threads):
+            pass
+
+    def mask_pieces(
+        self, words: NDArray[np.uint64], *, piece_words: int, threads: int = 1
+    ) -> Generator[memoryview, None, None]:
+        """R2 piece by piece: mask the next `piece_words` words in place and give them out, little-endian bytes.
+
+        In order, each piece masked only when it is asked for, so that the ones before it can be sent meanwhile; `words`
+        is uint64 [parameters.words], and no copy of it is made. Works once: from this call on no other vector can be
+        masked, and the survivors cannot be signed before the last piece. If one fails, or the generator is closed
+        half way, the vector and the session are spoiled and the session is abandoned.
+        """
         rule = client_transition(self._state, ClientEvent.MASK)
         check_vector(words)
         if words.size != self._parameters.words:
             raise UsageError(f"the vector has {words.size} words, the round's parameters say {self._parameters.words}")
+        if piece_words < 1:
+            raise UsageError("a piece has one word or more")
+        self._state = rule.target
         try:
-            apply_masks(words, self._masks(), threads=threads)
+            self._secrets.mask_terms = tuple(self._masks())
         except BaseException:
             self.abandon()
             raise
         self._secrets.self_secret, self._secrets.pair_secrets = None, {}
-        self._state = rule.target
+        return self._masked(words, piece_words, threads)
+
+    def _masked(self, words: NDArray[np.uint64], piece_words: int, threads: int) -> Generator[memoryview, None, None]:
+        """The pieces; the seeds stay in `_secrets`, so that whoever abandons the session erases them here too."""
+        try:
+            for start in range(0, words.size, piece_words):
+                if not self._secrets.mask_terms:
+                    raise IllegalTransition(self._state, ClientEvent.MASK)
+                piece = words[start : start + piece_words]
+                apply_masks(piece, self._secrets.mask_terms, threads=threads, offset=start)
+                yield piece.astype("<u8", copy=False).data.cast("B")
+        except BaseException:
+            self.abandon()
+            raise
+        self._secrets.mask_terms = ()
 
     def sign_survivors(self, message: Survivors) -> ConsistencySignature:
         """R3: check the survivors U3 and sign what this client has seen of the round."""
         rule = client_transition(self._state, ClientEvent.SIGN_SURVIVORS)
+        if self._secrets.mask_terms:  # pieces are still to be masked: nobody can have the vector yet
+            raise IllegalTransition(self._state, ClientEvent.SIGN_SURVIVORS)
         message.check()
         if rule.repeat:
             return _repeated(self._answers.signed, message, Check.SECOND_SURVIVOR_SET)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 
+from fedcore.parts import PART_BYTES
 from fedcore.wire import (
     AdvertisementIn,
     CohortOut,
@@ -17,6 +18,7 @@ from fedcore.wire import (
     JoinOut,
     KeySharesIn,
     ManifestIn,
+    PartsOut,
     ProblemKind,
     SignaturesOut,
     SurvivorsOut,
@@ -24,6 +26,7 @@ from fedcore.wire import (
     UnmaskIn,
     WithdrawIn,
 )
+from server_app.blobs import Body
 from server_app.polling import poll
 from server_app.problems import Rejection, problem_responses
 from server_app.routes.access import (
@@ -153,27 +156,46 @@ async def key_shares(exchange: Secure, services: AnyServices, client: Client, wa
     return await _poll(services, lambda: exchange.delivery_for(client.client_id), wait)
 
 
-@router.put(f"{EXCHANGE}/manifest", status_code=204, responses=_PUT)
-async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client) -> None:
-    """Announces the upload; in plain mode without a model it is the whole reply."""
-    await exchange.take_manifest(client.client_id, body, client.content_sha256)
-
-
 @router.put(
-    f"{EXCHANGE}/update",
+    f"{EXCHANGE}/update/parts/{{index}}",
     status_code=204,
     responses=_PUT,
     openapi_extra={
         "requestBody": {
             "required": True,
-            "description": "secure: the masked vector, little-endian 64-bit words; plain: safetensors",
+            "description": "8 MiB, the last part what is left; secure: of the masked vector, little-endian 64-bit "
+            "words; plain: of the safetensors file",
             "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
         }
     },
 )
-async def put_update(request: Request, exchange: UploadExchange, client: ClientHead) -> None:
-    """R2: the upload that the manifest announced, streamed to the disk."""
-    await exchange.take_update(client.client_id, _chunks(request), client.content_sha256)
+async def put_part(
+    request: Request,
+    exchange: UploadExchange,
+    client: ClientHead,
+    index: Annotated[int, Path(ge=0, le=2**31 - 1)],
+    content_length: Annotated[int, Header(ge=1, le=PART_BYTES)],
+) -> None:
+    """R2: one part of the update, streamed to the disk."""
+    body = Body(chunks=_chunks(request), size=content_length, sha256=client.content_sha256)
+    await exchange.take_part(client.client_id, index, body)
+
+
+@router.get(f"{EXCHANGE}/update/parts", responses=_PUT)
+async def parts(
+    exchange: AnyExchange,
+    client: Client,
+    size: Annotated[int, Query(ge=0, le=2**63 - 1, description="bytes of the update that the client sends")],
+) -> PartsOut:
+    """The parts that the server holds, for a client that goes on after a broken connection."""
+    held = exchange.parts_of(client.client_id, size)
+    return PartsOut(parts={index: sha256.hex() for index, sha256 in held.items()})
+
+
+@router.put(f"{EXCHANGE}/manifest", status_code=204, responses=_PUT)
+async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client) -> None:
+    """Ends the upload; in plain mode without a model it is the whole reply."""
+    await exchange.take_manifest(client.client_id, body, client.content_sha256)
 
 
 @router.get(f"{EXCHANGE}/survivors", response_model=SurvivorsOut, responses={**_GET, **_NOT_YET})

@@ -71,7 +71,23 @@ def test_a_client_killed_while_it_trains_is_left_out_of_the_sum(federation: Depl
     assert done.of("exchange-failed") == []
 
 
-@pytest.mark.parametrize("last_request", ["update", "consistency"])
+def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(federation: Deployment) -> None:
+    """All of its vector is on the server's disk, but not the word that this was all."""
+    federation.stop("client-3")
+    said = len(federation.log("client-3"))
+    doomed = federation.start_client("client-3", dies_after="update/parts/0")
+    federation.wait_for_log("client-3", "connected", after=said)
+    done = federation.submit().finish()
+    assert done.status == 0, done.stderr
+    assert doomed.wait(10) == -signal.SIGKILL
+    survivors = ["client-1", "client-2", "client-4"]
+    assert trained(done) == [survivors]
+    assert next((data["client"], data["stage"]) for data in done.of("dropped")) == ("client-3", "input")
+    assert_sum_is_of(done, survivors)
+    assert list((federation.federation.folder / "server" / "data" / "spool").iterdir()) == []
+
+
+@pytest.mark.parametrize("last_request", ["manifest", "consistency"])
 def test_a_client_killed_after_its_upload_stays_in_the_sum(federation: Deployment, last_request: str) -> None:
     federation.stop("client-3")
     said = len(federation.log("client-3"))

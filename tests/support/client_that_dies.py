@@ -2,7 +2,8 @@
 
 python client_that_dies.py ROUTE --kit DIR --app DIR
 
-ROUTE is the last part of the request's path, "update" for the masked vector. Everything else is `fedcore client`.
+ROUTE is the end of the request's path: "update/parts/0" for the first part of the masked vector, "manifest" for the
+word that ends its upload. Everything else is `fedcore client`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 from client_app.main import app
@@ -32,8 +32,8 @@ class DoomedTransport(Transport):
         self._die_after(path)
         return answer
 
-    async def upload(self, path: str, source: memoryview | Path, **options: Any) -> None:
-        await super().upload(path, source, **options)
+    async def put_octets(self, path: str, content: memoryview, **options: Any) -> None:
+        await super().put_octets(path, content, **options)
         self._die_after(path)
 
     def _die_after(self, path: str) -> None:

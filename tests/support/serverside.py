@@ -27,6 +27,7 @@ from fedcore.errors import WorkerDied
 from fedcore.federation import ClientKit, Federation, OperatorKit, ServerKit
 from fedcore.flower.bundle import AppBundle
 from fedcore.http_signing import sign_headers
+from fedcore.parts import PART_BYTES, update_digest
 from fedcore.round import encoding_of, round_parameters
 from fedcore.secagg import (
     AdvertisedCohort,
@@ -231,7 +232,7 @@ class Member:
     async def ask(self, method: str, path: str, body: Message | bytes = b"", **options: Any) -> httpx.Response:
         """A signed request; Failure where the answer is a problem."""
         raw = body if isinstance(body, bytes) else body.model_dump_json().encode()
-        kind = "application/octet-stream" if path.endswith("/update") else "application/json"
+        kind = "application/octet-stream" if "/update/parts/" in path else "application/json"
         headers = {"Content-Type": kind, **self.signed(method, path, raw, **options)}
         response = await self.http.request(method, path, content=raw, headers=headers)
         if response.status_code >= 400:
@@ -329,12 +330,17 @@ class Member:
         self._session.mask(encoded.words)
         body = encoded.words.tobytes()
         slots = [MetricSlots(name=name, length=n or 0) for name, n in encoded.metric_names]
-        return body, ManifestIn(sha256=hashlib.sha256(body).hexdigest(), size=len(body), metrics=slots)
+        return body, ManifestIn(digest=digest_of(body), size=len(body), metrics=slots)
 
     async def upload(self) -> None:
         body, manifest = self.vector()
+        await self.send(body)
         await self.put("manifest", manifest)
-        await self.put("update", body)
+
+    async def send(self, body: bytes) -> None:
+        """An update, part by part."""
+        for index, part in enumerate(parts_of(body)):
+            await self.put(f"update/parts/{index}", part)
 
     async def sign(self) -> None:
         answer = SurvivorsOut.model_validate_json(await self.get("survivors"))
@@ -370,7 +376,7 @@ class Member:
             for name, value in sorted(self.local.metrics.items())
         ]
         return body, ManifestIn(
-            sha256=hashlib.sha256(body).hexdigest(),
+            digest=digest_of(body),
             size=len(body),
             metrics=slots,
             examples=self.local.examples,
@@ -380,9 +386,8 @@ class Member:
     async def plain(self) -> None:
         """A whole plain exchange."""
         body, manifest = self.plain_manifest()
+        await self.send(body)
         await self.put("manifest", manifest)
-        if body:
-            await self.put("update", body)
 
     async def withdraw(self, reason: WithdrawalReason = WithdrawalReason.STOPPED) -> None:
         await self.ask("POST", self.at("withdrawal"), WithdrawIn(reason=reason))
@@ -512,6 +517,16 @@ async def site(
             apps=apps,
         )
     await store.close()
+
+
+def parts_of(body: bytes) -> list[bytes]:
+    """An update as it is cut for its way up."""
+    return [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
+
+
+def digest_of(body: bytes) -> str:
+    """What a manifest says of an update."""
+    return update_digest(len(body), (hashlib.sha256(part).digest() for part in parts_of(body))).hex()
 
 
 async def until(condition: Callable[[], bool]) -> None:

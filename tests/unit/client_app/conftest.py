@@ -35,6 +35,7 @@ from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized
 from fedcore.federation import ClientKit, Federation, Policy, provision
 from fedcore.http_signing import NonceCache, verify_headers
+from fedcore.parts import update_digest
 from fedcore.round import encoding_of, round_parameters
 from fedcore.secagg import (
     Advertisement,
@@ -56,6 +57,7 @@ from fedcore.wire import (
     KeySharesIn,
     ManifestIn,
     ModelRef,
+    PartsOut,
     Protection,
     SignaturesOut,
     SurvivorsOut,
@@ -145,6 +147,7 @@ class Scripted:
     """What the peers are told, where that is something else."""
     requests: list[str] = field(default_factory=list)
     bodies: dict[str, bytes] = field(default_factory=dict)
+    parts: dict[int, bytes] = field(default_factory=dict)
     withdrawals: list[WithdrawIn] = field(default_factory=list)
     joins: int = 0
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
@@ -240,9 +243,18 @@ class Scripted:
             pair_secrets=dict(delivered.pair_secrets),
         )
 
-    def put_update(self, body: bytes) -> None:
-        manifest = ManifestIn.model_validate_json(self.bodies["manifest"])
-        assert manifest.sha256 == hashlib.sha256(body).hexdigest()
+    def update(self) -> bytes:
+        """The parts that came, in order."""
+        return b"".join(content for _, content in sorted(self.parts.items()))
+
+    def held(self) -> PartsOut:
+        return PartsOut(parts={index: hashlib.sha256(part).hexdigest() for index, part in self.parts.items()})
+
+    def put_manifest(self, body: bytes) -> None:
+        manifest = ManifestIn.model_validate_json(body)
+        body = self.update()
+        digests = [hashlib.sha256(content).digest() for _, content in sorted(self.parts.items())]
+        assert manifest.digest == update_digest(len(body), digests).hex()
         assert manifest.size == len(body)
         if self.task.aggregation == "plain":
             return
@@ -268,7 +280,7 @@ class Scripted:
 
     def survivors_or_not_yet(self) -> SurvivorsOut | None:
         """Clients ask early, while they train, to hear whether the exchange goes on."""
-        return self.survivors() if "update" in self.bodies else None
+        return self.survivors() if "manifest" in self.bodies else None
 
     def survivors(self) -> SurvivorsOut:
         return SurvivorsOut(survivors=pack_members(self.round.survivors().survivors, self.task.cohort))
@@ -309,6 +321,8 @@ class Scripted:
         """Every route: check the signature, then answer from the script."""
         body = await request.body()
         route = request.url.path.rsplit("/", 1)[-1]
+        if "/update/parts/" in request.url.path:
+            route = f"part {route}"
         self.requests.append(f"{request.method} {route}")
         try:
             self.authenticate(request, body)
@@ -339,6 +353,8 @@ class Scripted:
 
     async def take(self, route: str, body: bytes) -> Response:
         self.bodies[route] = body
+        if route.startswith("part "):
+            self.parts[int(route.removeprefix("part "))] = body
         match route:
             case "join":
                 self.joins += 1
@@ -354,7 +370,7 @@ class Scripted:
                 self.heartbeats.append(json.loads(body))
             case "withdrawal":
                 self.withdrawals.append(WithdrawIn.model_validate_json(body))
-            case "advertisement" | "key-shares" | "update" | "consistency" | "unmask":
+            case "advertisement" | "key-shares" | "manifest" | "consistency" | "unmask":
                 getattr(self, f"put_{route.replace('-', '_')}")(body)
         return Response(status_code=204)
 
@@ -368,6 +384,8 @@ class Scripted:
             if "model" in self.lies:
                 content = self.lies["model"](content)
             return content if isinstance(content, Response) else Response(content)
+        if route == "parts":
+            return self.say("parts", self.held())
         self._polled[route] = self._polled.get(route, 0) + 1
         if self._polled[route] <= self.not_yet:
             return Response(status_code=204)

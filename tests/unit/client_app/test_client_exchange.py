@@ -38,7 +38,7 @@ from fedcore.wire import (
 
 Script = Any  # tests/unit/client_app/conftest.py
 COHORT = (1, 2, 3, 4)
-STEPS = ["PUT advertisement", "PUT key-shares", "PUT manifest", "PUT update", "PUT consistency", "PUT unmask"]
+STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "PUT consistency", "PUT unmask"]
 
 
 def answered(script: Script) -> list[str]:
@@ -105,12 +105,12 @@ class TestHonest:
             while "PUT key-shares" not in script.requests:
                 await asyncio.sleep(0.02)
                 assert not running.done()
-            assert "PUT manifest" not in script.requests
+            assert "PUT part 0" not in script.requests
             await running
 
     async def test_the_update_that_leaves_is_masked(self, script: Script, client: Client) -> None:
         await take(script, client)
-        sent = np.frombuffer(script.bodies["update"], "<u8")
+        sent = np.frombuffer(script.update(), "<u8")
         plain = script.peer_words()
         tail = script.encoding().sections["metrics"]
         assert not plain[tail][1:].any()  # unused slots of a clear vector are zero
@@ -140,7 +140,7 @@ class TestPlain:
         await offer(plain, allow(client, allow_plain=True))
         manifest = ManifestIn.model_validate_json(plain.bodies["manifest"])
         assert (manifest.examples, manifest.values) == (10, {"loss": 0.5})
-        (tmp_path / "sent").write_bytes(plain.bodies["update"])
+        (tmp_path / "sent").write_bytes(plain.update())
         base = ModelState.open(plain.model)
         for name, value in ModelState.open(tmp_path / "sent").items():
             np.testing.assert_array_equal(value, base[name] + np.float32(1))
@@ -338,7 +338,7 @@ class TestLies:
         original = script.take
 
         async def stale(route: str, body: bytes) -> Response:
-            if route == "update":
+            if route == "part 0":
                 return Response(
                     '{"type":"urn:fedcore:problem:stale-step","title":"","status":409,"detail":"too late"}',
                     status_code=409,
@@ -368,7 +368,7 @@ class TestLies:
         client.work.forgets = True
         await offer(script, client)
         assert script.withdrawals[0].reason is WithdrawalReason.WRONG_RECORDS
-        assert "PUT manifest" not in answered(script)
+        assert not {"PUT part 0", "PUT manifest"} & set(answered(script))
 
     async def test_examples_above_the_bound_never_leave(self, script: Script, client: Client) -> None:
         client.work.examples = 101

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request, Response
+from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from client_app import transport as transport_module
@@ -167,7 +167,7 @@ class TestTls:
 
 
 class TestModels:
-    """Download and upload of octets."""
+    """Download of octets; for the way up see test_upload.py."""
 
     @pytest.fixture
     def content(self) -> bytes:
@@ -207,56 +207,3 @@ class TestModels:
         async with script.serving():
             with pytest.raises(StorageFull, match="no space is left"):
                 await self.fetch(client, tmp_path / "disk", content)
-
-    @pytest.mark.parametrize("kind", ["memory", "file"])
-    async def test_uploads_from_memory_and_from_a_file(
-        self, script: Script, client: Client, tmp_path: Path, content: bytes, kind: str
-    ) -> None:
-        script.put_update = lambda body: None
-        (tmp_path / "vector").write_bytes(content)
-        source: Any = memoryview(content) if kind == "memory" else tmp_path / "vector"
-        async with script.serving():
-            await client.transport.upload(
-                "/v1/update", source, size=len(content), sha256=hashlib.sha256(content).digest()
-            )
-        assert script.bodies["update"] == content
-        assert client.transport.traffic.up > len(content)
-
-    async def test_an_upload_is_sent_whole_again(self, script: Script, client: Client, content: bytes) -> None:
-        script.put_update = lambda body: None
-        script.answers.append(problem(503, "busy"))
-        async with script.serving():
-            await client.transport.upload(
-                "/v1/update", memoryview(content), size=len(content), sha256=hashlib.sha256(content).digest()
-            )
-        assert script.bodies["update"] == content
-
-    async def test_an_early_refusal_ends_the_upload(
-        self, client: Client, content: bytes, listening_to: Callable[..., Any]
-    ) -> None:
-        """The server answers after the head and closes, as for a body that came too late; the answer itself is lost
-        in the reset of the connection, so the client announces again before it sends again, and hears it there."""
-        app = FastAPI()
-        puts: list[str] = []
-
-        async def refuse(request: Request) -> Response:
-            puts.append(request.url.path)
-            answer = problem(409, "stale-step", "the exchange went on without this client")
-            answer.headers["connection"] = "close"
-            return answer
-
-        async def announce() -> None:
-            await client.transport.send("PUT", "/v1/manifest", HeartbeatIn())
-
-        app.add_route("/{path:path}", refuse, methods=["PUT"])
-        big = content * 8
-        async with listening_to(app):
-            with pytest.raises(Refused, match="went on without"):
-                await client.transport.upload(
-                    "/v1/update",
-                    memoryview(big),
-                    size=len(big),
-                    sha256=hashlib.sha256(big).digest(),
-                    announce=announce,
-                )
-        assert len(puts) <= 2

@@ -69,7 +69,7 @@ async def test_secure_exchange_gives_the_weighted_mean(here: Site, model: ModelS
     (done,) = events_of(ended, "exchange-done")
     assert done["survivors"] == [f"client-{number}" for number in ALL]
     assert done["aggregation"] == "secure"
-    size = len(members[0].sent["update"])
+    size = len(members[0].sent["update/parts/0"])
     for name in done["survivors"]:
         assert size < done["bytes_up"][name] < size + 20_000
         assert done["bytes_down"][name] > members[0].task.model.size  # type: ignore[union-attr]

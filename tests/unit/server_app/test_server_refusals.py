@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from support.serverside import TINY, Failure, Member, ScriptedApp, Site, as_json
+from support.serverside import TINY, Failure, Member, ScriptedApp, Site, as_json, digest_of
 
 from fedcore.errors import StorageFull
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire import ProblemKind, RunIn, WithdrawIn
+from fedcore.wire import MetricSlots, ProblemKind, RunIn, WithdrawIn
 from server_app import blobs, secure
 from server_app.appmessages import Replies
 from server_app.fold import fold_file
 from server_app.problems import STATUS, Rejection, rejection_for
 
 ALL = [1, 2, 3, 4]
+MANY = [MetricSlots(name=f"metric-{number}", length=4096) for number in range(2)]
 
 
 @dataclass
@@ -202,8 +203,8 @@ async def test_plain_exchanges_have_no_protocol_steps(here: Site, model: ModelSt
     [
         ("advertisement", ["share", "receive", "upload", "sign", "unmask"]),
         ("key-shares", ["receive", "upload", "sign", "unmask"]),
+        ("update/parts/0", ["sign", "unmask"]),
         ("manifest", ["sign", "unmask"]),
-        ("update", ["sign", "unmask"]),
         ("consistency", ["unmask"]),
         ("unmask", []),
     ],
@@ -213,13 +214,11 @@ async def test_the_same_bytes_again_get_the_same_answer_and_others_a_conflict(
 ) -> None:
     member = opened.members[0]
     before = {"advertisement": "share", "key-shares": "receive", "consistency": "unmask"}
-    stop = before.get(step, "sign" if step in ("manifest", "update") else "")
+    stop = before.get(step, "sign" if step in ("update/parts/0", "manifest") else "")
     await asyncio.gather(*(other.secure(until=stop) for other in opened.members))
     for _ in range(2):
         await member.ask("PUT", member.at(step), member.sent[step])
     other = opened.members[1].sent[step]
-    if step == "update":
-        other = bytes(len(other))
     await problem(member.ask("PUT", member.at(step), other), "conflict")
     (reply,) = (await opened.complete(*left)).replies
     assert reply.examples == 40
@@ -228,8 +227,8 @@ async def test_the_same_bytes_again_get_the_same_answer_and_others_a_conflict(
 async def test_two_uploads_at_once_count_once(opened: Open) -> None:
     member = await opened.until("upload")
     body, manifest = member.vector()
-    await member.put("manifest", manifest)
-    await asyncio.gather(*(member.put("update", body) for _ in range(4)))
+    await asyncio.gather(*(member.put("update/parts/0", body) for _ in range(4)))
+    await asyncio.gather(*(member.put("manifest", manifest) for _ in range(4)))
     opened.members.remove(member)
     await asyncio.gather(*(other.upload() for other in opened.members))
     opened.members.append(member)
@@ -261,23 +260,24 @@ async def test_a_message_that_fails_a_check_names_it(opened: Open) -> None:
 # --- uploads ------------------------------------------------------------------------------------
 
 
-async def test_uploads_that_do_not_fit_their_manifest_are_refused_whole(opened: Open) -> None:
+async def test_uploads_that_do_not_fit_are_refused_whole(opened: Open) -> None:
     member = await opened.until("upload")
     body, manifest = member.vector()
-    path = member.at("update")
-    await problem(member.ask("PUT", path, body), "malformed", "needs a manifest")
-    for change in ({"size": 8}, {"examples": 10}, {"values": {"loss": 1.0}}):
-        await problem(member.ask("PUT", member.at("manifest"), manifest.model_copy(update=change)), "malformed")
-    await member.put("manifest", manifest)
-    await problem(member.ask("PUT", path, bytes(len(body))), "digest-mismatch", "of its manifest")
+    path = member.at("update/parts/0")
+    await problem(member.ask("PUT", member.at("manifest"), manifest), "malformed", "part 0 is missing")
     right = hashlib.sha256(body).digest()
-    await problem(member.ask("PUT", path, body[:-8], digest=right), "malformed", "ended before")
-    await problem(member.ask("PUT", path, body + b"x", digest=right), "too-large")
+    await problem(member.ask("PUT", path, body[:-8]), "malformed", "at least")
+    await problem(member.ask("PUT", path, body + b"x"), "too-large", "at most")
     flipped = bytes([body[0] ^ 1]) + body[1:]
     await problem(member.ask("PUT", path, flipped, digest=right), "digest-mismatch", "signed")
     settings = opened.site.services.settings
     assert list(settings.spool_dir.iterdir()) == []
-    await member.put("update", body)
+    await member.send(body)
+    for change in ({"size": 8}, {"examples": 10}, {"values": {"loss": 1.0}}, {"metrics": MANY}):
+        await problem(member.ask("PUT", member.at("manifest"), manifest.model_copy(update=change)), "malformed")
+    wrong = manifest.model_copy(update={"digest": "ab" * 32})
+    await problem(member.ask("PUT", member.at("manifest"), wrong), "digest-mismatch", "of the manifest")
+    await member.put("manifest", manifest)
     opened.members.remove(member)
     await asyncio.gather(*(other.upload() for other in opened.members))
     opened.members.append(member)
@@ -289,7 +289,6 @@ async def test_an_upload_after_its_client_was_dropped_is_stale(opened: Open) -> 
     """PROTOCOL.md, case 7, also where the upload began before: the vector must not reach the sum."""
     member = await opened.until("upload")
     body, manifest = member.vector()
-    await member.put("manifest", manifest)
     half, dropped = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -298,8 +297,9 @@ async def test_an_upload_after_its_client_was_dropped_is_stale(opened: Open) -> 
         await dropped.wait()
         yield body[len(body) // 2 :]
 
-    headers = member.signed("PUT", member.at("update"), body)
-    sending = asyncio.create_task(opened.site.http.put(member.at("update"), content=slowly(), headers=headers))
+    path = member.at("update/parts/0")
+    headers = {**member.signed("PUT", path, body), "Content-Length": str(len(body))}
+    sending = asyncio.create_task(opened.site.http.put(path, content=slowly(), headers=headers))
     await half.wait()
     exchange = opened.site.application.coordinator.exchange
     assert exchange is not None
@@ -308,6 +308,8 @@ async def test_an_upload_after_its_client_was_dropped_is_stale(opened: Open) -> 
     late = await sending
     assert (late.status_code, as_json(late)["type"]) == (409, "urn:fedcore:problem:stale-step")
     await problem(member.ask("GET", member.at("survivors")), "stale-step")
+    await problem(member.put("manifest", manifest), "stale-step")
+    assert list(opened.site.services.settings.spool_dir.iterdir()) == []
     opened.members.remove(member)
     (reply,) = (await opened.complete("upload", "sign", "unmask")).replies
     assert reply.examples == 30
@@ -343,17 +345,17 @@ async def test_a_full_disk_takes_nothing_and_the_upload_can_come_again(
 ) -> None:
     member = await opened.until("upload")
     body, manifest = member.vector()
-    await member.put("manifest", manifest)
 
-    def full(descriptor: int, data: Any) -> None:
+    def full(descriptor: int, data: Any, offset: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(blobs, "write_all", full)
-        refused = await problem(member.ask("PUT", member.at("update"), body), "storage-full", "nothing was taken over")
+        refused = await problem(member.send(body), "storage-full", "nothing was taken over")
     assert refused.response.status_code == 507
     assert list(opened.site.services.settings.spool_dir.iterdir()) == []
-    await member.put("update", body)
+    await member.send(body)
+    await member.put("manifest", manifest)
     opened.members.remove(member)
     await asyncio.gather(*(other.upload() for other in opened.members))
     opened.members.append(member)
@@ -371,9 +373,9 @@ async def test_plain_updates_are_checked_against_the_model(here: Site, model: Mo
     path = here.services.settings.data_dir / "other.safetensors"
     other.save(path)
     for bad, kind in ((b"\x08" + bytes(200), "malformed"), (path.read_bytes(), "bad-configuration")):
-        update = {"sha256": hashlib.sha256(bad).hexdigest(), "size": len(bad)}
-        await members[1].ask("PUT", members[1].at("manifest"), manifest.model_copy(update=update))
-        await problem(members[1].ask("PUT", members[1].at("update"), bad), kind)
+        update = {"digest": digest_of(bad), "size": len(bad)}
+        await members[1].send(bad)
+        await problem(members[1].put("manifest", manifest.model_copy(update=update)), kind)
         await members.pop(1).withdraw()
     huge = manifest.model_copy(update={"size": 1 << 40})
     await problem(first.ask("PUT", first.at("manifest"), huge), "too-large")
@@ -509,7 +511,7 @@ async def test_the_schema_tells_the_truth(here: Site) -> None:
     schema = as_json(await here.http.get("/openapi.json"))
     paths = schema["paths"]
     base = "/v1/runs/{run}/exchanges/{exchange}"
-    put = paths[f"{base}/update"]["put"]
+    put = paths[f"{base}/update/parts/{{index}}"]["put"]
     assert "application/octet-stream" in put["requestBody"]["content"]
     assert "application/octet-stream" in paths[f"{base}/model"]["get"]["responses"]["200"]["content"]
     assert paths[f"{base}/cohort"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith(

@@ -1,12 +1,9 @@
-"""The parts that keep bytes: spool, fold, store; and what a restart finds."""
+"""The parts that keep bytes: fold and store; and what a restart finds."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,106 +11,12 @@ import numpy as np
 import pytest
 from support.serverside import Site, events_of, site
 
-from fedcore.errors import ConflictingMessage, IllegalTransition, StorageFull, UsageError
+from fedcore.errors import ConflictingMessage, IllegalTransition, UsageError
 from fedcore.federation import Federation
 from fedcore.state import ModelState
 from fedcore.wire import Event, RunStatus
 from server_app import fold
-from server_app.blobs import Spool
-from server_app.problems import Rejection
 from server_app.store import Store
-
-
-async def pieces(data: bytes, size: int = 300_000) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Spool:
-    made = Spool(folder=tmp_path / "spool", reserve_bytes=0)
-    made.clear()
-    return made
-
-
-async def store_file(spool: Spool, data: bytes, target: Path, **changes: object) -> None:
-    arguments = {"size": len(data), "sha256": hashlib.sha256(data).digest(), **changes}
-    await spool.store(pieces(data), target=target, **arguments)  # type: ignore[arg-type]
-
-
-async def test_a_body_arrives_whole(spool: Spool, tmp_path: Path) -> None:
-    data = os.urandom(3_500_001)
-    progress = []
-    await store_file(spool, data, tmp_path / "blob", progress=lambda: progress.append(1))
-    assert (tmp_path / "blob").read_bytes() == data
-    assert list(spool.folder.iterdir()) == []
-    assert len(progress) >= 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
-        ({"size": 99_999}, "too-large"),
-        ({"size": 100_001}, "malformed"),
-        ({"sha256": bytes(32)}, "digest-mismatch"),
-    ],
-)
-async def test_a_body_that_is_not_as_announced_leaves_nothing(
-    spool: Spool, tmp_path: Path, changes: dict[str, object], kind: str
-) -> None:
-    with pytest.raises(Rejection) as refused:
-        await store_file(spool, bytes(100_000), tmp_path / "blob", **changes)
-    assert refused.value.kind == kind
-    assert list(spool.folder.iterdir()) == []
-    assert not (tmp_path / "blob").exists()
-
-
-async def test_a_body_that_breaks_off_leaves_nothing(spool: Spool, tmp_path: Path) -> None:
-    async def broken() -> AsyncIterator[bytes]:
-        yield bytes(2 << 20)
-        raise ConnectionResetError
-
-    with pytest.raises(ConnectionResetError):
-        await spool.store(broken(), size=3 << 20, sha256=bytes(32), target=tmp_path / "blob")
-    assert list(spool.folder.iterdir()) == []
-
-
-async def test_space_is_checked_before_anything_is_read(tmp_path: Path) -> None:
-    spool = Spool(folder=tmp_path, reserve_bytes=1 << 60)
-
-    async def untouched() -> AsyncIterator[bytes]:
-        raise AssertionError("the body was read")
-        yield b""
-
-    with pytest.raises(StorageFull):
-        await spool.store(untouched(), size=1, sha256=bytes(32), target=tmp_path / "blob")
-
-
-FULL_DISK = """
-import asyncio, pathlib, resource, signal, sys
-from fedcore.errors import StorageFull
-from server_app.blobs import Spool
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
-spool = Spool(folder=pathlib.Path(sys.argv[1]) / "spool", reserve_bytes=0)
-spool.clear()
-async def body():
-    for _ in range(50):
-        yield bytes(100_000)
-try:
-    target = pathlib.Path(sys.argv[1]) / "blob"
-    asyncio.run(spool.store(body(), size=5_000_000, sha256=bytes(32), target=target))
-except StorageFull as error:
-    assert not list(spool.folder.iterdir()) and not target.exists()
-    print("refused:", error)
-"""
-
-
-def test_a_file_that_cannot_grow_is_a_full_disk(tmp_path: Path) -> None:
-    """The kernel itself refuses the write here, as it does on a full disk."""
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("refused: the server's disk is full")
 
 
 @pytest.mark.parametrize("words", [0, 1, 7, 65_537, 1_200_003])

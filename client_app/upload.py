@@ -1,0 +1,72 @@
+"""An update on its way up: each part is made and hashed in a thread while the parts before it are sent.
+
+What makes the parts is a generator: `ClientSession.mask_pieces` masks the next one in place, `read_pieces` reads the
+next one from a file. Whatever happens, it is closed at the end: a session whose update has not left whole is abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_app.concurrency import in_thread, tasks
+from client_app.transport import Transport
+from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, update_digest
+from fedcore.wire import PartsOut
+
+Pieces = Generator[memoryview, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    index: int
+    content: memoryview
+    sha256: bytes
+
+
+async def send_parts(transport: Transport, path: str, pieces: Pieces, *, size: int) -> str:
+    """Send an update of `size` bytes, cut into pieces of PART_BYTES, to the routes below `path`.
+
+    Returns the digest for its manifest, in hex, once the server has all parts. One piece is made ahead of the
+    PARTS_IN_FLIGHT that are on the line. Raises what the transport and the pieces raise.
+    """
+    digests: list[bytes] = []
+    line = asyncio.Semaphore(PARTS_IN_FLIGHT)
+
+    def make() -> _Part | None:
+        content = next(pieces, None)
+        return None if content is None else _Part(len(digests), content, hashlib.sha256(content).digest())
+
+    async def send(part: _Part) -> None:
+        try:
+            await _send_part(transport, path, part, size)
+        finally:
+            line.release()
+
+    try:
+        async with tasks() as group:
+            while (part := await in_thread(make)) is not None:
+                digests.append(part.sha256)
+                await line.acquire()
+                group.create_task(send(part))
+    finally:
+        pieces.close()
+    return update_digest(size, digests).hex()
+
+
+async def _send_part(transport: Transport, path: str, part: _Part, size: int) -> None:
+    async def is_there() -> bool:
+        answer = await transport.get(path, PartsOut, size=size)
+        return answer is not None and answer.parts.get(part.index) == part.sha256.hex()
+
+    await transport.put_octets(f"{path}/{part.index}", part.content, sha256=part.sha256, is_there=is_there)
+
+
+def read_pieces(path: Path) -> Pieces:
+    """A file in pieces of PART_BYTES."""
+    with path.open("rb") as file:
+        while piece := file.read(PART_BYTES):
+            yield memoryview(piece)

@@ -1,0 +1,36 @@
+"""How an update is cut for its way up, and what names the whole of it.
+
+An update goes up in parts of `PART_BYTES`; only the last may be shorter. So the next part is masked and hashed while
+the ones before it are on the line, and a connection that breaks costs no more than the parts that it carried. The
+digest of the whole follows from those of the parts, which are at hand on both sides: nobody hashes a byte twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final
+
+PART_BYTES: Final = 8 << 20
+"""Divides the 64 MiB chunks of the mask stream, and holds whole 64-bit words."""
+PARTS_IN_FLIGHT: Final = 2
+"""Parts of one client that are under way at the same time: while one waits for its answer, the other has the line."""
+_DOMAIN: Final = b"fedcore/update/v1\x00"
+
+
+def part_count(size: int) -> int:
+    """How many parts an update of `size` bytes has."""
+    return -(-size // PART_BYTES)
+
+
+def part_size(size: int, index: int) -> int:
+    """Bytes of part `index` (from 0) of an update of `size` bytes; 0 where there is no such part."""
+    return max(0, min(PART_BYTES, size - index * PART_BYTES)) if index >= 0 else 0
+
+
+def update_digest(size: int, parts: Iterable[bytes]) -> bytes:
+    """The digest of an update of `size` bytes, 32 bytes: SHA-256 over its size and its parts' SHA-256, in order.
+
+    The size fixes where each part begins, and each digest has 32 bytes, so no two updates are hashed as the same text.
+    """
+    return hashlib.sha256(_DOMAIN + size.to_bytes(8, "little") + b"".join(parts)).digest()
