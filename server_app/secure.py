@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec import Decoded, Encoding, decode
+from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import FedcoreError, RoundFailed
 from fedcore.round import encoding_of, round_parameters
 from fedcore.secagg import Randomness, ServerRound, ServerStage, apply_masks
@@ -73,7 +73,7 @@ class SecureExchange(Exchange):
     ) -> None:
         super().__init__(setup)
         model = setup.task.model
-        self.encoding: Encoding = encoding_of(setup.task)
+        self.encoding: AnyEncoding = encoding_of(setup.task)
         self.decoded: Decoded | None = None
         self._round = ServerRound(
             parameters=round_parameters(

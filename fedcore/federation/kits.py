@@ -6,6 +6,7 @@ and that nobody but their owner can read the secrets. Secrets stay out of every 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,12 +55,17 @@ class Policy:
     app_sha256: hash of the only app it agrees to run; None for whatever app the owner installed.
     allow_plain: whether the server may read this client's updates one by one, as it does with
         `aggregation = "plain"`.
+    max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
+        0 where its owner does not insist on differential privacy.
+    delta: the delta at which that epsilon is counted.
     """
 
     min_cohort: int
     min_threshold: int
     app_sha256: str | None = None
     allow_plain: bool = False
+    max_epsilon: float = 0.0
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         if self.min_cohort < 2:
@@ -68,6 +74,12 @@ class Policy:
             raise KitError("min-threshold must be at least 2 and at most min-cohort")
         if self.app_sha256 is not None and not _SHA256.fullmatch(self.app_sha256):
             raise KitError("app-sha256 must be 64 lower-case hexadecimal digits, or empty")
+        if not 0 <= self.max_epsilon < math.inf:
+            raise KitError("max-epsilon must be a number that is not negative; 0 does not ask for differential privacy")
+        if not 0 < self.delta < 1:
+            raise KitError("delta must be greater than 0 and less than 1")
+        if self.max_epsilon and self.allow_plain:
+            raise KitError("allow-plain and max-epsilon contradict each other: a readable update has no noise")
 
     @classmethod
     def default(cls, clients: int) -> Self:
@@ -83,14 +95,23 @@ class Policy:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read policy.toml; raises KitError or UnknownKey."""
-        types = {"min-cohort": int, "min-threshold": int, "app-sha256": str, "allow-plain": bool}
-        values = read_toml(path, types, optional=frozenset({"app-sha256", "allow-plain"}))
+        types = {
+            "min-cohort": int,
+            "min-threshold": int,
+            "app-sha256": str,
+            "allow-plain": bool,
+            "max-epsilon": float,
+            "delta": float,
+        }
+        values = read_toml(path, types, optional=frozenset({"app-sha256", "allow-plain", "max-epsilon", "delta"}))
         try:
             return cls(
                 min_cohort=values["min-cohort"],
                 min_threshold=values["min-threshold"],
                 app_sha256=values.get("app-sha256") or None,
                 allow_plain=values.get("allow-plain", False),
+                max_epsilon=values.get("max-epsilon", 0.0),
+                delta=values.get("delta", 1e-5),
             )
         except KitError as error:
             raise broken(path, str(error), "mend the line") from None

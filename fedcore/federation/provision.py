@@ -255,6 +255,13 @@ app-sha256 = "{policy.app_sha256 or ""}"
 # Whether the server may read this client's updates one by one, without secure aggregation
 # (aggregation = "plain").
 allow-plain = {str(policy.allow_plain).lower()}
+
+# How much all sums with this client in them may reveal about it, all runs together: the epsilon of
+# (epsilon, delta)-differential privacy. 0: its owner does not insist on noise. With another value a
+# run without enough noise is refused, and so is every exchange that would go over it. What has been
+# spent is kept in the ledger of the state folder.
+max-epsilon = {policy.max_epsilon}
+delta = {policy.delta}
 """
 
 
