@@ -264,6 +264,6 @@ def _print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
     if summary["model"]:
         console.print(f"model saved to {escape(summary['model'])}", highlight=False, soft_wrap=True)
     if summary["privacy"] is not None:
-        console.print(epsilon_line(summary), highlight=False)
+        console.print(epsilon_line(summary), highlight=False, soft_wrap=True)
     if summary["aggregation"] == "plain":
         console.print(f"[yellow]{PLAIN_WARNING}[/]")

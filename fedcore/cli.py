@@ -153,7 +153,7 @@ def simulate_command(
 def compare_command(
     app: AppFolder,
     modes: Annotated[
-        str, typer.Option(help="Comma-separated: federated, federated-plain, centralized.")
+        str, typer.Option(help="Comma-separated: federated, federated-plain, federated-dp, centralized.")
     ] = "federated,centralized",
     clients: Annotated[int, typer.Option(min=2, help="Number of client processes.")] = 4,
     out: Annotated[Path, typer.Option(help="Folder for the report, the plot, models and logs.")] = Path("compare-out"),
@@ -288,4 +288,4 @@ def _print_metrics(summary: Mapping[str, Any]) -> None:
     if summary["privacy"] is not None:
         from fedcore.progress import epsilon_line
 
-        Console().print(epsilon_line(summary), highlight=False)
+        Console().print(epsilon_line(summary), highlight=False, soft_wrap=True)

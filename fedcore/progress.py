@@ -78,9 +78,10 @@ class ProgressView:
         metrics = "  ".join(f"{name} {_number(value)}" for name, value in data["metrics"].items())
         clipped = f"  clipped {data['clipped']}" if data.get("clipped") else ""
         epsilon = f"  epsilon {data['epsilon']:.3f}" if "epsilon" in data else ""
+        shown = f"  {escape(metrics)}" if metrics else ""
         self._line(
             f"round {data['server_round']:>3}  {data['message_type']:<8}  {len(data['survivors'])} clients  "
-            f"{data['seconds']:5.1f} s  {escape(metrics)}{clipped}{epsilon}"
+            f"{data['seconds']:5.1f} s{shown}{clipped}{epsilon}"
         )
 
     def _on_exchange_failed(self, data: Mapping[str, Any]) -> None:

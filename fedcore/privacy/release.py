@@ -38,16 +38,16 @@ def grid_scale(dimension: int) -> int:
     return scale
 
 
-def rounded_norm_squared(scale: int, dimension: int) -> int:
+def rounded_norm_squared(scale: int, dimension: int, beta: float = ROUNDING_BETA) -> int:
     """Largest squared L2 norm of an update after rounding, in steps; the update has at most norm `scale` before.
 
-    The smaller of two bounds: every coordinate moves by less than one step; or, except with probability
-    `ROUNDING_BETA`, c^2 + d / 4 + sqrt(2 log(1 / beta)) (c + sqrt(d) / 2) (Kairouz, Liu, Steinke 2021, Theorem 1 and
-    Proposition 22, with the granularity as the unit). A client rounds again until the bound holds.
+    The smaller of two bounds: every coordinate moves by less than one step; or, except with probability `beta`,
+    c^2 + d / 4 + sqrt(2 log(1 / beta)) (c + sqrt(d) / 2) (Kairouz, Liu, Steinke 2021, Theorem 1 and Proposition 22,
+    with the granularity as the unit). A client rounds again until the bound holds.
     """
     root = math.sqrt(dimension)
     sure = (scale + root) ** 2
-    likely = scale**2 + dimension / 4 + math.sqrt(2 * math.log(1 / ROUNDING_BETA)) * (scale + root / 2)
+    likely = scale**2 + dimension / 4 + math.sqrt(2 * math.log(1 / beta)) * (scale + root / 2)
     return math.floor(min(sure, likely))
 
 
@@ -103,23 +103,13 @@ class Release:
 
     def rdp(self, order: int) -> float:
         """Upper bound on the Renyi divergence of this order, a whole number above 1, between neighbours."""
-        return self._skellam_rdp(order) if self.mechanism == "skellam" else self._gaussian_rdp(order)
-
-    def _skellam_rdp(self, order: int) -> float:
-        """Agarwal, Kairouz, Liu 2021, Corollary 3.6, with D1 <= min(sqrt(d) D2, D2^2) for integer vectors.
-
-        a D2^2 / (2 mu) + min(((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)); mu is the variance, and a sum of
-        Skellam variables is one, so it is that of all shares together.
-        """
-        square, variance = self.norm_squared, self.total_variance
-        l1 = min(math.sqrt(self.dimension * square), square)
-        discrete = min(((2 * order - 1) * square + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-        return order * square / (2 * variance) + discrete
-
-    def _gaussian_rdp(self, order: int) -> float:
-        """Kairouz, Liu, Steinke 2021, Theorem 1: a / 2 (D2 / (sqrt(n) sigma) + tau sqrt(d))^2 for n shares."""
-        length = math.sqrt(self.norm_squared / self.total_variance)
-        return order / 2 * (length + sum_distance(self.variance, self.shares) * math.sqrt(self.dimension)) ** 2
+        square = self.norm_squared
+        if self.mechanism == "skellam":
+            # Integers: |x| <= x^2 in each coordinate.
+            l1 = min(math.sqrt(self.dimension * square), square)
+            return skellam_rdp(order, l2_squared=square, l1=l1, variance=self.total_variance)
+        tau = sum_distance(self.variance, self.shares)
+        return gaussian_rdp(order, l2_squared=square, variance=self.total_variance, tau=tau, dimension=self.dimension)
 
     def to_json(self) -> dict[str, Any]:
         """The release as a plain JSON object."""
@@ -136,6 +126,24 @@ class Release:
             if key not in data:
                 raise EncodingError(f"a noised sum lacks {key!r}")
         return cls(**{**data, "variance": _real(data["variance"])})
+
+
+def skellam_rdp(order: int, *, l2_squared: float, l1: float, variance: float) -> float:
+    """Renyi divergence of Skellam noise under an integer shift (Agarwal, Kairouz, Liu 2021, Corollary 3.6).
+
+    a D2^2 / (2 mu) + min(((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)), for whole orders a > 1. `variance`, their
+    mu, is that of all shares together: a sum of Skellam variables is one.
+    """
+    discrete = min(((2 * order - 1) * l2_squared + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
+    return order * l2_squared / (2 * variance) + discrete
+
+
+def gaussian_rdp(order: int, *, l2_squared: float, variance: float, tau: float, dimension: int) -> float:
+    """Renyi divergence of a sum of discrete Gaussians (Kairouz, Liu, Steinke 2021, Theorem 1).
+
+    a / 2 (D2 / sqrt(n sigma^2) + tau sqrt(d))^2; `variance` is n sigma^2.
+    """
+    return order / 2 * (math.sqrt(l2_squared / variance) + tau * math.sqrt(dimension)) ** 2
 
 
 def sum_distance(variance: float, shares: int) -> float:
