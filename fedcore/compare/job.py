@@ -82,9 +82,6 @@ def run_mode(job: CompareJob, mode: str, emit: EventSink) -> ModeResult:
 
 def _federated(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> RunRecord:
     plain = mode == "federated-plain"
-    settings = {**job.settings, "min-clients": job.clients, "aggregation": "plain" if plain else "secure"}
-    if mode != PRIVATE_MODE:
-        settings |= {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
     federation = LocalFederation.create(folder / "federation", clients=job.clients, allow_plain=plain)
     with ProcessGroup(folder / "logs", _environment(job)) as group:
         federation.start_server(group)
@@ -94,9 +91,16 @@ def _federated(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> Run
             federation.operator,
             out=folder / "model.safetensors",
             run_config=job.run_config,
-            settings=settings,
+            settings=mode_settings(job, mode),
         )
         return _follow(group, group.start("run", command, piped=True), emit)
+
+
+def mode_settings(job: CompareJob, mode: str) -> dict[str, Any]:
+    """The job's settings as one of the federated modes has them."""
+    aggregation = "plain" if mode == "federated-plain" else "secure"
+    settings = {**job.settings, "min-clients": job.clients, "aggregation": aggregation}
+    return settings if mode == PRIVATE_MODE else {**settings, "dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
 
 
 def _centralized(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> RunRecord:

@@ -60,6 +60,7 @@ from fedcore.wire import (
 from server_app.api import Application, make_application
 from server_app.appmessages import (
     Broken,
+    BudgetReached,
     ExchangeAsked,
     ExchangeFailed,
     Finished,
@@ -142,7 +143,7 @@ class ScriptedApp:
         *,
         message_type: str = "train",
         configs: Mapping[str, Any] | None = None,
-    ) -> Replies | ExchangeFailed:
+    ) -> Replies | ExchangeFailed | BudgetReached:
         """One `send_and_receive` of the ServerApp."""
         number = next(self._numbers)
         path = self.folder / f"model-{number}.safetensors"
@@ -161,7 +162,7 @@ class ScriptedApp:
             )
         )
         answer = await self._answers.get()
-        assert isinstance(answer, Replies | ExchangeFailed)
+        assert isinstance(answer, Replies | ExchangeFailed | BudgetReached)
         return answer
 
     def finish(self, model: ModelState | None = None) -> None:
