@@ -21,6 +21,7 @@ from fedcore.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_tabl
 from fedcore.state import FileSink, MemorySink, ModelState, StateSink, from_float
 
 _WORD = 1 << 64
+_ATTEMPTS = 64
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 """The coordinates before rounding, block by block ([m], m <= BLOCK), as often as it is called."""
@@ -151,12 +152,13 @@ def _round(
     """Write the coordinates times `factor`, rounded stochastically, again until the norm is within the sensitivity.
 
     The check is on integers. It is what makes the sensitivity certain: neither float32 nor a client's own mistakes in
-    clipping can get past it. One attempt fails with a chance of at most `ROUNDING_BETA`.
+    clipping can get past it. One attempt fails with a chance of at most `ROUNDING_BETA`, so where all of them do the
+    vector was longer than its bound before: UsageError.
     """
     stream = KeyStream(randomness, ROUNDING)
     limit = encoding.release.norm_squared
     dice = np.empty(BLOCK, np.uint32)
-    while True:
+    for _ in range(_ATTEMPTS):
         squares, place = 0, 0
         for block in blocks():
             part = dice[: block.size]
@@ -170,6 +172,7 @@ def _round(
             place += whole.size
         if squares <= limit:
             return
+    raise UsageError("the update is longer than its clipping bound; nothing of it is sent")
 
 
 def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness: Callable[[int], bytes]) -> None:

@@ -178,6 +178,14 @@ class TestSensitivity:
             assert int(lanes.astype(np.int64) @ lanes) <= limit
         assert len(attempts) > 25
 
+    def test_an_update_that_was_not_clipped_is_never_sent(self) -> None:
+        """However wrong the clipping is: the check on the integers does not depend on it."""
+        encoding = encoding_for(3)
+        vector = np.array([0.0, 1.0, 0.0])
+        lanes = np.zeros(3, np.int32)
+        with pytest.raises(UsageError, match="longer than its clipping bound"):
+            _round(encoding, lanes, lambda: iter((vector,)), encoding.release.scale * 1.1, seeded(4))
+
     def test_an_update_with_nan(self) -> None:
         with pytest.raises(EncodingError, match="NaN"):
             words_of(encoding_for(2), weights(1.0, math.nan))

@@ -45,6 +45,12 @@ def test_theorem_3_5_of_agarwal_et_al_bounds_the_exact_divergence(order: int, sh
         assert bound <= 1.03 * true
 
 
+def test_corollary_3_6_of_agarwal_et_al_by_hand() -> None:
+    """a D2^2 / 2 mu + min(((2a - 1) D2^2 + 6 D1) / 4 mu^2, 3 D1 / 2 mu): each branch once."""
+    assert skellam_rdp(2, l2_squared=9, l1=5, variance=4.0) == 18 / 8 + (3 * 9 + 30) / 64
+    assert skellam_rdp(64, l2_squared=9, l1=5, variance=4.0) == 64 * 9 / 8 + 15 / 8
+
+
 @pytest.mark.parametrize("variance", [0.3, 0.5, 1.0])
 def test_theorem_1_of_kairouz_et_al_bounds_a_sum_of_discrete_gaussians(variance: float) -> None:
     """Kairouz, Liu, Steinke 2021, Theorem 1: tau bounds the log ratio of the sum to one discrete Gaussian."""

@@ -1,9 +1,8 @@
-"""FedAvg from a model of zeros."""
+"""Any of Flower's strategies, from a model of zeros."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp import Grid, ServerApp, strategy
 
 app = ServerApp()
 
@@ -12,10 +11,10 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     initial = ArrayRecord({"weight": Array(np.zeros(int(config["size"]), np.float32))})
-    strategy = FedAvg(
+    chosen = getattr(strategy, str(config["strategy"]))(
         min_train_nodes=1,
         min_evaluate_nodes=1,
         min_available_nodes=1,
         fraction_evaluate=float(config["fraction-evaluate"]),
     )
-    strategy.start(grid=grid, initial_arrays=initial, num_rounds=int(config["num-server-rounds"]))
+    chosen.start(grid=grid, initial_arrays=initial, num_rounds=int(config["num-server-rounds"]))
