@@ -133,7 +133,7 @@ class _Exchange:
         """R0 to R4."""
         model, model_hash = await self._model()
         encoding = check_encoding(self.task, model)
-        check_privacy(self.task, encoding, self.client.kit.policy, self.client.ledger.spent)
+        await in_thread(check_privacy, self.task, encoding, self.client.kit.policy, self.client.ledger.spent)
         session = self._session(model_hash)
         try:
             local = await self._train(session, model)

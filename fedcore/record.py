@@ -95,9 +95,9 @@ class RunRecord:
 
     def samples(self) -> int:
         """Examples reported by all training exchanges together; 0 where they are private."""
-        return (
-            0 if self.privacy is not None else sum(exchange.examples for exchange in self.exchanges if exchange.trains)
-        )
+        if self.privacy is not None:
+            return 0
+        return sum(exchange.examples for exchange in self.exchanges if exchange.trains)
 
     def bytes_per_client(self) -> tuple[float, float]:
         """Mean over the clients of the bytes that one sent and received in the whole run."""

@@ -24,7 +24,7 @@ class PrivacyPlan:
     metric_bound
         Bound on each metric of an evaluation; 0 where clients are asked for none.
     epsilon
-        The budget; infinite where there is none, and epsilon is only counted.
+        The budget; infinite where there is none. A run stops all the same where no finite epsilon can be stated.
     delta
         At which epsilon is stated.
     """
@@ -72,6 +72,11 @@ class PrivacyPlan:
 
     def _check_one_exchange(self) -> None:
         cost = Accountant((coarsest_release(self.mechanism, self.noise_multiplier),)).epsilon(self.delta)
+        if math.isinf(cost):
+            raise ConfigurationError(
+                f"dp-noise-multiplier {self.noise_multiplier:g} protects nobody: one exchange costs more epsilon than "
+                "can be stated; raise it"
+            )
         if cost > self.epsilon:
             raise ConfigurationError(
                 f"one exchange with dp-noise-multiplier {self.noise_multiplier:g} costs epsilon {cost:.3g} at delta "
@@ -96,14 +101,18 @@ class PrivacyAccount:
         return self.plan is not None and not self.plan.metric_bound and not trains
 
     def admit(self, release: Release | None) -> None:
-        """Raise BudgetSpent if one more exchange would exceed the budget; called before its clients are asked."""
+        """Raise BudgetSpent if one more exchange would exceed the budget, or all that can be stated.
+
+        Called before its clients are asked.
+        """
         if self.plan is None or release is None:
             return
         after = self._spent.epsilon(self.plan.delta, further=release)
-        if after > self.plan.epsilon:
+        if after > self.plan.epsilon or math.isinf(after):
+            budget = f"the budget is {self.plan.epsilon:g}" if math.isfinite(self.plan.epsilon) else "none is set"
             raise BudgetSpent(
                 f"{BudgetSpent.check}: epsilon {self.epsilon:.4g} is spent, one more exchange would make it "
-                f"{after:.4g}; the budget is {self.plan.epsilon:g} at delta {self.plan.delta:g}"
+                f"{after:.4g}; {budget} at delta {self.plan.delta:g}"
             )
 
     def spend(self, release: Release | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,15 @@ def seeded(seed: int) -> Callable[[int], bytes]:
 
 
 def plan(**settings: Any) -> PrivacyPlan:
-    """The plan of a job with clip-norm 1 and a noise multiplier of 1, where `settings` say nothing else."""
+    """The plan of a job with clip-norm 1 and a noise multiplier of 1, where `settings` say nothing else.
+
+    Tests may ask for less noise than any job gets.
+    """
     values = {"clip_norm": 1.0, "dp_noise_multiplier": 1.0, **settings}
-    made = PrivacyPlan.of(JobSettings(**values))
+    multiplier = values["dp_noise_multiplier"]
+    made = PrivacyPlan.of(JobSettings(**{**values, "dp_noise_multiplier": multiplier and max(multiplier, 1.0)}))
     assert made is not None
-    return made
+    return replace(made, noise_multiplier=multiplier or made.noise_multiplier)
 
 
 def weights(*values: float, size: int = 0) -> ModelState:

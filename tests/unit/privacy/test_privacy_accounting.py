@@ -213,6 +213,23 @@ class TestBudget:
         with pytest.raises(ConfigurationError, match="one exchange with dp-noise-multiplier 1 costs epsilon 4"):
             PrivacyPlan.of(JobSettings(clip_norm=1.0, dp_noise_multiplier=1.0, dp_epsilon=2.0))
 
+    def test_noise_that_protects_nobody_is_no_plan(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"dp-noise-multiplier 0\.05 protects nobody"):
+            PrivacyPlan.of(JobSettings(clip_norm=1.0, dp_noise_multiplier=0.05))
+
+    def test_a_run_without_a_budget_ends_where_no_epsilon_can_be_stated(self) -> None:
+        account = PrivacyAccount(plan(dp_noise_multiplier=0.5))
+        release = encoding_for(10, dp_noise_multiplier=0.5).release
+        possible = 1
+        while math.isfinite(Accountant().epsilon(1e-5, further=release, times=possible + 1)):
+            possible += 1
+        for _ in range(possible):
+            account.admit(release)
+            account.spend(release)
+        assert 20 < account.epsilon < math.inf
+        with pytest.raises(BudgetSpent, match="would make it inf; none is set"):
+            account.admit(release)
+
     def test_a_run_without_differential_privacy_has_no_plan(self) -> None:
         assert PrivacyPlan.of(JobSettings(clip_norm=1.0)) is None
 
