@@ -6,6 +6,10 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | ----------------------- | ------------------------------------------------------------------------------ |
 | app-mismatch            | running an app that the owner did not install                                  |
 | plain-not-allowed       | sending an update that the server can read                                     |
+| privacy-required        | a sum without noise, where the owner insists on differential privacy           |
+| noise-shares            | noise that is shared out among more clients than a sum is sure to have         |
+| too-little-noise        | one exchange that alone reveals more than the owner allows                     |
+| privacy-budget          | an exchange that would make all of them together reveal more than that         |
 | own-id-missing          | a task for a cohort without this client                                        |
 | duplicate-id            | one client that counts as two                                                  |
 | off-roster              | a cohort with clients that the federation's authority never signed             |
@@ -27,7 +31,7 @@ from __future__ import annotations
 from typing import Final
 
 from client_app.workers import AppFailed
-from fedcore.codec import Encoding
+from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import (
     AppError,
     ConfigurationError,
@@ -42,8 +46,9 @@ from fedcore.errors import (
     Unauthorized,
     WorkerDied,
 )
-from fedcore.federation import ClientKit
-from fedcore.round import encoding_of, round_parameters
+from fedcore.federation import ClientKit, Policy
+from fedcore.privacy import Accountant
+from fedcore.round import encoding_of, round_parameters, smallest_honest_cohort
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
 from fedcore.wire import ProblemKind, Task, WithdrawalReason, WithdrawIn
@@ -52,6 +57,10 @@ APP_MISMATCH: Final = "app-mismatch"
 PLAIN_NOT_ALLOWED: Final = "plain-not-allowed"
 CORRUPT_BELOW_MINIMUM: Final = "corrupt-below-minimum"
 AGREEMENT_NOT_ALLOWED: Final = "agreement-not-allowed"
+PRIVACY_REQUIRED: Final = "privacy-required"
+NOISE_SHARES: Final = "noise-shares"
+TOO_LITTLE_NOISE: Final = "too-little-noise"
+PRIVACY_BUDGET: Final = "privacy-budget"
 _OVER: Final = frozenset(
     {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
 )
@@ -61,6 +70,9 @@ _POLICY: Final = frozenset(
         PLAIN_NOT_ALLOWED,
         CORRUPT_BELOW_MINIMUM,
         AGREEMENT_NOT_ALLOWED,
+        PRIVACY_REQUIRED,
+        TOO_LITTLE_NOISE,
+        PRIVACY_BUDGET,
         Check.COHORT_BELOW_MINIMUM,
         Check.THRESHOLD_BELOW_MINIMUM,
     }
@@ -87,7 +99,7 @@ def check_task(task: Task, kit: ClientKit, app_sha256: str) -> None:
     derive_parameters(task, kit, None)
 
 
-def check_encoding(task: Task, model: ModelState | None) -> Encoding:
+def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
     """The encoding of a secure task, when it is sound and fits the model that this client received."""
     encoding = _sound_encoding(task)
     if encoding.n_max < len(task.cohort):
@@ -105,13 +117,44 @@ def check_encoding(task: Task, model: ModelState | None) -> Encoding:
     return encoding
 
 
-def _sound_encoding(task: Task) -> Encoding:
+def _sound_encoding(task: Task) -> AnyEncoding:
     try:
         return encoding_of(task)
     except ConfigurationError as error:
         raise ProtocolViolation("encoding-refused", str(error)) from None
     except (TypeError, ValueError, OverflowError):
         raise ProtocolViolation("encoding-refused", "the encoding is malformed") from None
+
+
+def check_privacy(task: Task, encoding: AnyEncoding, policy: Policy, spent: Accountant) -> None:
+    """Refuse an exchange that reveals more about this client than its owner allows; raises ProtocolViolation.
+
+    What it reveals follows from the announced noise alone, which ctx binds, and from what this client has `spent`.
+    """
+    release = release_of(encoding)
+    if release is None:
+        if policy.max_epsilon:
+            raise ProtocolViolation(
+                PRIVACY_REQUIRED, f"the sum has no noise, the policy allows epsilon {policy.max_epsilon:g} at most"
+            )
+        return
+    if release.shares > (honest := smallest_honest_cohort(task)):
+        raise ProtocolViolation(
+            NOISE_SHARES,
+            f"the noise is shared out among {release.shares} clients, a sum may hold those of {honest} only",
+        )
+    if not policy.max_epsilon:
+        return
+    if (alone := Accountant((release,)).epsilon(policy.delta)) > policy.max_epsilon:
+        raise ProtocolViolation(
+            TOO_LITTLE_NOISE, f"this exchange alone costs epsilon {alone:.4g}, the policy allows {policy.max_epsilon:g}"
+        )
+    if (after := spent.epsilon(policy.delta, further=release)) > policy.max_epsilon:
+        raise ProtocolViolation(
+            PRIVACY_BUDGET,
+            f"epsilon {spent.epsilon(policy.delta):.4g} is spent, this exchange would make it {after:.4g}; "
+            f"the policy allows {policy.max_epsilon:g}",
+        )
 
 
 def derive_parameters(task: Task, kit: ClientKit, model_hash: bytes | None) -> RoundParameters:

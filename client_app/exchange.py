@@ -22,14 +22,14 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.admission import check_encoding, check_task, derive_parameters
+from client_app.admission import check_encoding, check_privacy, check_task, derive_parameters
 from client_app.concurrency import guarded, in_thread
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Pieces, read_pieces, send_parts
 from client_app.workers import LocalAnswer
-from fedcore.codec import Encoding, encode
+from fedcore.codec import AnyEncoding, encode, release_of
 from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
 from fedcore.federation import ClientKit
 from fedcore.parts import PART_BYTES, update_digest
@@ -136,10 +136,13 @@ class _Exchange:
         """R0 to R4."""
         model, model_hash = await self._model()
         encoding = check_encoding(self.task, model)
+        await in_thread(check_privacy, self.task, encoding, self.client.kit.policy, self.client.ledger.spent)
         session = self._session(model_hash)
         try:
             local = await self._train(session, model)
             words, metrics = await self._encode(encoding, model, local)
+            if (release := release_of(encoding)) is not None:
+                await in_thread(self.client.ledger.spend, self.task.run, self.task.exchange, release)
             await self._upload(session, words, metrics)
             await self._unmask(session)
         finally:
@@ -216,7 +219,7 @@ class _Exchange:
         return local
 
     async def _encode(
-        self, encoding: Encoding, model: ModelState | None, local: LocalAnswer
+        self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer
     ) -> tuple[NDArray[np.uint64], list[MetricSlots]]:
         """The update as words, clipped and rounded, ready to be masked."""
         state = ModelState.open(self._new_model) if local.trained else None

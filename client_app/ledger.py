@@ -2,7 +2,8 @@
 
 PROTOCOL.md, case 13: a client that restarts in the middle of a round is a dropout of that round, and shares for the
 unmasking leave it exactly once. Both must outlive the process, so each is written and synced before the first byte of
-it leaves the machine. The file has one JSON object a line and only ever grows.
+it leaves the machine. So is what each noised sum may reveal about this client, which its policy may bound for all runs
+together. The file has one JSON object a line and only ever grows.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from fedcore.errors import ConfigurationError, EnvironmentFailure, ProtocolViolation, StorageFull
+from fedcore.privacy import Accountant, Release
 
 LEDGER_FILE: Final = "ledger.jsonl"
 ENTERED: Final = "entered"
 UNMASKED: Final = "unmasked"
 LEFT: Final = "left"
+SPENT: Final = "spent"
 
 Place = tuple[str, int]
 """A run and the number of an exchange in it."""
@@ -62,6 +65,7 @@ class Ledger:
         self._lock = FolderLock(folder)
         self._highest: dict[str, int] = {}
         self._unmasked: set[Place] = set()
+        self._spent = Accountant()
         self._open: Place | None = None
         self._last: Place | None = None
         try:
@@ -81,6 +85,11 @@ class Ledger:
         """The exchange that was entered last."""
         return self._last
 
+    @property
+    def spent(self) -> Accountant:
+        """What all noised sums that this client took part in may reveal about it."""
+        return self._spent
+
     def enter(self, run: str, exchange: int) -> None:
         """Use up an exchange's number, before anything is said in it.
 
@@ -99,6 +108,10 @@ class Ledger:
             raise ProtocolViolation("second-unmask", f"the shares of exchange {exchange} left this machine before")
         self._append(UNMASKED, run, exchange)
 
+    def spend(self, run: str, exchange: int, release: Release) -> None:
+        """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
+        self._append(SPENT, run, exchange, release)
+
     def leave(self, run: str, exchange: int) -> None:
         """Note that an exchange is over for this client, whatever its end was."""
         self._append(LEFT, run, exchange)
@@ -116,8 +129,11 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, event: str, run: str, exchange: int) -> None:
-        line = json.dumps({"event": event, "run": run, "exchange": exchange}).encode() + b"\n"
+    def _append(self, event: str, run: str, exchange: int, release: Release | None = None) -> None:
+        entry: dict[str, Any] = {"event": event, "run": run, "exchange": exchange}
+        if release is not None:
+            entry["release"] = release.to_json()
+        line = json.dumps(entry).encode() + b"\n"
         end = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, line) != len(line):
@@ -128,15 +144,17 @@ class Ledger:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull("the disk that holds the agent's ledger is full; free some space") from error
             raise EnvironmentFailure(f"the agent's ledger cannot be written: {error.strerror}") from error
-        self._apply(event, run, exchange)
+        self._apply(event, run, exchange, release)
 
-    def _apply(self, event: str, run: str, exchange: int) -> None:
+    def _apply(self, event: str, run: str, exchange: int, release: Release | None) -> None:
         place = (run, exchange)
         if event == ENTERED:
             self._highest[run] = max(exchange, self._highest.get(run, 0))
             self._open = self._last = place
         elif event == UNMASKED:
             self._unmasked.add(place)
+        elif release is not None:
+            self._spent.add(release)
         elif self._open == place:
             self._open = None
 
@@ -148,13 +166,13 @@ class Ledger:
         os.ftruncate(self._descriptor, whole)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
-                event, run, exchange = _parse(line)
-            except (ValueError, KeyError, TypeError):
+                event, run, exchange, release = _parse(line)
+            except (ValueError, KeyError, TypeError, ConfigurationError):
                 raise ConfigurationError(
                     f"line {number} of {path} is damaged, so it is not known in which exchanges this client took "
                     "part; restore the file, or move the folder away and ask for a new identity"
                 ) from None
-            self._apply(event, run, exchange)
+            self._apply(event, run, exchange, release)
 
 
 def _open_file(path: Path) -> int:
@@ -171,10 +189,10 @@ def _open_file(path: Path) -> int:
     return descriptor
 
 
-def _parse(line: bytes) -> tuple[str, str, int]:
+def _parse(line: bytes) -> tuple[str, str, int, Release | None]:
     entry = json.loads(line)
     event, run, exchange = entry["event"], entry["run"], entry["exchange"]
-    known = event in (ENTERED, UNMASKED, LEFT) and isinstance(run, str)
+    known = event in (ENTERED, UNMASKED, LEFT, SPENT) and isinstance(run, str)
     if not known or type(exchange) is not int:
         raise ValueError
-    return event, run, exchange
+    return event, run, exchange, Release.from_json(entry["release"]) if event == SPENT else None

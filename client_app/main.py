@@ -159,7 +159,8 @@ async def _serve(client_: Client, worker: Worker) -> None:
 def _policy_text(client_: Client) -> str:
     policy = client_.kit.policy
     plain = ", plain aggregation allowed: the server may read updates" if policy.allow_plain else ""
-    return f"at least {policy.min_cohort} clients, threshold at least {policy.min_threshold}{plain}"
+    epsilon = f", epsilon at most {policy.max_epsilon:g} at delta {policy.delta:g}" if policy.max_epsilon else ""
+    return f"at least {policy.min_cohort} clients, threshold at least {policy.min_threshold}{plain}{epsilon}"
 
 
 def _node_config(text: str) -> dict[str, Scalar]:

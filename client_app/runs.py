@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import (
+    BudgetSpent,
     ConfigurationError,
     FedcoreError,
     PeerError,
@@ -35,7 +36,7 @@ from fedcore.errors import (
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
-from fedcore.progress import PLAIN_WARNING, ProgressView
+from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line
 from fedcore.record import RunRecord
 from fedcore.wire import Event, ModelRef, Problem, RunIn, RunOut, RunStatus
 
@@ -78,6 +79,8 @@ def run(
             client.fetch_model(final.run, final.model, out)
             summary["model"] = str(out)
     _print_summary(summary, as_json)
+    if final.reason:  # finished, but by its privacy budget
+        raise typer.Exit(BudgetSpent.exit_code)
 
 
 def make_submission(app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> RunIn:
@@ -260,5 +263,7 @@ def _print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
     console.print(f"run {summary['run']}: {summary['rounds']} rounds, {escape(metrics)}", highlight=False)
     if summary["model"]:
         console.print(f"model saved to {escape(summary['model'])}", highlight=False, soft_wrap=True)
+    if summary["privacy"] is not None:
+        console.print(epsilon_line(summary), highlight=False, soft_wrap=True)
     if summary["aggregation"] == "plain":
         console.print(f"[yellow]{PLAIN_WARNING}[/]")

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcore.config import JobSettings, override, parse_assignments
-from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.errors import BudgetSpent, ConfigurationError, FedcoreError
 from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
 
 INTERRUPTED = 130
@@ -49,6 +49,9 @@ def provision_command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")] = DEFAULT_PORT,
     min_cohort: Annotated[int | None, typer.Option(min=2, help="Least cohort in every client's policy.")] = None,
     min_threshold: Annotated[int | None, typer.Option(min=2, help="Least threshold in every client's policy.")] = None,
+    max_epsilon: Annotated[
+        float, typer.Option(min=0.0, help="Most epsilon that any client's policy allows, all runs together; 0 for any.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Make a private federation: authority key, roster, private CA, and a kit for every client.
@@ -60,6 +63,7 @@ def provision_command(
         min_cohort=min_cohort or default.min_cohort,
         min_threshold=min_threshold or default.min_threshold,
         app_sha256=default.app_sha256,
+        max_epsilon=max_epsilon,
     )
     provision(
         folder,
@@ -142,12 +146,14 @@ def simulate_command(
         state.save(out)
     summary = {"app": flower.name, "clients": clients, **record.summary(), "model": str(out) if out else None}
     _print_json(summary) if as_json else _print_metrics(summary)
+    if record.reason:  # finished, but by its privacy budget
+        raise typer.Exit(BudgetSpent.exit_code)
 
 
 def compare_command(
     app: AppFolder,
     modes: Annotated[
-        str, typer.Option(help="Comma-separated: federated, federated-plain, centralized.")
+        str, typer.Option(help="Comma-separated: federated, federated-plain, federated-dp, centralized.")
     ] = "federated,centralized",
     clients: Annotated[int, typer.Option(min=2, help="Number of client processes.")] = 4,
     out: Annotated[Path, typer.Option(help="Folder for the report, the plot, models and logs.")] = Path("compare-out"),
@@ -279,3 +285,7 @@ def _print_json(value: Mapping[str, Any]) -> None:
 def _print_metrics(summary: Mapping[str, Any]) -> None:
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, float))
     Console().print(f"{summary['app']}: {summary['rounds']} rounds, {metrics}", highlight=False)
+    if summary["privacy"] is not None:
+        from fedcore.progress import epsilon_line
+
+        Console().print(epsilon_line(summary), highlight=False, soft_wrap=True)

@@ -37,6 +37,14 @@ class JobSettings:
     step_seconds: time for any other step.
     liveness_seconds: a client that is silent for longer has dropped out.
     max_attempts: how often a failed exchange is tried before the run fails.
+
+    Differential privacy of each client, on where dp_epsilon or dp_noise_multiplier is set (it needs clip_norm):
+    dp_epsilon: the budget, at which the run stops; 0 for none.
+    dp_delta: the delta at which epsilon is stated.
+    dp_noise_multiplier: noise in the smallest sum over the sensitivity; 0 to derive it from dp_epsilon and dp_rounds.
+    dp_rounds: rounds that the budget must last for.
+    dp_mechanism: distribution of the noise.
+    dp_metric_bound: bound on each metric of an evaluation, noised like an update; 0 asks clients for no evaluation.
     """
 
     aggregation: Literal["secure", "plain"] = "secure"
@@ -55,6 +63,12 @@ class JobSettings:
     step_seconds: float = 60.0
     liveness_seconds: float = 15.0
     max_attempts: int = 3
+    dp_epsilon: float = 0.0
+    dp_delta: float = 1e-5
+    dp_noise_multiplier: float = 0.0
+    dp_rounds: int = 0
+    dp_mechanism: Literal["skellam", "discrete-gaussian"] = "skellam"
+    dp_metric_bound: float = 0.0
 
     def __post_init__(self) -> None:
         positive = (
@@ -64,12 +78,37 @@ class JobSettings:
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{_kebab(name)} must be greater than 0")
-        for name in ("clip_norm", "quorum"):
+        defaulted = (
+            "clip_norm", "quorum", "dp_epsilon", "dp_noise_multiplier", "dp_rounds", "dp_metric_bound",
+        )  # fmt: skip
+        for name in defaulted:
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{_kebab(name)} must not be negative; 0 stands for the default")
         for name in ("max_corrupt", "max_dropout"):
             if not 0 <= getattr(self, name) < 1 / 3:
                 raise ConfigurationError(f"{_kebab(name)} must be at least 0 and less than a third")
+        if not 0 < self.dp_delta < 1:
+            raise ConfigurationError("dp-delta must be greater than 0 and less than 1; below 1 / clients is usual")
+        if self.private:
+            self._check_private()
+
+    @property
+    def private(self) -> bool:
+        """Whether the run is differentially private."""
+        return bool(self.dp_epsilon or self.dp_noise_multiplier)
+
+    def _check_private(self) -> None:
+        if self.aggregation != "secure":
+            raise ConfigurationError(
+                'differential privacy needs aggregation = "secure": each client adds only a share of the noise, and an '
+                "update that the server can read is not hidden by it"
+            )
+        if not self.clip_norm:
+            raise ConfigurationError("differential privacy needs clip-norm, the L2 bound on a client's update")
+        if not self.dp_noise_multiplier and not self.dp_rounds:
+            raise ConfigurationError(
+                "dp-epsilon needs dp-rounds, the rounds that the budget must last for, or dp-noise-multiplier"
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:

@@ -18,6 +18,7 @@
     │   ├── CohortTooSmall
     │   └── UnmaskFailed
     ├── RunFailed                the run as a whole ended without a model
+    ├── BudgetSpent              the run has to stop: one more exchange would exceed its privacy budget
     └── EnvironmentFailure       the machine or the network
         ├── ServerUnreachable
         ├── PortInUse
@@ -147,6 +148,13 @@ class RunFailed(FedcoreError):
     """The run ended without a model; the message carries the last reason."""
 
     exit_code: ClassVar[int] = 5
+
+
+class BudgetSpent(FedcoreError):
+    """One more exchange would exceed the privacy budget; the run ends with the model that it has."""
+
+    exit_code: ClassVar[int] = 6
+    check: ClassVar[str] = "privacy-budget"
 
 
 class EnvironmentFailure(FedcoreError):

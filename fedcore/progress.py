@@ -58,6 +58,9 @@ class ProgressView:
     def _on_started(self, data: Mapping[str, Any]) -> None:
         if data["aggregation"] == "plain":
             self._line(f"[yellow]{PLAIN_WARNING}[/]")
+        if data.get("privacy"):
+            for line in privacy_lines(data["privacy"]):
+                self._line(line)
 
     def _on_exchange(self, data: Mapping[str, Any]) -> None:
         attempt = f" (attempt {data['attempt']})" if data["attempt"] > 1 else ""
@@ -74,9 +77,11 @@ class ProgressView:
     def _on_exchange_done(self, data: Mapping[str, Any]) -> None:
         metrics = "  ".join(f"{name} {_number(value)}" for name, value in data["metrics"].items())
         clipped = f"  clipped {data['clipped']}" if data.get("clipped") else ""
+        epsilon = f"  epsilon {data['epsilon']:.3f}" if "epsilon" in data else ""
+        shown = f"  {escape(metrics)}" if metrics else ""
         self._line(
             f"round {data['server_round']:>3}  {data['message_type']:<8}  {len(data['survivors'])} clients  "
-            f"{data['seconds']:5.1f} s  {escape(metrics)}{clipped}"
+            f"{data['seconds']:5.1f} s{shown}{clipped}{epsilon}"
         )
 
     def _on_exchange_failed(self, data: Mapping[str, Any]) -> None:
@@ -86,6 +91,32 @@ class ProgressView:
     def _on_ended(self, data: Mapping[str, Any]) -> None:
         reason = f": {escape(data['reason'])}" if data["reason"] else ""
         self._line(f"{data['status']}{reason}")
+
+
+def privacy_lines(privacy: Mapping[str, Any]) -> tuple[str, str]:
+    """What a person should know about a differentially private run before it begins."""
+    budget = f"the run stops at epsilon {privacy['epsilon']:g}" if privacy["epsilon"] else "no budget"
+    bound = privacy["metric_bound"]
+    metrics = (
+        f"metrics of evaluations are clipped to ±{bound:g} and noised like an update"
+        if bound
+        else "clients are asked for no evaluation (set dp-metric-bound, or evaluate in the ServerApp)"
+    )
+    return (
+        f"differential privacy of each client: {privacy['mechanism']}, "
+        f"noise multiplier {privacy['noise_multiplier']:g}, clip norm {privacy['clip_norm']:g}, "
+        f"delta {privacy['delta']:g}, {budget}",
+        f"every client weighs the same; examples and metrics of training stay with the clients; {metrics}",
+    )
+
+
+def epsilon_line(summary: Mapping[str, Any]) -> str:
+    """What a differentially private run guarantees to each client, from the summary of its record."""
+    budget = summary["privacy"]["epsilon"]
+    return (
+        f"each client has ({summary['epsilon']:.3f}, {summary['privacy']['delta']:g})-differential privacy"
+        f"{f' (budget {budget:g})' if budget else ''}, the whole run together"
+    )
 
 
 def _number(value: Any) -> str:

@@ -21,6 +21,7 @@ class ExchangeRecord:
     """One completed exchange. seconds: its duration; at: seconds since the run began, at its end.
 
     clipped: elements of all updates that met the bound of their field. bytes_up, bytes_down: by client name.
+    epsilon: what the run has spent up to here, None without differential privacy.
     """
 
     server_round: int
@@ -34,6 +35,7 @@ class ExchangeRecord:
     stage_seconds: Mapping[str, float]
     bytes_up: Mapping[str, int]
     bytes_down: Mapping[str, int]
+    epsilon: float | None = None
 
     @property
     def trains(self) -> bool:
@@ -46,6 +48,7 @@ class RunRecord:
     """Everything that is kept of one run."""
 
     aggregation: str = ""
+    privacy: Mapping[str, Any] | None = None
     exchanges: list[ExchangeRecord] = field(default_factory=list)
     dropouts: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -56,7 +59,7 @@ class RunRecord:
     def add(self, kind: str, data: Mapping[str, Any], seconds: float) -> None:
         """Take one event that happened `seconds` after the run began; kinds that leave no trace are passed over."""
         if kind == "started":
-            self.aggregation = str(data["aggregation"])
+            self.aggregation, self.privacy = str(data["aggregation"]), data.get("privacy")
         elif kind == "exchange-done":
             self.exchanges.append(_exchange(data, seconds))
         elif kind == "dropped":
@@ -84,8 +87,16 @@ class RunRecord:
         """The first metric of the last evaluation whose name holds `word` ("acc", "loss"), None if there is none."""
         return next((name for name in sorted(self.final_metrics()) if word in name.lower()), None)
 
+    def epsilon(self) -> float | None:
+        """What the run spent, at the delta of its plan; None without differential privacy."""
+        if self.privacy is None:
+            return None
+        return max((exchange.epsilon or 0.0 for exchange in self.exchanges), default=0.0)
+
     def samples(self) -> int:
-        """Examples reported by all training exchanges together."""
+        """Examples reported by all training exchanges together; 0 where they are private."""
+        if self.privacy is not None:
+            return 0
         return sum(exchange.examples for exchange in self.exchanges if exchange.trains)
 
     def bytes_per_client(self) -> tuple[float, float]:
@@ -103,6 +114,8 @@ class RunRecord:
             "status": self.status,
             "reason": self.reason,
             "aggregation": self.aggregation,
+            "privacy": dict(self.privacy) if self.privacy is not None else None,
+            "epsilon": self.epsilon(),
             "rounds": max((exchange.server_round for exchange in self.exchanges), default=0),
             "metrics": self.final_metrics(),
             "samples": self.samples(),
@@ -128,6 +141,7 @@ def _exchange(data: Mapping[str, Any], at: float) -> ExchangeRecord:
         stage_seconds=dict(data.get("stage_seconds", {})),
         bytes_up=dict(data.get("bytes_up", {})),
         bytes_down=dict(data.get("bytes_down", {})),
+        epsilon=data.get("epsilon"),
     )
 
 

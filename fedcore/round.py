@@ -11,9 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcore.codec import CodecSettings, Encoding, Statistics, first_encoding, next_encoding
+from fedcore.codec import (
+    AnyEncoding,
+    CodecSettings,
+    Statistics,
+    encoding_from_json,
+    first_encoding,
+    next_encoding,
+    private_encoding,
+)
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
+from fedcore.privacy import PrivacyPlan
 from fedcore.secagg import Agreement, RoundParameters, cohort_graph, corrupt_clients, default_quorum
 from fedcore.state import Layout, ModelState
 from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task
@@ -51,14 +60,24 @@ class ExchangeReply:
 
 @dataclass(slots=True)
 class EncodingPlan:
-    """Chooses the encoding of each exchange of a run; remembers the aggregated statistics of the last one."""
+    """Chooses the encoding of each exchange of a run; remembers the aggregated statistics of the last one.
+
+    privacy: what the run promises to each client; None where it is not differentially private.
+    """
 
     settings: JobSettings
+    privacy: PrivacyPlan | None = field(init=False)
     _statistics: dict[bytes, Statistics] = field(default_factory=dict)
 
-    def encoding(self, layout: Layout | None, n: int) -> Encoding:
-        """The encoding for a cohort of `n` clients; the first one of a layout has 32-bit fields."""
+    def __post_init__(self) -> None:
+        self.privacy = PrivacyPlan.of(self.settings)
+
+    def encoding(self, layout: Layout | None, n: int) -> AnyEncoding:
+        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 32-bit fields."""
         codec = codec_settings(self.settings)
+        if self.privacy is not None:
+            honest = quorum_for(self.settings, n) - corrupt_clients(n, self.settings.max_corrupt)
+            return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=honest)
         known = self._statistics.get(layout.digest()) if layout else None
         if layout is None or known is None:
             return first_encoding(codec, layout, n)
@@ -112,7 +131,7 @@ def make_task(
     app_sha256: str,
     run_config: Mapping[str, Scalar],
     model: ModelRef | None,
-    encoding: Encoding | None,
+    encoding: AnyEncoding | None,
 ) -> Task:
     """The announcement of one exchange to its cohort."""
     seconds = min(settings.train_seconds, request.timeout or settings.train_seconds)
@@ -135,6 +154,11 @@ def make_task(
         encoding=encoding.to_json() if encoding else None,
         seconds=seconds,
     )
+
+
+def smallest_honest_cohort(task: Task) -> int:
+    """How many honest clients are in any sum that this task can lead to: who signs is real, and few of them collude."""
+    return task.quorum - (task.protection.corrupt if task.protection else 0)
 
 
 def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_hash: bytes | None) -> RoundParameters:
@@ -166,6 +190,6 @@ def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_h
     )
 
 
-def encoding_of(task: Task) -> Encoding:
+def encoding_of(task: Task) -> AnyEncoding:
     """The encoding that a secure task announces; raises EncodingError where it is none."""
-    return Encoding.from_json(task.encoding or {})
+    return encoding_from_json(task.encoding or {})

@@ -18,13 +18,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from fedcore.codec import Encoding, MetricName, decode, encode
+from fedcore.codec import AnyEncoding, MetricName, decode, encode, release_of
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, RoundFailed, RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
 from fedcore.flower.clientside import ClientRunner, LocalResult
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
+from fedcore.privacy import PrivacyAccount
 from fedcore.record import EventSink
 from fedcore.round import (
     EncodingPlan,
@@ -62,6 +63,7 @@ class Simulation:
     _identities: dict[int, Ed25519PrivateKey] = field(init=False)
     _roster: dict[int, bytes] = field(init=False)
     _plan: EncodingPlan = field(init=False)
+    _account: PrivacyAccount = field(init=False)
     _chance: random.Random = field(init=False)
     _app_sha256: str = field(init=False)
     _exchange: int = field(default=0, init=False)
@@ -76,13 +78,16 @@ class Simulation:
         self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
         self._roster = {i: key.public_key().public_bytes_raw() for i, key in self._identities.items()}
         self._plan = EncodingPlan(self.settings)
+        self._account = PrivacyAccount(self._plan.privacy)
         # Which client drops is no secret: the simulator's own choice, to be repeated by its seed.
         self._chance = random.Random(self.seed)  # noqa: S311
         self._app_sha256 = AppBundle.from_folder(self.app.folder).sha256
 
     def run(self) -> ServerAppOutcome:
         """Run the app's ServerApp over simulated exchanges to its end."""
-        self.emit("started", {"app": self.app.name, "aggregation": self.settings.aggregation, "rounds": None})
+        privacy = self._plan.privacy.to_json() if self._plan.privacy else None
+        started = {"app": self.app.name, "aggregation": self.settings.aggregation, "rounds": None, "privacy": privacy}
+        self.emit("started", started)
         outcome = run_server_app(
             self.app,
             backend=self,
@@ -90,7 +95,7 @@ class Simulation:
             run_config=dict(self.run_config),
             aggregation=self.settings.aggregation,
         )
-        self.emit("ended", {"status": "finished", "reason": ""})
+        self.emit("ended", {"status": "finished", "reason": outcome.stopped})
         return outcome
 
     def nodes(self) -> list[int]:
@@ -98,6 +103,8 @@ class Simulation:
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """One exchange, tried again with new dropouts after a failure."""
+        if self._account.withholds(is_training(request.message_type)):
+            return []
         carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
         for attempt in range(1, self.settings.max_attempts + 1):
             self._exchange += 1
@@ -115,7 +122,7 @@ class Simulation:
         config: dict[str, Scalar] = {"partition-id": client_id - 1, "num-partitions": self.clients}
         return ClientRunner(app=self.app, client_id=client_id, node_config=config)
 
-    def _task(self, request: ExchangeRequest, attempt: int, encoding: Encoding | None) -> Task:
+    def _task(self, request: ExchangeRequest, attempt: int, encoding: AnyEncoding | None) -> Task:
         return make_task(
             request,
             settings=self.settings,
@@ -153,6 +160,7 @@ class Simulation:
         started = self.clock()
         layout = request.model.layout if request.model and is_training(request.message_type) else None
         encoding = self._plan.encoding(layout, len(request.nodes))
+        self._account.admit(release_of(encoding))
         task = self._task(request, attempt, encoding)
         parameters = _parameters(task)
         # Thousands of clients in one process would each check the same signatures.
@@ -164,6 +172,7 @@ class Simulation:
             on_dropout=self._dropped,
         )
         total, names = round_.collect(encoding, request.model, lambda i: self._runners[i].run(task, request.model))
+        self._account.spend(release_of(encoding))
         survivors = round_.unmask(total)
         base = request.model if layout else None
         decoded = decode(encoding, total, survivors=len(survivors), base=base, metric_names=names, out_path=None)
@@ -218,6 +227,7 @@ class Simulation:
                 "stage_seconds": {},
                 "bytes_up": dict.fromkeys(names, size),
                 "bytes_down": dict.fromkeys(names, down),
+                **self._account.figures(),
             },
         )
 
@@ -235,7 +245,7 @@ class MemoryRound:
     on_dropout: Callable[[int, str], None]
 
     def collect(
-        self, encoding: Encoding, model: ModelState | None, work: Callable[[int], LocalResult]
+        self, encoding: AnyEncoding, model: ModelState | None, work: Callable[[int], LocalResult]
     ) -> tuple[NDArray[np.uint64], MetricNames]:
         """R0 to R2: the sum of all masked vectors, uint64 [words], and the names of the metrics in it."""
         for client in self._present("advertise"):
@@ -311,7 +321,7 @@ def _plain_number(value: Any) -> MetricValue:
 
 
 def _encoded(
-    encoding: Encoding, model: ModelState | None, result: LocalResult
+    encoding: AnyEncoding, model: ModelState | None, result: LocalResult
 ) -> tuple[NDArray[np.uint64], MetricNames]:
     encoded = encode(
         encoding,

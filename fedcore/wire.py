@@ -348,7 +348,10 @@ class RunIn(Message):
 
 
 class RunStatus(StrEnum):
-    """Where a run stands; `interrupted` is a run that the server was stopped in."""
+    """Where a run stands; `interrupted` is a run that the server was stopped in.
+
+    A run that is `finished` with a reason ended early, at its privacy budget, with the model that it had then.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -373,12 +376,14 @@ class Event(Message):
 
 EVENT_KINDS = {
     "clients": "online (list of names), expected (int): who is connected",
-    "started": "app, aggregation, rounds (int or null)",
+    "started": "app, aggregation, rounds (int or null), privacy (mechanism, noise_multiplier, clip_norm, metric_bound, "
+    "epsilon (the budget, or null) and delta; null for a run without differential privacy)",
     "exchange": "exchange, server_round, message_type, attempt, cohort (names), quorum, field_bits (int or null)",
     "stage": "exchange, stage, done, expected, seconds (in the exchange)",
     "dropped": "exchange, client (name), stage, reason",
     "exchange-done": "exchange, server_round, message_type, survivors (names), examples, metrics, clipped, seconds, "
-    "stage_seconds (dict), bytes_up and bytes_down (dict by client name)",
+    "stage_seconds (dict), bytes_up and bytes_down (dict by client name); with differential privacy epsilon (spent so "
+    "far) and delta, and examples is the number of survivors",
     "exchange-failed": "exchange, server_round, reason, retry (bool)",
     "log": "line: what the ServerApp printed",
     "ended": "status, reason",

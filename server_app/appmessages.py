@@ -73,6 +73,13 @@ class ExchangeFailed(Message):
     reason: str
 
 
+class BudgetReached(Message):
+    """Server to app: no further exchange, because of the privacy budget."""
+
+    op: Literal["budget-reached"] = "budget-reached"
+    reason: str
+
+
 class Finished(Message):
     """App to server: the ServerApp returned; the path of its final model, if it has one."""
 
@@ -88,7 +95,7 @@ class Broken(Message):
 
 
 FromApp = Annotated[NodesAsked | ExchangeAsked | Finished | Broken, Field(discriminator="op")]
-ToApp = Annotated[Start | Nodes | Replies | ExchangeFailed, Field(discriminator="op")]
+ToApp = Annotated[Start | Nodes | Replies | ExchangeFailed | BudgetReached, Field(discriminator="op")]
 
 FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)
 TO_APP: TypeAdapter[ToApp] = TypeAdapter(ToApp)

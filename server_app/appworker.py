@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcore.errors import FedcoreError, RoundFailed, WorkerDied
+from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import run_server_app
 from fedcore.round import ExchangeReply, ExchangeRequest
@@ -25,6 +25,7 @@ from fedcore.wire import Message
 from server_app.appmessages import (
     TO_APP,
     Broken,
+    BudgetReached,
     ExchangeAsked,
     ExchangeFailed,
     Finished,
@@ -87,12 +88,14 @@ class ServerBackend:
                     raise WorkerDied("the server gave an answer to another question")
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        """Carry out one exchange; blocks. Raises RoundFailed."""
+        """Carry out one exchange; blocks. Raises RoundFailed or BudgetSpent."""
         with self._lock:
             self._channel.send(self._asked(request))
             match self._channel.receive():
                 case Replies(replies=replies):
                     return [_reply(reply) for reply in replies]
+                case BudgetReached(reason=reason):
+                    raise BudgetSpent(reason)
                 case ExchangeFailed(reason=reason):
                     raise RoundFailed(reason)
                 case _:

@@ -17,7 +17,7 @@ from fedcore.flower.bundle import AppBundle
 from fedcore.wire import ModelRef, ProblemKind, RunIn, RunOut, RunStatus
 from server_app.apphost import AppConnection, AppProcess, OnLine
 from server_app.exchange import Exchange
-from server_app.leader import MODEL_FILE, RunLeader, RunPlan, check_plan
+from server_app.leader import MODEL_FILE, RunEnd, RunLeader, RunPlan, check_plan
 from server_app.problems import Rejection
 from server_app.record import Record
 from server_app.services import Services
@@ -42,7 +42,7 @@ class Coordinator:
         self._start_app = start_app
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
-        self._active: tuple[str, asyncio.Task[ModelRef | None]] | None = None
+        self._active: tuple[str, asyncio.Task[RunEnd]] | None = None
         self._told: set[str] = set()
         self.exchange: Exchange | None = None
 
@@ -200,12 +200,12 @@ class Coordinator:
             self._told.discard(row.run)
             await self._finish(row.run, record, status, reason, model)
 
-    def _outcome(self, run: str, task: asyncio.Task[ModelRef | None]) -> tuple[ModelRef | None, RunStatus, str]:
+    def _outcome(self, run: str, task: asyncio.Task[RunEnd]) -> tuple[ModelRef | None, RunStatus, str]:
         if task.cancelled():
             return None, RunStatus.CANCELLED, CANCELLED
         error = task.exception()
         if error is None:
-            return task.result(), RunStatus.FINISHED, ""
+            return task.result().model, RunStatus.FINISHED, task.result().stopped
         if isinstance(error, FedcoreError):
             return None, RunStatus.FAILED, str(error)
         log.error("run %s failed", run, exc_info=error)
@@ -237,7 +237,7 @@ class Coordinator:
             log.info("run %s %s%s", run, status.value, f": {reason}" if reason else "")
         self._services.run_bell.ring()
 
-    async def _run(self, row: RunRow, record: Record) -> ModelRef | None:
+    async def _run(self, row: RunRow, record: Record) -> RunEnd:
         plan = RunPlan(
             run=row.run,
             app=row.app,

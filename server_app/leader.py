@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fedcore.codec import Encoding, first_encoding
+from fedcore.codec import AnyEncoding, release_of
 from fedcore.config import JobSettings
-from fedcore.errors import ConfigurationError, RoundFailed, RunFailed, WorkerDied
-from fedcore.round import EncodingPlan, ExchangeRequest, codec_settings, make_task
+from fedcore.errors import BudgetSpent, ConfigurationError, RoundFailed, RunFailed, WorkerDied
+from fedcore.privacy import PrivacyAccount
+from fedcore.round import EncodingPlan, ExchangeRequest, make_task
 from fedcore.state import Layout, ModelState, sha256_file
 from fedcore.wire import ModelRef, Scalar, Task, is_training
 from server_app.apphost import AppConnection
 from server_app.appmessages import (
     Broken,
+    BudgetReached,
     ExchangeAsked,
     ExchangeFailed,
     Finished,
@@ -32,7 +34,7 @@ from server_app.exchange import Exchange
 from server_app.gathering import Gathering
 from server_app.plain import PlainExchange
 from server_app.record import Record
-from server_app.secure import SecureExchange
+from server_app.secure import CONSISTENCY, SecureExchange
 from server_app.services import Services
 from server_app.setup import ExchangeResult, ExchangeSetup
 
@@ -50,6 +52,14 @@ class RunPlan:
     folder: Path
     run_config: Mapping[str, Scalar]
     settings: JobSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How a run ended that has not failed. stopped: why before the end of its ServerApp; empty where it was not."""
+
+    model: ModelRef | None
+    stopped: str = ""
 
 
 class RunLeader:
@@ -71,6 +81,8 @@ class RunLeader:
         self._record = record
         self._show = show
         self._encodings = EncodingPlan(plan.settings)
+        self._account = PrivacyAccount(self._encodings.privacy)
+        self._stopped = ""
         self._work = plan.folder / "work"
         self._count = 0
         self._leftovers: list[Path] = []
@@ -84,44 +96,45 @@ class RunLeader:
             grace_seconds=services.settings.grace_seconds,
         )
 
-    async def lead(self, app: AppConnection) -> ModelRef | None:
+    async def lead(self, app: AppConnection) -> RunEnd:
         """Answer the app until it ends; its final model. Raises FedcoreError."""
         plan = self._plan
-        rounds = plan.run_config.get("num-server-rounds")
-        aggregation = plan.settings.aggregation
-        started = {"app": plan.app, "aggregation": aggregation}
-        is_count = isinstance(rounds, int) and not isinstance(rounds, bool)
-        self._record.add("started", {**started, "rounds": rounds if is_count else None})
+        self._note_start()
         start = Start(
             app=str(plan.folder / "app"),
             folder=str(self._work),
             run=plan.run,
             run_config=dict(plan.run_config),
-            aggregation=aggregation,
+            aggregation=plan.settings.aggregation,
         )
         await app.send(start)
         while True:
             message = await app.receive()
             match message:
                 case Finished(model=model):
-                    return await self._keep_model(model)
+                    return RunEnd(model=await self._keep_model(model), stopped=self._stopped)
                 case Broken(reason=reason):
                     raise RunFailed(reason)
                 case NodesAsked() | ExchangeAsked():
                     await app.send(await _unless_ended(app, self._answer(message)))
 
-    async def _answer(self, message: FromApp) -> Nodes | Replies | ExchangeFailed:
+    async def _answer(self, message: FromApp) -> Nodes | Replies | ExchangeFailed | BudgetReached:
         try:
             if isinstance(message, ExchangeAsked):
                 return await self._exchange(message)
             return Nodes(nodes=await self._gathering.nodes())
         except RoundFailed as error:
             return ExchangeFailed(reason=str(error))
+        except BudgetSpent as error:
+            self._stopped = str(error)
+            return BudgetReached(reason=self._stopped)
 
     # --- exchanges ------------------------------------------------------------------------------
 
     async def _exchange(self, asked: ExchangeAsked) -> Replies:
         """All attempts at one exchange."""
+        if self._account.withholds(is_training(asked.message_type)):
+            return Replies(replies=[])
         await self._clean()
         model = self._inside(asked.model) if asked.model else None
         state = await asyncio.to_thread(ModelState.open, model) if model else None
@@ -163,6 +176,8 @@ class RunLeader:
             try:
                 return await self._carry_out(exchange)
             except RoundFailed as error:
+                if CONSISTENCY in exchange.ledger.stage_seconds:  # the survivors were named: their sum may be known
+                    self._account.spend(release_of(self._encoding_in(exchange)))
                 again = attempt < last and exchange.common_reason() is None
                 self._note_failure(exchange, str(error), again)
                 if not again:
@@ -179,6 +194,8 @@ class RunLeader:
     ) -> Exchange:
         plan, services = self._plan, self._services
         secure = plan.settings.aggregation == "secure"
+        encoding = self._encoding(request, len(cohort)) if secure else None
+        self._account.admit(release_of(encoding))
         task = make_task(
             request,
             settings=plan.settings,
@@ -189,7 +206,7 @@ class RunLeader:
             app_sha256=plan.app_sha256,
             run_config=plan.run_config,
             model=reference,
-            encoding=self._encoding(request, len(cohort)) if secure else None,
+            encoding=encoding,
         )
         folder = plan.folder / "exchanges" / str(self._count)
         folder.mkdir(parents=True)
@@ -224,8 +241,11 @@ class RunLeader:
             grace_seconds=services.settings.grace_seconds,
         )
 
-    def _encoding(self, request: ExchangeRequest, n: int) -> Encoding:
+    def _encoding(self, request: ExchangeRequest, n: int) -> AnyEncoding:
         return self._encodings.encoding(_layout(request), n)
+
+    def _encoding_in(self, exchange: Exchange) -> AnyEncoding | None:
+        return exchange.encoding if isinstance(exchange, SecureExchange) else None
 
     async def _carry_out(self, exchange: Exchange) -> ExchangeResult:
         task = exchange.task
@@ -248,10 +268,25 @@ class RunLeader:
         result = await exchange.run()
         if isinstance(exchange, SecureExchange) and exchange.decoded is not None:
             self._encodings.learn(exchange.encoding.layout, exchange.decoded.statistics)
+        self._account.spend(release_of(self._encoding_in(exchange)))
         self._note_success(exchange, result, self._services.clock() - start)
         return result
 
     # --- the record -----------------------------------------------------------------------------
+
+    def _note_start(self) -> None:
+        rounds = self._plan.run_config.get("num-server-rounds")
+        is_count = isinstance(rounds, int) and not isinstance(rounds, bool)
+        privacy = self._encodings.privacy
+        self._record.add(
+            "started",
+            {
+                "app": self._plan.app,
+                "aggregation": self._plan.settings.aggregation,
+                "rounds": rounds if is_count else None,
+                "privacy": privacy.to_json() if privacy else None,
+            },
+        )
 
     def _note_success(self, exchange: Exchange, result: ExchangeResult, seconds: float) -> None:
         names = self._services.names
@@ -270,6 +305,7 @@ class RunLeader:
                 "bytes_up": exchange.ledger.up(names),
                 "bytes_down": exchange.ledger.down(names),
                 "aggregation": exchange.task.aggregation,
+                **self._account.figures(),
             },
         )
 
@@ -366,4 +402,4 @@ def check_plan(plan: RunPlan, members: int) -> None:
             "lies could otherwise unmask single clients. Leave it at 0 for the safe default"
         )
     # Worst cases are computed now, not when the first clients have trained.
-    first_encoding(codec_settings(settings), None, members)
+    EncodingPlan(settings).encoding(None, members)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec import Decoded, Encoding, decode
+from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import FedcoreError, RoundFailed
 from fedcore.round import encoding_of, round_parameters
 from fedcore.secagg import Randomness, ServerRound, ServerStage, apply_masks
@@ -72,7 +72,7 @@ class SecureExchange(Exchange):
         roster_hash: bytes,
         randomness: Randomness = os.urandom,
     ) -> None:
-        self.encoding: Encoding = encoding_of(setup.task)
+        self.encoding: AnyEncoding = encoding_of(setup.task)
         super().__init__(setup, UpdateLimits(longest=self.encoding.words * WORD_BYTES, exact=True))
         model = setup.task.model
         self.decoded: Decoded | None = None

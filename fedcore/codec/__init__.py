@@ -1,27 +1,35 @@
 """Updates to packed 64-bit words that add up, and sums of such words to weighted means.
 
 `first_encoding` and `next_encoding` fix the public parameters of an exchange, each client calls
-`encode`, the server `decode`s the sum. See PROTOCOL.md, "Encoding", and encoding.py for the words.
+`encode`, the server `decode`s the sum. See PROTOCOL.md, "Encoding", and encoding.py for the words. With differential
+privacy it is `private_encoding` and private.py.
 """
 
-from fedcore.codec.decoder import Decoded, decode, error_bound
-from fedcore.codec.encoder import Encoded, encode
+from fedcore.codec.decoder import Decoded, error_bound
+from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import Encoding
+from fedcore.codec.front import decode, encode
 from fedcore.codec.metrics import MetricName, MetricValue
+from fedcore.codec.private import AnyEncoding, PrivateEncoding, encoding_from_json, private_encoding, release_of
 from fedcore.codec.settings import CodecSettings
 from fedcore.codec.statistics import Statistics, first_encoding, next_encoding
 
 __all__ = [
+    "AnyEncoding",
     "CodecSettings",
     "Decoded",
     "Encoded",
     "Encoding",
     "MetricName",
     "MetricValue",
+    "PrivateEncoding",
     "Statistics",
     "decode",
     "encode",
+    "encoding_from_json",
     "error_bound",
     "first_encoding",
     "next_encoding",
+    "private_encoding",
+    "release_of",
 ]

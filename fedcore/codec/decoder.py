@@ -64,7 +64,7 @@ def decode(
     mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
     """
     _check_arguments(encoding, words, survivors, base)
-    check_names(encoding, metric_names)
+    check_names(encoding.settings, metric_names)
     small = {name: words[part].tolist() for name, part in encoding.sections.items() if name not in _VECTORS}
     if small["tag"][0] != survivors * names_tag(metric_names) % _WORD:
         raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")

@@ -194,14 +194,15 @@ class Encoding:
             raise EncodingError("the settings of an encoding are not a JSON object")
         return cls(
             settings=CodecSettings.from_json(settings),
-            layout=_layout_from_json(data["layout"]),
+            layout=layout_from_json(data["layout"]),
             n_max=data["n_max"],
             field_bits=data["field_bits"],
             scales=_scales_from_json(data["scales"]),
         )
 
 
-def _layout_from_json(data: object) -> Layout | None:
+def layout_from_json(data: object) -> Layout | None:
+    """The layout of an encoding's `to_json`. Raises EncodingError for anything else."""
     if data is None:
         return None
     if not isinstance(data, list):

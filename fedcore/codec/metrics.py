@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from fedcore.codec.encoding import Encoding
+from fedcore.codec.settings import CodecSettings
 from fedcore.errors import EncodingError, PeerError
 
 MetricName = tuple[str, int | None]
@@ -32,23 +33,31 @@ def encode_metrics(
     Raises EncodingError that names the metric for a value that is no finite number, is larger than
     `metric_max`, or has no slot left.
     """
+    names, values = flat_metrics(encoding.settings, metrics)
+    unit = examples << encoding.metric_fraction_bits
+    return names, [round(value * unit) % _WORD for value in values]
+
+
+def flat_metrics(
+    settings: CodecSettings, metrics: Mapping[str, MetricValue]
+) -> tuple[tuple[MetricName, ...], list[Fraction]]:
+    """Names in slot order, and the values in the used slots. Raises EncodingError as `encode_metrics` does."""
     names: list[MetricName] = []
     values: list[Fraction] = []
     for name in sorted(metrics):
         value = metrics[name]
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             names.append((name, len(value)))
-            values.extend(_number(encoding, name, item) for item in value)
+            values.extend(_number(settings, name, item) for item in value)
         else:
             names.append((name, None))
-            values.append(_number(encoding, name, value))
-    limit = encoding.settings.max_metrics
+            values.append(_number(settings, name, value))
+    limit = settings.max_metrics
     if len(values) > limit:
         raise EncodingError(
             f"the reply holds {len(values)} metric values, {limit} are allowed; raise max_metrics or report fewer"
         )
-    unit = examples << encoding.metric_fraction_bits
-    return tuple(names), [round(value * unit) % _WORD for value in values]
+    return tuple(names), values
 
 
 def decode_metrics(
@@ -83,13 +92,13 @@ def decode_metrics(
     return metrics
 
 
-def check_names(encoding: Encoding, names: Sequence[MetricName]) -> None:
+def check_names(settings: CodecSettings, names: Sequence[MetricName]) -> None:
     """Raise PeerError unless `names` are sorted, unique and fit the slots."""
     plain = [name for name, _ in names]
     lengths = [1 if length is None else length for _, length in names]
     if plain != sorted(set(plain)) or any(length < 0 for length in lengths):
         raise PeerError("the names of the metrics are not sorted and unique")
-    if sum(lengths) > encoding.settings.max_metrics:
+    if sum(lengths) > settings.max_metrics:
         raise PeerError("the names of the metrics need more slots than there are")
 
 
@@ -106,7 +115,7 @@ def names_tag(names: Sequence[MetricName]) -> int:
     return int.from_bytes(hasher.digest()[:8], "little")
 
 
-def _number(encoding: Encoding, name: str, value: object) -> Fraction:
+def _number(settings: CodecSettings, name: str, value: object) -> Fraction:
     """An exact fraction; the float's own digits, not those of its decimal text."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise EncodingError(f"metric {name!r} is a {type(value).__name__}; report a number or a list of numbers")
@@ -116,9 +125,9 @@ def _number(encoding: Encoding, name: str, value: object) -> Fraction:
         exact = math.inf
     if not math.isfinite(exact):
         raise EncodingError(f"metric {name!r} is {exact}; report a finite number or leave it out")
-    if abs(exact) > encoding.settings.metric_max:
+    if abs(exact) > settings.metric_max:
         raise EncodingError(
-            f"metric {name!r} is {exact:g}, the limit is {encoding.settings.metric_max:g}; "
+            f"metric {name!r} is {exact:g}, the limit is {settings.metric_max:g}; "
             "raise metric_max or report it in another unit"
         )
     return Fraction(exact)

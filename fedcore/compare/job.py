@@ -22,13 +22,17 @@ from fedcore.flower.app import FlowerApp
 from fedcore.record import EventSink, RunRecord
 from fedcore.wire import Scalar
 
-MODES = ("federated", "federated-plain", "centralized")
+MODES = ("federated", "federated-plain", "federated-dp", "centralized")
+PRIVATE_MODE = "federated-dp"
 IDLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareJob:
-    """What is compared. run_config and settings are laid over the app's own; out must be a folder of this job alone."""
+    """What is compared. run_config and settings are laid over the app's own; out must be a folder of this job alone.
+
+    Settings of differential privacy hold for the mode federated-dp alone, so that it can be compared with the others.
+    """
 
     app: FlowerApp
     modes: tuple[str, ...]
@@ -47,7 +51,11 @@ class CompareJob:
         if self.clients < 2:
             raise ConfigurationError("a comparison needs at least 2 clients")
         override(self.app.run_config, self.run_config, "the run config")
-        JobSettings.from_mapping({**self.app.settings.to_mapping(), **self.settings}, where="--set")
+        settings = JobSettings.from_mapping({**self.app.settings.to_mapping(), **self.settings}, where="--set")
+        if settings.private != (PRIVATE_MODE in self.modes):
+            raise ConfigurationError(
+                f"dp-epsilon or dp-noise-multiplier and the mode {PRIVATE_MODE} go together: name both or neither"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +82,6 @@ def run_mode(job: CompareJob, mode: str, emit: EventSink) -> ModeResult:
 
 def _federated(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> RunRecord:
     plain = mode == "federated-plain"
-    settings = {**job.settings, "min-clients": job.clients, "aggregation": "plain" if plain else "secure"}
     federation = LocalFederation.create(folder / "federation", clients=job.clients, allow_plain=plain)
     with ProcessGroup(folder / "logs", _environment(job)) as group:
         federation.start_server(group)
@@ -84,9 +91,16 @@ def _federated(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> Run
             federation.operator,
             out=folder / "model.safetensors",
             run_config=job.run_config,
-            settings=settings,
+            settings=mode_settings(job, mode),
         )
         return _follow(group, group.start("run", command, piped=True), emit)
+
+
+def mode_settings(job: CompareJob, mode: str) -> dict[str, Any]:
+    """The job's settings as one of the federated modes has them."""
+    aggregation = "plain" if mode == "federated-plain" else "secure"
+    settings = {**job.settings, "min-clients": job.clients, "aggregation": aggregation}
+    return settings if mode == PRIVATE_MODE else {**settings, "dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
 
 
 def _centralized(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> RunRecord:

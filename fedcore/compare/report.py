@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from fedcore.compare.job import CompareJob, ModeResult
-from fedcore.progress import PLAIN_WARNING
+from fedcore.progress import PLAIN_WARNING, epsilon_line
 from fedcore.record import RunRecord
 
 SCHEMA = "fedcore/compare/1"
@@ -86,7 +86,7 @@ def rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
             _cell(values["loss"], "{:.4f}"),
             _bytes(values["bytes_up_per_client"]),
             _bytes(values["bytes_down_per_client"]),
-            f"{values['samples']:,}",
+            f"{values['samples']:,}" if values["privacy"] is None else "-",
             f"{values['seconds']:.1f}",
             f"{values['wall_seconds']:.1f}",
         )
@@ -139,6 +139,9 @@ def _caption(report: dict[str, Any]) -> str:
     )
     if any(values["aggregation"] == "plain" for values in report["modes"].values()):
         text += f" {PLAIN_WARNING}."
+    for mode, values in report["modes"].items():
+        if values["privacy"] is not None:
+            text += f" {mode}: {epsilon_line(values)}; every client weighs the same, and metrics are noised."
     return text
 
 

@@ -76,7 +76,9 @@ def read_toml(path: Path, types: Mapping[str, type], *, optional: frozenset[str]
     for key, value in values.items():
         if key not in types:
             raise UnknownKey(key, types, str(path))
-        if type(value) is not types[key]:  # `type`, because True would pass as an int
+        if types[key] is float and type(value) is int:
+            values[key] = float(value)
+        elif type(value) is not types[key]:  # `type`, because True would pass as an int
             raise broken(path, f"{key} must be a {types[key].__name__}", f"mend the line of {key}")
     missing = types.keys() - values.keys() - optional
     if missing:

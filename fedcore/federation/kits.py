@@ -6,6 +6,7 @@ and that nobody but their owner can read the secrets. Secrets stay out of every 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,9 @@ class Policy:
         more than the sum.
     allow_x25519: whether keys may be agreed without ML-KEM, so that uploads that somebody records
         would open to a later quantum computer.
+    max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
+        0 where its owner does not insist on differential privacy.
+    delta: the delta at which that epsilon is counted.
     """
 
     min_cohort: int
@@ -70,6 +74,8 @@ class Policy:
     allow_plain: bool = False
     min_corrupt: float = MIN_CORRUPT
     allow_x25519: bool = False
+    max_epsilon: float = 0.0
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         if self.min_cohort < 2:
@@ -80,6 +86,12 @@ class Policy:
             raise KitError("min-corrupt must be at least 0 and less than a third")
         if self.app_sha256 is not None and not _SHA256.fullmatch(self.app_sha256):
             raise KitError("app-sha256 must be 64 lower-case hexadecimal digits, or empty")
+        if not 0 <= self.max_epsilon < math.inf:
+            raise KitError("max-epsilon must be a number that is not negative; 0 does not ask for differential privacy")
+        if not 0 < self.delta < 1:
+            raise KitError("delta must be greater than 0 and less than 1")
+        if self.max_epsilon and self.allow_plain:
+            raise KitError("allow-plain and max-epsilon contradict each other: a readable update has no noise")
 
     @classmethod
     def default(cls, clients: int) -> Self:
@@ -107,6 +119,8 @@ class Policy:
             "allow-plain": bool,
             "min-corrupt": float,
             "allow-x25519": bool,
+            "max-epsilon": float,
+            "delta": float,
         }
         values = read_toml(path, types, optional=frozenset(types) - {"min-cohort", "min-threshold"})
         try:
@@ -117,6 +131,8 @@ class Policy:
                 allow_plain=values.get("allow-plain", False),
                 min_corrupt=values.get("min-corrupt", MIN_CORRUPT),
                 allow_x25519=values.get("allow-x25519", False),
+                max_epsilon=values.get("max-epsilon", 0.0),
+                delta=values.get("delta", 1e-5),
             )
         except KitError as error:
             raise broken(path, str(error), "mend the line") from None

@@ -263,6 +263,13 @@ min-corrupt = {float(policy.min_corrupt)}
 # Whether keys may be agreed with X25519 alone. If not, ML-KEM-768 comes on top, so that uploads
 # that somebody records today stay closed to a later quantum computer.
 allow-x25519 = {str(policy.allow_x25519).lower()}
+
+# How much all sums with this client in them may reveal about it, all runs together: the epsilon of
+# (epsilon, delta)-differential privacy. 0: its owner does not insist on noise. With another value a
+# run without enough noise is refused, and so is every exchange that would go over it. What has been
+# spent is kept in the ledger of the state folder.
+max-epsilon = {policy.max_epsilon}
+delta = {policy.delta}
 """
 
 

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.errors import AppError, UsageError
+from fedcore.errors import AppError, BudgetSpent, UsageError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.records import (
@@ -64,15 +64,22 @@ class ExchangeBackend(Protocol):
         ...
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        """Carry out one exchange; blocks. Raises RoundFailed where no attempt succeeds."""
+        """Carry out one exchange; blocks. Raises RoundFailed where no attempt succeeds, BudgetSpent to end the run.
+
+        No reply at all where the clients were not asked.
+        """
         ...
 
 
 @dataclass(slots=True)
 class ServerAppOutcome:
-    """What a ServerApp ended with: the final global model, None if it never had one."""
+    """What a ServerApp ended with: the final global model, None if it never had one.
+
+    stopped: why it was ended before its own end; empty where it was not.
+    """
 
     state: ModelState | None = None
+    stopped: str = ""
 
 
 def run_server_app(
@@ -95,8 +102,11 @@ def run_server_app(
         state=RecordDict(),
         run_config=dict(run_config),
     )
-    with _observed_strategies():
-        server_app(grid, context)
+    try:
+        with _observed_strategies():
+            server_app(grid, context)
+    except BudgetSpent as error:
+        return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
     return ServerAppOutcome(state=grid.final_state())
 
 
@@ -177,7 +187,7 @@ class ExchangeGrid(Grid):
         by_node = {reply.metadata.src_node_id: reply for reply in replies}
         for index, (name, message) in enumerate(zip(ids, messages, strict=True)):
             reply = by_node.get(message.metadata.dst_node_id)
-            if reply is None and self.aggregation == "secure" and index == 0:
+            if reply is None and self.aggregation == "secure" and index == 0 and replies:
                 reply = replies[0]  # the sum has no node of its own: it answers the first message
             if reply is not None:
                 self._pushed[name] = reply
@@ -205,7 +215,12 @@ class ExchangeGrid(Grid):
     def _exchange(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         self._exchanges += 1
         request = self._request(messages, timeout)
-        replies = self.backend.exchange(request)
+        try:
+            replies = self.backend.exchange(request)
+        except BudgetSpent:
+            # The exchange that is refused carries the newest model of the strategy, whatever it made of the last sum.
+            self._last_state = request.model or self._last_state
+            raise
         by_node = {message.metadata.dst_node_id: message for message in messages}
         return [self._reply(reply, by_node.get(reply.node, messages[0]), request) for reply in replies]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.deployment import MARK, Deployment, assert_none_left, command_lines, fedcore, wait_until
 from support.tiny import TINY
@@ -219,12 +220,39 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
         assert ModelState.open(out / mode / "model.safetensors")
 
 
+@pytest.mark.slow
+def test_a_private_run_from_end_to_end(tmp_path: Path) -> None:
+    """Real processes: epsilon after every exchange, and a budget that ends the run with a model."""
+    app = Path(__file__).parents[1] / "apps" / "steady"
+    out = tmp_path / "out"
+    done = fedcore(
+        *("compare", app, "--clients", "2", "--modes", "federated-dp", "--out", out, "--json"),
+        *("--run-config", "num-server-rounds=3", "--set", "dp-epsilon=6", "--set", "dp-rounds=2"),
+        seconds=110.0,
+    )
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)["modes"]["federated-dp"]
+    assert (values["status"], values["rounds"], values["samples"]) == ("finished", 2, 0)
+    assert values["reason"].startswith("privacy-budget: epsilon 5.9")
+    assert 5.9 < values["epsilon"] <= 6
+    assert values["privacy"]["epsilon"] == 6
+    assert "-differential privacy (budget 6)" in (out / "report.md").read_text()
+    ledgers = list((out / "federated-dp").glob("federation/clients/*/**/ledger.jsonl"))
+    assert len(ledgers) == 2
+    for ledger in ledgers:
+        events = [json.loads(line)["event"] for line in ledger.read_text().splitlines()]
+        assert events.count("spent") == 2
+    state = ModelState.open(out / "federated-dp" / "model.safetensors")
+    assert np.asarray(state["weight"]).std() > 0
+
+
 def check_mode(values: dict[str, Any]) -> None:
     """One entry of `modes` in report.json: what is there, and of which type."""
     types = {
         "status": str, "reason": str, "aggregation": str, "rounds": int, "metrics": dict, "samples": int,
         "seconds": float, "bytes_up_per_client": int, "bytes_down_per_client": int, "clipped_elements": int,
         "dropouts": list, "failures": list, "accuracy": float, "loss": float, "wall_seconds": float, "curves": dict,
+        "privacy": type(None), "epsilon": type(None),
     }  # fmt: skip
     assert {name: type(value) for name, value in values.items()} == types
     assert values["status"] == "finished"

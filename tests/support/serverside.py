@@ -63,6 +63,7 @@ from fedcore.wire import (
 from server_app.api import Application, make_application
 from server_app.appmessages import (
     Broken,
+    BudgetReached,
     ExchangeAsked,
     ExchangeFailed,
     Finished,
@@ -145,7 +146,7 @@ class ScriptedApp:
         *,
         message_type: str = "train",
         configs: Mapping[str, Any] | None = None,
-    ) -> Replies | ExchangeFailed:
+    ) -> Replies | ExchangeFailed | BudgetReached:
         """One `send_and_receive` of the ServerApp."""
         number = next(self._numbers)
         path = self.folder / f"model-{number}.safetensors"
@@ -164,7 +165,7 @@ class ScriptedApp:
             )
         )
         answer = await self._answers.get()
-        assert isinstance(answer, Replies | ExchangeFailed)
+        assert isinstance(answer, Replies | ExchangeFailed | BudgetReached)
         return answer
 
     def finish(self, model: ModelState | None = None) -> None:

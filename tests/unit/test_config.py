@@ -10,6 +10,12 @@ def test_settings_survive_the_round_trip() -> None:
     assert JobSettings.from_mapping(settings.to_mapping()) == settings
 
 
+def test_noise_or_a_budget_makes_a_run_private() -> None:
+    assert JobSettings.from_mapping({"clip-norm": 1, "dp-epsilon": 8, "dp-rounds": 10}).private
+    assert JobSettings.from_mapping({"clip-norm": 1, "dp-noise-multiplier": 1}).private
+    assert not JobSettings.from_mapping({"clip-norm": 1, "dp-rounds": 10}).private
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -20,6 +26,14 @@ def test_settings_survive_the_round_trip() -> None:
         ({"w-max": True}, "must be a int"),
         ({"step-seconds": float("nan")}, "must be a float"),
         ({"clip-norm": -1.0}, "must not be negative"),
+        ({"dp-epsilon": -1.0}, "dp-epsilon must not be negative"),
+        ({"dp-rounds": -1}, "dp-rounds must not be negative"),
+        ({"dp-delta": 0.0}, "dp-delta must be greater than 0"),
+        ({"dp-delta": 1}, "dp-delta must be greater than 0 and less than 1"),
+        ({"dp-mechanism": "laplace"}, "one of skellam, discrete-gaussian"),
+        ({"dp-noise-multiplier": 1}, "needs clip-norm"),
+        ({"dp-epsilon": 8, "clip-norm": 1}, "needs dp-rounds"),
+        ({"dp-noise-multiplier": 1, "clip-norm": 1, "aggregation": "plain"}, 'needs aggregation = "secure"'),
     ],
 )
 def test_bad_settings_are_refused(values: dict, message: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedcore.progress import ProgressView
+from fedcore.progress import ProgressView, epsilon_line
 from fedcore.record import RunRecord
 from fedcore.wire import EVENT_KINDS
 
@@ -57,7 +57,44 @@ def test_a_record_of_nothing_is_empty() -> None:
     assert summary["bytes_up_per_client"] == 0
 
 
+PRIVACY = {
+    "mechanism": "skellam",
+    "noise_multiplier": 1.25,
+    "clip_norm": 0.5,
+    "metric_bound": 0.0,
+    "epsilon": 8.0,
+    "delta": 1e-5,
+}
+
+
+def test_a_private_run_says_what_it_spent_and_hides_its_examples() -> None:
+    record = RunRecord()
+    record.add("started", {"app": "x", "aggregation": "secure", "rounds": 2, "privacy": PRIVACY}, 0.0)
+    assert record.summary()["epsilon"] == 0.0
+    record.add("exchange-done", {**DONE, "epsilon": 2.5, "delta": 1e-5}, 1.0)
+    record.add("exchange-done", {**DONE, "epsilon": 3.5, "delta": 1e-5}, 2.0)
+    summary = record.summary()
+    assert [exchange.epsilon for exchange in record.exchanges] == [2.5, 3.5]
+    assert (summary["epsilon"], summary["privacy"], summary["samples"]) == (3.5, PRIVACY, 0)
+    assert epsilon_line(summary) == (
+        "each client has (3.500, 1e-05)-differential privacy (budget 8), the whole run together"
+    )
+
+
+def test_without_differential_privacy_there_is_no_epsilon() -> None:
+    record = RunRecord()
+    record.add("started", {"app": "x", "aggregation": "secure", "rounds": 2, "privacy": None}, 0.0)
+    record.add("exchange-done", DONE, 1.0)
+    assert (record.summary()["epsilon"], record.summary()["privacy"]) == (None, None)
+
+
 SHOWN = [
+    ("started", {"aggregation": "secure", "privacy": PRIVACY}, "noise multiplier 1.25, clip norm 0.5, delta 1e-05"),
+    ("started", {"aggregation": "secure", "privacy": PRIVACY}, "the run stops at epsilon 8"),
+    ("started", {"aggregation": "secure", "privacy": PRIVACY}, "asked for no evaluation (set dp-metric-bound"),
+    ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "metric_bound": 2.0}}, "clipped to ±2 and noised"),
+    ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "epsilon": None}}, "no budget"),
+    ("exchange-done", {**DONE, "epsilon": 2.5}, "clipped 2  epsilon 2.500"),
     ("clients", {"online": ["a"], "expected": 2}, "1 of 2 clients joined: a"),
     ("started", {"app": "x", "aggregation": "plain", "rounds": None}, "the server can read every update"),
     ("exchange-done", DONE, "train_loss 1.5000  clipped 2"),

@@ -11,6 +11,7 @@ import pytest
 
 from client_app.ledger import LEDGER_FILE, FolderLock, Ledger
 from fedcore.errors import ConfigurationError, ProtocolViolation, StorageFull
+from fedcore.privacy import Accountant, Release
 
 
 def test_an_exchange_is_entered_once(tmp_path: Path) -> None:
@@ -51,6 +52,32 @@ def test_leaving_closes_the_exchange_and_keeps_its_number(tmp_path: Path) -> Non
     with Ledger(tmp_path) as ledger:
         assert ledger.open_exchange is None
         assert ledger.last == ("run", 1)
+
+
+RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
+
+
+def test_what_sums_reveal_adds_up_over_restarts_and_runs(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        assert ledger.spent.epsilon(1e-5) == 0
+        ledger.enter("run", 1)
+        ledger.spend("run", 1, RELEASE)
+        ledger.leave("run", 1)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.spent.epsilon(1e-5) == Accountant((RELEASE,)).epsilon(1e-5)
+        ledger.spend("another run", 1, RELEASE)
+        assert ledger.open_exchange is None
+        assert ledger.last == ("run", 1)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.spent.epsilon(1e-5) == Accountant((RELEASE, RELEASE)).epsilon(1e-5)
+
+
+@pytest.mark.parametrize("release", [b"", b', "release": {}', b', "release": {"variance": 0}', b', "release": null'])
+def test_a_sum_that_cannot_be_read_is_no_sum_that_cost_nothing(tmp_path: Path, release: bytes) -> None:
+    line = b'{"event": "spent", "run": "run", "exchange": 1' + release + b"}"
+    (tmp_path / LEDGER_FILE).write_bytes(line + b"\n")
+    with pytest.raises(ConfigurationError, match=r"line 1 of .* is damaged"):
+        Ledger(tmp_path)
 
 
 def test_a_line_that_a_crash_cut_off_is_forgotten(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from support.tiny import TINY
 
-from fedcore.compare.job import CompareJob, ModeResult
+from fedcore.compare.job import CompareJob, ModeResult, mode_settings
 from fedcore.compare.report import COLUMNS, markdown, rows, write_report
+from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
@@ -47,9 +48,33 @@ def test_a_plain_mode_is_said_to_be_readable(tmp_path: Path) -> None:
     assert "the server can read every update" in markdown(report)
 
 
+def test_a_private_mode_shows_its_epsilon(tmp_path: Path) -> None:
+    private = result("federated-dp", "secure", 0.5, 1)
+    private.record.privacy = {"epsilon": 8.0, "delta": 1e-5}
+    report = write_report(job(tmp_path), [result("federated", "secure", 0.5, 1), private])
+    assert [row[5] for row in rows(report)] == ["64", "-"], "how many examples there are is private"
+    assert "federated-dp: each client has (0.000, 1e-05)-differential privacy (budget 8)" in markdown(report)
+    assert "federated: each client" not in markdown(report)
+
+
+PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 1.0}
+
+
+def test_noise_is_for_its_mode_alone(tmp_path: Path) -> None:
+    made = job(tmp_path, modes=("federated", "federated-plain", "federated-dp"), settings=PRIVATE)
+    settings = {mode: JobSettings.from_mapping(mode_settings(made, mode)) for mode in made.modes}
+    assert {mode: (of.private, of.aggregation) for mode, of in settings.items()} == {
+        "federated": (False, "secure"),
+        "federated-plain": (False, "plain"),
+        "federated-dp": (True, "secure"),
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
+        ({"settings": PRIVATE}, ConfigurationError, "the mode federated-dp go together"),
+        ({"modes": ("federated-dp",)}, ConfigurationError, "the mode federated-dp go together"),
         ({"modes": ("federation",)}, ConfigurationError, "unknown mode 'federation'"),
         ({"modes": ("federated", "federated")}, ConfigurationError, "once"),
         ({"modes": ()}, ConfigurationError, "at least one"),

@@ -231,6 +231,29 @@ def test_a_policy_pins_an_app(client):
     assert policy.allow_plain
 
 
+def test_a_policy_demands_differential_privacy(client):
+    edit(client / "policy.toml", "max-epsilon = 0.0", "max-epsilon = 8")
+    edit(client / "policy.toml", "delta = 1e-05", "delta = 1e-6")
+    policy = ClientKit.load(client).policy
+    assert (policy.max_epsilon, policy.delta) == (8.0, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_epsilon": -1.0}, "not negative"),
+        ({"max_epsilon": float("inf")}, "not negative"),
+        ({"max_epsilon": float("nan")}, "not negative"),
+        ({"delta": 0.0}, "delta must be"),
+        ({"delta": 1.0}, "delta must be"),
+        ({"max_epsilon": 8.0, "allow_plain": True}, "contradict"),
+    ],
+)
+def test_a_privacy_demand_that_cannot_be_met(values, message):
+    with pytest.raises(KitError, match=message):
+        Policy(min_cohort=3, min_threshold=3, **values)
+
+
 def test_what_a_policy_leaves_out_is_the_safe_choice(client):
     (client / "policy.toml").write_text("min-cohort = 5\nmin-threshold = 4\n")
     assert ClientKit.load(client).policy == Policy(min_cohort=5, min_threshold=4)

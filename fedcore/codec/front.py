@@ -1,0 +1,51 @@
+"""One way in for both kinds of exchange: with differential privacy, and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.codec import decoder, encoder, noised
+from fedcore.codec.decoder import Decoded
+from fedcore.codec.encoder import Encoded
+from fedcore.codec.metrics import MetricName, MetricValue
+from fedcore.codec.private import AnyEncoding, PrivateEncoding
+from fedcore.state import ModelState
+
+
+def encode(
+    encoding: AnyEncoding,
+    *,
+    base: ModelState | None,
+    local: ModelState | None,
+    examples: int,
+    metrics: Mapping[str, MetricValue],
+    randomness: Callable[[int], bytes],
+    out: NDArray[np.uint64] | None = None,
+) -> Encoded:
+    """One client's words: `encoder.encode`, or `noised.encode_noised`, where every client weighs the same."""
+    if isinstance(encoding, PrivateEncoding):
+        return noised.encode_noised(encoding, base=base, local=local, metrics=metrics, randomness=randomness, out=out)
+    return encoder.encode(
+        encoding, base=base, local=local, examples=examples, metrics=metrics, randomness=randomness, out=out
+    )
+
+
+def decode(
+    encoding: AnyEncoding,
+    words: NDArray[np.uint64],
+    *,
+    survivors: int,
+    base: ModelState | None,
+    metric_names: Sequence[MetricName],
+    out_path: Path | None = None,
+) -> Decoded:
+    """The mean of a cohort: `decoder.decode`, or `noised.decode_noised`."""
+    if isinstance(encoding, PrivateEncoding):
+        return noised.decode_noised(
+            encoding, words, survivors=survivors, base=base, metric_names=metric_names, out_path=out_path
+        )
+    return decoder.decode(encoding, words, survivors=survivors, base=base, metric_names=metric_names, out_path=out_path)

@@ -1,0 +1,262 @@
+"""One client's update, or its metrics, to noised words; and the sum of such words to an unweighted mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.codec.decoder import Decoded
+from fedcore.codec.encoder import Encoded, float_deltas
+from fedcore.codec.metrics import MetricName, MetricValue, check_names, flat_metrics, names_tag
+from fedcore.codec.private import PrivateEncoding
+from fedcore.codec.statistics import Statistics
+from fedcore.errors import PeerError, UsageError
+from fedcore.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
+from fedcore.state import FileSink, MemorySink, ModelState, StateSink, from_float
+
+_WORD = 1 << 64
+_ATTEMPTS = 64
+
+Blocks = Callable[[], Iterator[NDArray[Any]]]
+"""The coordinates before rounding, block by block ([m], m <= BLOCK), as often as it is called."""
+
+
+def encode_noised(
+    encoding: PrivateEncoding,
+    *,
+    base: ModelState | None,
+    local: ModelState | None,
+    metrics: Mapping[str, MetricValue],
+    randomness: Callable[[int], bytes],
+    out: NDArray[np.uint64] | None = None,
+) -> Encoded:
+    """Clip, round to the grid until the norm is within its bound, and add this client's share of the noise.
+
+    With a layout the update is encoded and `metrics` are left out: they have no noise. Without one the metrics are.
+    `randomness(k)` returns k secret random bytes. Raises EncodingError, naming the tensor or metric, for what is not
+    finite or does not match the layout.
+    """
+    words = _zeroed(encoding, out)
+    if encoding.layout is None:
+        names, values = flat_metrics(encoding.settings, metrics)
+        vector = _bounded(encoding, values)
+        norm = 0.0
+
+        def blocks() -> Iterator[NDArray[Any]]:
+            return iter((vector,))
+    else:
+        if base is None or local is None:
+            raise UsageError("this encoding carries an update; pass the global and the local state")
+        encoding.layout.check_same(base.layout, what="the global model")
+        encoding.layout.check_same(local.layout, what="the trained model")
+        names = ()
+
+        def blocks() -> Iterator[NDArray[Any]]:
+            return _deltas(encoding, base, local)
+
+        norm = _norm(blocks)
+    shrink = encoding.clip / norm if norm > encoding.clip else 1.0
+    lanes = words[: encoding.packed_words].view(np.uint32)[: encoding.coordinates]
+    _round(encoding, lanes.view(np.int32), blocks, shrink / encoding.step, randomness)
+    _add_noise(encoding, lanes, randomness)
+    words[-1] = names_tag(names)
+    return Encoded(words=words, clipped=0, shrunk=shrink < 1, metric_names=names)
+
+
+def decode_noised(
+    encoding: PrivateEncoding,
+    words: NDArray[np.uint64],
+    *,
+    survivors: int,
+    base: ModelState | None,
+    metric_names: Sequence[MetricName],
+    out_path: Path | None = None,
+) -> Decoded:
+    """The mean over `survivors` clients from their unmasked sum ([encoding.words], uint64), as `codec.decode` does.
+
+    Every client weighs 1, so `examples` of the result is the number of survivors. Raises PeerError for a sum that
+    honest clients cannot make.
+    """
+    if words.dtype != np.uint64 or words.shape != (encoding.words,) or not words.flags.c_contiguous:
+        raise UsageError(f"the sum must be a contiguous uint64 array of {encoding.words} words")
+    if not 1 <= survivors <= encoding.n_max:
+        raise UsageError(f"{survivors} survivors of at most {encoding.n_max} clients")
+    if (base is None) != (encoding.layout is None):
+        raise UsageError("pass the global model where the encoding has a layout, and only there")
+    check_names(encoding.settings, metric_names)
+    if int(words[-1]) != survivors * names_tag(metric_names) % _WORD:
+        raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")
+    lanes = words[:-1].view(np.uint32)
+    if lanes[encoding.coordinates :].any():
+        raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
+    lanes = lanes[: encoding.coordinates]
+    if lanes.size and int(lanes.max()) > survivors * 2 * encoding.offset:
+        raise PeerError("the sum is out of range: a client sent a malformed update")
+    state, metrics = None, {}
+    if base is not None:
+        state = _decode_state(encoding, lanes, survivors, base, out_path)
+    else:
+        metrics = _decode_metrics(encoding, lanes, survivors, metric_names)
+    return Decoded(examples=survivors, metrics=metrics, statistics=_no_statistics(survivors), state=state)
+
+
+# --- encoding -------------------------------------------------------------------------------------------------------
+
+
+def _zeroed(encoding: PrivateEncoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+    if out is None:
+        return np.zeros(encoding.words, np.uint64)
+    if out.dtype != np.uint64 or out.shape != (encoding.words,) or not out.flags.c_contiguous:
+        raise UsageError(f"out must be a contiguous uint64 array of {encoding.words} words")
+    out.fill(0)
+    return out
+
+
+def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> Iterator[NDArray[Any]]:
+    for spec in encoding.floats:
+        yield from float_deltas(spec, base, local)
+
+
+def _bounded(encoding: PrivateEncoding, values: Sequence[Fraction]) -> NDArray[np.float64]:
+    """Metrics within their bound, over sqrt(k): a vector ([max_metrics]) whose norm is at most the bound.
+
+    k, the number of values, is public as their names are; so unused slots cost no accuracy.
+    """
+    vector = np.zeros(encoding.coordinates)
+    vector[: len(values)] = np.clip([float(value) for value in values], -encoding.clip, encoding.clip)
+    return vector / math.sqrt(max(len(values), 1))
+
+
+def _norm(blocks: Blocks) -> float:
+    """L2 norm, in float64, which no sum of float32 squares overflows."""
+    squares = 0.0
+    for block in blocks():
+        wide = block.astype(np.float64)
+        squares += float(wide @ wide)
+    return math.sqrt(squares)
+
+
+def _round(
+    encoding: PrivateEncoding,
+    lanes: NDArray[np.int32],
+    blocks: Blocks,
+    factor: float,
+    randomness: Callable[[int], bytes],
+) -> None:
+    """Write the coordinates times `factor`, rounded stochastically, again until the norm is within the sensitivity.
+
+    The check is on integers. It is what makes the sensitivity certain: neither float32 nor a client's own mistakes in
+    clipping can get past it. One attempt fails with a chance of at most `ROUNDING_BETA`, so where all of them do the
+    vector was longer than its bound before: UsageError.
+    """
+    stream = KeyStream(randomness, ROUNDING)
+    limit = encoding.release.norm_squared
+    dice = np.empty(BLOCK, np.uint32)
+    for _ in range(_ATTEMPTS):
+        squares, place = 0, 0
+        for block in blocks():
+            part = dice[: block.size]
+            stream.fill(part)
+            # floor(x + u), u uniform in [0, 1): x or the next whole number, with expectation x.
+            scaled = part * 2.0**-32
+            scaled += block * np.float64(factor)
+            whole = np.floor(scaled, out=scaled).astype(np.int64)
+            squares += int(whole @ whole)
+            lanes[place : place + whole.size] = whole
+            place += whole.size
+        if squares <= limit:
+            return
+    raise UsageError("the update is longer than its clipping bound; nothing of it is sent")
+
+
+def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness: Callable[[int], bytes]) -> None:
+    """Add this client's share and the offset, in place; both fit, so that nothing wraps."""
+    release = encoding.release
+    sampler = NoiseSampler(noise_table(release.mechanism, release.variance), randomness)
+    signed = lanes.view(np.int32)
+    for start in range(0, lanes.size, BLOCK):
+        part = signed[start : start + BLOCK]
+        noise = sampler.draw(part.size)
+        noise += part
+        noise += encoding.offset
+        lanes[start : start + BLOCK] = noise
+
+
+# --- decoding -------------------------------------------------------------------------------------------------------
+
+
+def _decode_state(
+    encoding: PrivateEncoding,
+    lanes: NDArray[np.uint32],
+    survivors: int,
+    base: ModelState,
+    out_path: Path | None,
+) -> ModelState:
+    """The global model plus the mean, in the layout's dtypes, in memory or as a file that is mapped."""
+    if out_path is None:
+        memory = MemorySink(base.layout)
+        _fill(encoding, lanes, survivors, base, memory)
+        return memory.state()
+    with FileSink(out_path, base.layout) as file:
+        _fill(encoding, lanes, survivors, base, file)
+    return ModelState.open(out_path)
+
+
+def _fill(
+    encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int, base: ModelState, sink: StateSink
+) -> None:
+    place = 0
+    for spec in encoding.floats:
+        for start in range(0, spec.size, BLOCK):
+            stop = min(start + BLOCK, spec.size)
+            mean = _mean(encoding, lanes[place : place + stop - start], survivors)
+            if spec.dtype == "BF16":
+                mean += base.float32(spec.name, start, stop)
+            else:
+                mean += base[spec.name].reshape(-1)[start:stop]
+            sink.write(spec, start, from_float(spec, mean))
+            place += stop - start
+        base.release()
+
+
+def _mean(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> NDArray[np.float64]:
+    mean = lanes.astype(np.float64)
+    mean -= survivors * encoding.offset
+    mean *= encoding.step / survivors
+    return mean
+
+
+def _decode_metrics(
+    encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int, names: Sequence[MetricName]
+) -> dict[str, float | list[float]]:
+    """Noised means over the clients, each with the same weight."""
+    counts = [1 if length is None else length for _, length in names]
+    values = _mean(encoding, lanes, survivors) * math.sqrt(max(sum(counts), 1))
+    metrics: dict[str, float | list[float]] = {}
+    start = 0
+    for (name, length), count in zip(names, counts, strict=True):
+        part = values[start : start + count].tolist()
+        metrics[name] = part[0] if length is None else part
+        start += count
+    return metrics
+
+
+def _no_statistics(survivors: int) -> Statistics:
+    """Nothing is known about magnitudes, and nothing is needed: the scale follows from the clipping bound."""
+    return Statistics(
+        survivors=survivors,
+        examples=survivors,
+        field_bits=0,
+        scales=(),
+        sizes=(),
+        peaks=(),
+        measured=(),
+        clipped=(),
+        shrunk=0,
+    )

@@ -1,0 +1,190 @@
+"""The public parameters of an exchange with differential privacy, identical on the server and on every client.
+
+A vector is `[packed | tag]`: one 32-bit lane for each coordinate, two to a 64-bit word, and a hash of the metrics'
+names. Nothing else is in it. What the encoding without noise sends beside the update (examples, metrics of training,
+sizes, counts of clipped elements, integer tensors) is about single clients and would need noise of its own; here every
+client weighs 1, scales follow from the clipping norm alone, and the number of survivors is public.
+
+A coordinate is `rounded update + noise share + offset`. Rounded updates are at most isqrt(norm_squared), noise shares
+at most the bound of their table, and the offset is the sum of both; so a coordinate is never negative, and n_max of
+them stay below 2^32. A configuration for which that does not hold is refused, so no sum can wrap, whatever is drawn.
+(Noise beyond the bound has a chance below 2^-127 a draw; it is part of the distance that the accountant takes off
+delta.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fedcore.codec.encoding import Encoding, layout_from_json
+from fedcore.codec.settings import CodecSettings
+from fedcore.errors import EncodingError, UnknownKey
+from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
+from fedcore.state import Layout, TensorSpec
+
+LANE_BITS = 32
+_LANES = 64 // LANE_BITS
+_MAX_CLIENTS = 1 << 28
+_DOMAIN = b"fedcore/codec/private-encoding/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateEncoding:
+    """How one exchange turns updates (or metrics, where `layout` is None) into noised words and back.
+
+    clip
+        L2 bound on the update; for metrics, the bound on each of them.
+    release
+        The noise, and what the sum reveals with it. `release.scale` steps make up `clip`.
+
+    Raises EncodingError for parameters whose sum could wrap, and for models with integer tensors.
+    """
+
+    settings: CodecSettings
+    layout: Layout | None
+    n_max: int
+    clip: float
+    release: Release
+
+    def __post_init__(self) -> None:
+        if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
+            raise EncodingError(f"n_max is {self.n_max!r}; use a whole number from 1 to {_MAX_CLIENTS}")
+        if type(self.clip) is not float or not 0 < self.clip < math.inf:
+            raise EncodingError(f"the clipping bound is {self.clip!r}; use a number greater than 0")
+        if self.layout is not None and self.layout.integers:
+            raise EncodingError(
+                f"integer tensor {self.layout.integers[0].name!r} cannot be trained with differential privacy: its sum "
+                "has no noise. Keep it out of the model's state (for instance, GroupNorm in place of BatchNorm)"
+            )
+        if self.release.dimension != self.coordinates:
+            raise EncodingError(f"the noise is for {self.release.dimension} coordinates, there are {self.coordinates}")
+        if self.release.shares > self.n_max:
+            raise EncodingError(f"{self.release.shares} noise shares cannot come from {self.n_max} clients")
+        if self.n_max * 2 * self.offset >= 1 << LANE_BITS:
+            raise EncodingError(
+                f"a sum of {self.n_max} noised updates could wrap in {LANE_BITS} bits; lower the noise multiplier or "
+                "the cohort size"
+            )
+
+    @property
+    def floats(self) -> tuple[TensorSpec, ...]:
+        """The tensors, in order; their elements are the coordinates."""
+        return self.layout.floats if self.layout else ()
+
+    @property
+    def coordinates(self) -> int:
+        """Number of noised values: elements of the model, or slots for metrics."""
+        return sum(spec.size for spec in self.floats) if self.layout else self.settings.max_metrics
+
+    @property
+    def field_bits(self) -> int:
+        """Width of one coordinate."""
+        return LANE_BITS
+
+    @property
+    def offset(self) -> int:
+        """Added to each coordinate, so that none is negative: the largest magnitude that one can have."""
+        return math.isqrt(self.release.norm_squared) + noise_bound(self.release.mechanism, self.release.variance)
+
+    @property
+    def packed_words(self) -> int:
+        """Words that hold the coordinates."""
+        return -(-self.coordinates // _LANES)
+
+    @property
+    def words(self) -> int:
+        """Length of the vector in 64-bit words: the coordinates and the tag."""
+        return self.packed_words + 1
+
+    @property
+    def step(self) -> float:
+        """Size of one step of the grid, in units of the update."""
+        return self.clip / self.release.scale
+
+    def canonical(self) -> bytes:
+        """SHA-256 over every parameter, unambiguous; it goes into the protocol's ctx."""
+        settings, release = self.settings, self.release
+        parts = [
+            struct.pack(">IQII", settings.field_bits, settings.w_max, settings.max_metrics, self.n_max),
+            struct.pack(">ddd", settings.metric_max, settings.clip_norm or -1.0, settings.first_scale),
+            self.layout.digest() if self.layout is not None else b"",
+            release.mechanism.encode(),
+            struct.pack(">ddQQQ", self.clip, release.variance, release.shares, release.scale, release.dimension),
+        ]
+        hasher = hashlib.sha256(_DOMAIN)
+        for part in parts:
+            hasher.update(struct.pack(">Q", len(part)) + part)
+        return hasher.digest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The parameters as a plain JSON object."""
+        layout = None
+        if self.layout is not None:
+            layout = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.layout.specs]
+        return {
+            "settings": self.settings.to_json(),
+            "layout": layout,
+            "n_max": self.n_max,
+            "field_bits": self.field_bits,
+            "clip": self.clip,
+            "release": self.release.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The parameters of `to_json`. Raises UnknownKey or EncodingError for anything else."""
+        known = ("settings", "layout", "n_max", "field_bits", "clip", "release")
+        for key in data:
+            if key not in known:
+                raise UnknownKey(str(key), known, "a private encoding")
+        for key in known:
+            if key not in data:
+                raise EncodingError(f"a private encoding lacks {key!r}")
+        if not isinstance(data["settings"], Mapping) or not isinstance(data["release"], Mapping):
+            raise EncodingError("the settings or the noise of an encoding are not a JSON object")
+        if data["field_bits"] != LANE_BITS:
+            raise EncodingError(f"a noised coordinate has {LANE_BITS} bits")
+        clip = data["clip"]
+        return cls(
+            settings=CodecSettings.from_json(data["settings"]),
+            layout=layout_from_json(data["layout"]),
+            n_max=data["n_max"],
+            clip=float(clip) if type(clip) is int else clip,
+            release=Release.from_json(data["release"]),
+        )
+
+
+AnyEncoding = Encoding | PrivateEncoding
+
+
+def private_encoding(
+    settings: CodecSettings, layout: Layout | None, n_max: int, *, plan: PrivacyPlan, noise_clients: int
+) -> PrivateEncoding:
+    """The encoding of an exchange of up to `n_max` clients under a run's plan.
+
+    `noise_clients` is the smallest number of honest clients that a sum may be made of: the noise of so many shares is
+    what the plan promises, and any more survivors only add to it.
+    """
+    dimension = sum(spec.size for spec in layout.floats) if layout else settings.max_metrics
+    scale = grid_scale(dimension)
+    variance = share_variance(plan.noise_multiplier, scale=scale, dimension=dimension, shares=noise_clients)
+    release = Release(
+        mechanism=plan.mechanism, variance=variance, shares=noise_clients, scale=scale, dimension=dimension
+    )
+    clip = plan.clip_norm if layout else plan.metric_bound or 1.0
+    return PrivateEncoding(settings=settings, layout=layout, n_max=n_max, clip=clip, release=release)
+
+
+def encoding_from_json(data: Mapping[str, Any]) -> AnyEncoding:
+    """Whichever encoding `data` describes; raises UnknownKey or EncodingError where it is none."""
+    return PrivateEncoding.from_json(data) if "release" in data else Encoding.from_json(data)
+
+
+def release_of(encoding: AnyEncoding | None) -> Release | None:
+    """What a sum with this encoding reveals under differential privacy; None where it has none."""
+    return encoding.release if isinstance(encoding, PrivateEncoding) else None

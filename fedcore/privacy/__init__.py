@@ -1,0 +1,31 @@
+"""Distributed differential privacy: noise shares at the clients, and the account of what their sums reveal.
+
+`tables` and `sampler` make the noise, `release` bounds what one sum reveals, `accounting` composes and converts to
+epsilon, `budget` is what a run keeps. How updates become noised words is in `fedcore.codec.private`. The argument is in
+docs/adr/0007-distributed-differential-privacy.md.
+"""
+
+from fedcore.privacy.accounting import Accountant, calibrated_multiplier, share_variance
+from fedcore.privacy.budget import PrivacyAccount, PrivacyPlan
+from fedcore.privacy.release import Release, grid_scale, rounded_norm_squared
+from fedcore.privacy.sampler import BLOCK, ROUNDING, KeyStream, NoiseSampler
+from fedcore.privacy.tables import Mechanism, NoiseTable, noise_bound, noise_table
+
+__all__ = [
+    "BLOCK",
+    "ROUNDING",
+    "Accountant",
+    "KeyStream",
+    "Mechanism",
+    "NoiseSampler",
+    "NoiseTable",
+    "PrivacyAccount",
+    "PrivacyPlan",
+    "Release",
+    "calibrated_multiplier",
+    "grid_scale",
+    "noise_bound",
+    "noise_table",
+    "rounded_norm_squared",
+    "share_variance",
+]

@@ -1,0 +1,130 @@
+"""The privacy of one run: what its settings ask for, what it has spent, and where it has to stop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from fedcore.config import JobSettings
+from fedcore.errors import BudgetSpent, ConfigurationError
+from fedcore.privacy.accounting import Accountant, calibrated_multiplier, coarsest_release
+from fedcore.privacy.release import Release
+from fedcore.privacy.tables import Mechanism
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyPlan:
+    """The differential privacy that a run promises, for each client, over all of its exchanges.
+
+    noise_multiplier
+        Standard deviation of the noise in the smallest sum, over the sensitivity.
+    clip_norm
+        L2 bound on a client's update.
+    metric_bound
+        Bound on each metric of an evaluation; 0 where clients are asked for none.
+    epsilon
+        The budget; infinite where there is none. A run stops all the same where no finite epsilon can be stated.
+    delta
+        At which epsilon is stated.
+    """
+
+    mechanism: Mechanism
+    noise_multiplier: float
+    clip_norm: float
+    metric_bound: float
+    epsilon: float
+    delta: float
+
+    @classmethod
+    def of(cls, settings: JobSettings) -> Self | None:
+        """The plan of a job, its noise multiplier calibrated where only a budget is set; None without privacy.
+
+        Raises ConfigurationError where the budget does not even pay for one exchange.
+        """
+        if not settings.private:
+            return None
+        epsilon = settings.dp_epsilon or math.inf
+        multiplier = settings.dp_noise_multiplier or calibrated_multiplier(
+            settings.dp_mechanism, epsilon=epsilon, delta=settings.dp_delta, exchanges=_exchanges(settings)
+        )
+        plan = cls(
+            mechanism=settings.dp_mechanism,
+            noise_multiplier=multiplier,
+            clip_norm=settings.clip_norm,
+            metric_bound=settings.dp_metric_bound,
+            epsilon=epsilon,
+            delta=settings.dp_delta,
+        )
+        plan._check_one_exchange()
+        return plan
+
+    def to_json(self) -> dict[str, Any]:
+        """What the record of a run says about its privacy; the budget is None where there is none."""
+        return {
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip_norm,
+            "metric_bound": self.metric_bound,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+        }
+
+    def _check_one_exchange(self) -> None:
+        cost = Accountant((coarsest_release(self.mechanism, self.noise_multiplier),)).epsilon(self.delta)
+        if math.isinf(cost):
+            raise ConfigurationError(
+                f"dp-noise-multiplier {self.noise_multiplier:g} protects nobody: one exchange costs more epsilon than "
+                "can be stated; raise it"
+            )
+        if cost > self.epsilon:
+            raise ConfigurationError(
+                f"one exchange with dp-noise-multiplier {self.noise_multiplier:g} costs epsilon {cost:.3g} at delta "
+                f"{self.delta:g}, more than dp-epsilon {self.epsilon:g}; raise either, or set dp-rounds instead"
+            )
+
+
+def _exchanges(settings: JobSettings) -> int:
+    """Noised sums that a run of `dp_rounds` rounds makes: with a bound for metrics, each evaluation is one."""
+    return settings.dp_rounds * (2 if settings.dp_metric_bound else 1)
+
+
+@dataclass(slots=True)
+class PrivacyAccount:
+    """What one run has spent of its plan; without a plan it admits everything and counts nothing."""
+
+    plan: PrivacyPlan | None
+    _spent: Accountant = field(default_factory=Accountant, init=False)
+
+    def withholds(self, trains: bool) -> bool:
+        """Whether clients are not asked at all: for metrics alone, where nothing bounds them."""
+        return self.plan is not None and not self.plan.metric_bound and not trains
+
+    def admit(self, release: Release | None) -> None:
+        """Raise BudgetSpent if one more exchange would exceed the budget, or all that can be stated.
+
+        Called before its clients are asked.
+        """
+        if self.plan is None or release is None:
+            return
+        after = self._spent.epsilon(self.plan.delta, further=release)
+        if after > self.plan.epsilon or math.isinf(after):
+            budget = f"the budget is {self.plan.epsilon:g}" if math.isfinite(self.plan.epsilon) else "none is set"
+            raise BudgetSpent(
+                f"{BudgetSpent.check}: epsilon {self.epsilon:.4g} is spent, one more exchange would make it "
+                f"{after:.4g}; {budget} at delta {self.plan.delta:g}"
+            )
+
+    def spend(self, release: Release | None) -> None:
+        """Count an exchange once its survivors are named: whatever fails after that, their sum may be known."""
+        if self.plan is not None and release is not None:
+            self._spent.add(release)
+
+    @property
+    def epsilon(self) -> float:
+        """What has been spent, at the plan's delta; 0 without a plan."""
+        return self._spent.epsilon(self.plan.delta) if self.plan is not None else 0.0
+
+    def figures(self) -> dict[str, float]:
+        """What the event of a completed exchange says: epsilon so far and delta; nothing without a plan."""
+        return {"epsilon": self.epsilon, "delta": self.plan.delta} if self.plan is not None else {}

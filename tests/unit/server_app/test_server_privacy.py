@@ -1,0 +1,118 @@
+"""Runs with differential privacy at the server: epsilon after every exchange, and the budget that ends a run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.serverside import Failure, Local, Site, events_of
+
+from fedcore.codec import encoding_from_json, release_of
+from fedcore.privacy import Accountant
+from fedcore.state import ModelState
+from server_app.appmessages import BudgetReached, ExchangeFailed, Replies
+
+ALL = [1, 2, 3, 4]
+PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 2.0}
+
+
+@pytest.fixture
+def model() -> ModelState:
+    return ModelState.from_arrays({"weight": np.zeros(1000, np.float32)})
+
+
+def give_locals(site: Site) -> None:
+    for member in site.members.values():
+        member.local = Local(by=0.0, examples=10 * member.id, metrics={"acc": 0.5})
+
+
+async def exchange(here: Site, app: Any, model: ModelState, **options: Any) -> Any:
+    asked = asyncio.create_task(app.exchange(model, ALL, **options))
+    await asyncio.gather(*(member.secure() for member in await here.enter_all()))
+    return await asked
+
+
+async def test_epsilon_is_in_the_record_after_every_exchange(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin({**PRIVATE, "dp-metric-bound": 1.0})
+    trained = await exchange(here, app, model)
+    release = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
+    assert release is not None
+    assert release.shares == 3, "the smallest cohort, not the present one"
+    (reply,) = trained.replies
+    assert (reply.examples, reply.metrics) == (4, {}), "every client weighs the same, and sends no metrics"
+    noise = ModelState.open(Path(reply.state))["weight"].std()
+    assert noise == pytest.approx(2 / np.sqrt(3 * 4), rel=0.1), "four shares, each for one of three"
+    evaluated = await exchange(here, app, model, message_type="evaluate")
+    assert set(evaluated.replies[0].metrics) == {"acc"}
+    ended = await here.finish(run, app, model)
+    done = events_of(ended, "exchange-done")
+    metrics = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
+    assert metrics is not None
+    assert [data["epsilon"] for data in done] == [
+        Accountant((release,)).epsilon(1e-5),
+        Accountant((release, metrics)).epsilon(1e-5),
+    ]
+    assert (done[0]["delta"], done[0]["examples"], done[0]["metrics"]) == (1e-5, 4, {})
+    assert events_of(ended, "started")[0]["privacy"]["noise_multiplier"] == 2.0
+
+
+async def test_the_budget_ends_the_run_with_its_last_model(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin({"clip-norm": 1.0, "dp-epsilon": 8.0, "dp-rounds": 2})
+    for _ in range(2):
+        assert isinstance(await exchange(here, app, model), Replies)
+    answer = await app.exchange(model, ALL)
+    assert isinstance(answer, BudgetReached)
+    assert answer.reason.startswith("privacy-budget: epsilon 7.99")
+    ended = await here.finish(run, app, model)
+    assert (ended.status, ended.reason) == ("finished", answer.reason)
+    assert ended.model is not None
+    assert len(events_of(ended, "exchange")) == 2, "no client was asked for the third"
+
+
+async def test_clients_are_asked_for_no_evaluation_without_a_bound(here: Site, model: ModelState) -> None:
+    run, app = await here.begin(PRIVATE)
+    answer = await app.exchange(model, ALL, message_type="evaluate")
+    assert answer == Replies(replies=[])
+    ended = await here.finish(run, app, model)
+    assert events_of(ended, "exchange") == []
+
+
+async def _leave(here: Site, step: str) -> None:
+    await asyncio.gather(*(member.secure(until=step) for member in await here.enter_all()))
+    await asyncio.gather(*(member.withdraw() for member in here.members.values()))
+
+
+@pytest.mark.parametrize(("step", "counts"), [("upload", 0), ("sign", 1), ("unmask", 1)])
+async def test_a_failed_exchange_counts_once_its_survivors_were_named(
+    here: Site, model: ModelState, step: str, counts: int
+) -> None:
+    give_locals(here)
+    run, app = await here.begin({**PRIVATE, "max-attempts": 1})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    await _leave(here, step)
+    assert isinstance(await asked, ExchangeFailed)
+    await exchange(here, app, model)
+    release = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
+    ended = await here.finish(run, app, model)
+    (done,) = events_of(ended, "exchange-done")
+    assert done["epsilon"] == Accountant([release] * (counts + 1)).epsilon(1e-5)  # type: ignore[list-item]
+
+
+async def test_a_budget_that_pays_for_nothing_is_refused_at_once(here: Site) -> None:
+    with pytest.raises(Failure, match=r"one exchange with dp-noise-multiplier 0\.5 costs"):
+        await here.submit({**PRIVATE, "dp-noise-multiplier": 0.5, "dp-epsilon": 1.0})
+
+
+async def test_a_model_with_integer_tensors_fails_before_anybody_trains(here: Site) -> None:
+    run, app = await here.begin(PRIVATE)
+    counted = ModelState.from_arrays({"weight": np.zeros(3, np.float32), "batches": np.array(0, np.int64)})
+    asked = asyncio.create_task(app.exchange(counted, ALL))
+    ended = await here.follow(run)
+    asked.cancel()
+    assert ended.status == "failed"
+    assert "integer tensor 'batches' cannot be trained with differential privacy" in ended.reason
