@@ -158,6 +158,7 @@ class ServerRound:
         if not self._is_new(ServerEvent.KEY_SHARES, message):
             return
         own, graph = message.client_id, self._fixed().graph
+        inspection.check_sealed(message.shares, message.pair_secrets, self._parameters.agreement, own)
         receivers = set(graph.neighbours(own))
         chosen = {peer for peer in receivers if graph.chooses(own, peer)}
         if set(message.shares) != receivers or set(message.pair_secrets) != chosen:
