@@ -92,7 +92,7 @@ def test_case_6_same_keys_but_another_context_or_cohort_do_not_open(any_rig):
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_case_6_every_part_of_a_hybrid_sealing_counts(make_rig, field):
-    """A byte of the ciphertext, of the text or of the tag: ML-KEM itself would open an altered ciphertext to something."""
+    """Ciphertext, text and tag. ML-KEM itself has no error: an altered ciphertext decapsulates to another secret."""
     rig = make_rig(5, agreement=Agreement.HYBRID).until("deliver")
     reader, one, two = _two_choosers(rig)
     honest = rig.server.delivery(reader)
