@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import pytest
@@ -67,6 +68,16 @@ def test_each_half_of_the_hybrid_secret_counts(drbg):
     half = two.decapsulate(other.public, ciphertext).reveal()
     assert half[:32] == secret.reveal()[:32]
     assert half[32:] != secret.reveal()[32:]
+
+
+def test_an_altered_ciphertext_is_rejected_implicitly_under_the_second_seed(drbg):
+    """FIPS 203, algorithm 18: the secret is then SHAKE-256(z || c), which needs a z of its own."""
+    one, two = (KeyPair.draw(Agreement.HYBRID, drbg(name)) for name in ("one", "two"))
+    ciphertext = bytes(1) + one.encapsulate(two.public)[0][1:]
+    z = derive(two.root.reveal(), b"", Usage.KEY_MLKEM, "z")
+    rejected = two.decapsulate(one.public, ciphertext).reveal()[:32]
+    assert rejected == hashlib.shake_256(z + ciphertext).digest(32)
+    assert z != derive(two.root.reveal(), b"", Usage.KEY_MLKEM, "d")
 
 
 def test_encapsulation_is_fresh_each_time(drbg):

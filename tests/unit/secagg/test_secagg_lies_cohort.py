@@ -191,13 +191,13 @@ def test_case_4_the_owner_decides_the_least_cohort_and_threshold(make_rig):
     assert rig.client(1, min_cohort=5, min_threshold=4).state == "new"
 
 
-@pytest.mark.parametrize("above", [0, 1])
-def test_case_4_too_few_at_each_list_that_the_server_sends(any_rig, above):
+@pytest.mark.parametrize("owner_wants_more", [False, True])
+def test_case_4_too_few_at_each_list_that_the_server_sends(any_rig, owner_wants_more):
     """One below the quorum; and the quorum, for a client whose owner wants one more."""
     rig = any_rig()
     quorum = rig.parameters.quorum
-    rig.clients[1] = session = rig.client(1, min_cohort=quorum + above)
-    some = rig.ids[: quorum - 1 + above]
+    rig.clients[1] = session = rig.client(1, min_cohort=quorum + 1 if owner_wants_more else 2)
+    some = rig.ids[: quorum - 1 + owner_wants_more]
     rig.until("share")
     fewer = rig.view({i: entry for i, entry in rig.advertisements().items() if i in some})
     rig.refused("cohort-below-minimum", session, lambda: session.share_keys(fewer.cohort(1)))

@@ -198,3 +198,27 @@ def test_masks_between_two_lost_clients_are_in_nobodys_vector(make_rig):
     rig = make_rig(6, threshold=4).until("upload")
     rig.lose("upload", [2, 5])
     assert len(rig.server.mask_terms()) == 4 + 2 * 4
+
+
+def _unmask_with_lies(rig, lies):
+    """`lies` maps an owner to those who alter their share of its self secret, each in another place."""
+    for i in rig.ids:
+        message = rig.clients[i].unmask(rig.server.signatures())
+        for owner, liars in lies.items():
+            message = _with_wrong_self_share(message, owner, place=-(i % 32) - 1) if i in liars else message
+        rig.server.receive_unmask(message)
+    rig.server.close_stage()
+    rig.assert_sum(rig.ids)
+    return set(rig.server.bad_share_senders)
+
+
+def test_case_10_whoever_was_found_out_once_is_left_aside(make_rig):
+    """With a threshold of 32, six wrong shares of forty are too many; two of the 36 that are left are not."""
+    rig = make_rig(40, threshold=32).until("unmask")
+    assert _unmask_with_lies(rig, {1: {5, 6, 7, 8}, 2: {5, 6, 7, 8, 9, 10}}) == {5, 6, 7, 8, 9, 10}
+
+
+def test_case_10_shares_of_a_suspect_still_count_where_they_are_needed(make_rig):
+    """It may be the dealer who dealt client 3 a wrong share; of client 2's secret, only 1, 2 and 3 hold right ones."""
+    rig = make_rig(5, threshold=3).until("unmask")
+    assert 3 in _unmask_with_lies(rig, {1: {3}, 2: {4, 5}})

@@ -45,6 +45,14 @@ def test_every_cell_of_the_published_table(adversary, n, degree, threshold):
     assert found == GraphSize(degree=degree, threshold=threshold)
 
 
+def test_each_of_the_two_failures_gets_half_of_the_probability():
+    """Few corrupt clients and many dropouts: here it is the gaps that decide."""
+    found = graph_size(500, corrupt=0.01, dropout=0.2, adversary=Adversary.SEMI_HONEST)
+    assert found == GraphSize(degree=26, threshold=6)
+    assert sizing._splits(500, 5 + 100, 26) < 2**-41 <= sizing._splits(500, 5 + 100, 24) < 2**-40
+    assert 500 * stats.hypergeom.sf(found.threshold - 1, 500, 5, 26) <= 2**-41
+
+
 def _degrees(name, values, **fixed):
     found = [graph_size(**(fixed | {name: value})).degree for value in values]
     assert all(degree % 2 == 0 for degree in found)
