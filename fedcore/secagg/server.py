@@ -158,13 +158,13 @@ class ServerRound:
         if not self._is_new(ServerEvent.KEY_SHARES, message):
             return
         own, graph = message.client_id, self._fixed().graph
-        inspection.check_sealed(message.shares, message.pair_secrets, self._parameters.agreement, own)
         receivers = set(graph.neighbours(own))
         chosen = {peer for peer in receivers if graph.chooses(own, peer)}
         if set(message.shares) != receivers or set(message.pair_secrets) != chosen:
             raise ProtocolViolation(
                 Check.WRONG_RECIPIENTS, f"client {own} must seal what belongs to each of its neighbours", peer=own
             )
+        inspection.check_sealed(message.shares, message.pair_secrets, self._parameters.agreement, own)
         self._shares[message.client_id] = message
         self._accept(message)
 

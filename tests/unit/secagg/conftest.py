@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import (
-    AdvertisedCohort,
-    Advertisement,
     Agreement,
     ClientSession,
     RoundParameters,
@@ -28,6 +26,7 @@ from fedcore.secagg import (
 from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.graph import Graph
 from fedcore.secagg.keys import sign, verifies
+from fedcore.secagg.messages import AdvertisedCohort, Advertisement
 from fedcore.secagg.schedule import Transcript, advertisement_statement, cohort_hash, ring_seed
 from fedcore.secagg.tree import Tree
 
