@@ -11,7 +11,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedcore.errors import (
     CohortTooSmall,
@@ -103,6 +103,12 @@ class ServerRound:
         self._shares: dict[int, KeyShares] = {}
         self._signatures: dict[int, bytes] = {}
         self._released: dict[int, UnmaskShares] = {}
+        self._sent: Mapping[ServerStage, dict[int, Any]] = {
+            ServerStage.ADVERTISE: self._publics,
+            ServerStage.SHARE: self._shares,
+            ServerStage.CONSISTENCY: self._signatures,
+            ServerStage.UNMASK: self._released,
+        }
         self._cohort: _Cohort | None = None
         self._unmasking: Unmasking | None = None
 
@@ -157,6 +163,7 @@ class ServerRound:
             raise ProtocolViolation(
                 Check.WRONG_RECIPIENTS, f"client {own} must seal what belongs to each of its neighbours", peer=own
             )
+        inspection.check_sealed(message.shares, message.pair_secrets, self._parameters.agreement, own)
         self._shares[message.client_id] = message
         self._accept(message)
 
@@ -203,6 +210,7 @@ class ServerRound:
         self._dropped.add(client_id)
         if self._stage is not ServerStage.INPUT:
             self._digests[self._stage].pop(client_id, None)
+            self._sent[self._stage].pop(client_id, None)
 
     def close_stage(self) -> None:
         """End the stage; who has not answered is dropped. The last close rebuilds the secrets.

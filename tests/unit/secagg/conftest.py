@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -22,6 +23,19 @@ from fedcore.secagg import (
     apply_masks,
     default_quorum,
 )
+from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.graph import Graph
+from fedcore.secagg.keys import sign, verifies
+from fedcore.secagg.messages import AdvertisedCohort, Advertisement
+from fedcore.secagg.schedule import Transcript, advertisement_statement, cohort_hash, ring_seed
+from fedcore.secagg.tree import Tree
+
+RING = {"degree": 6, "threshold": 5, "quorum": 9}
+"""A sparse ring of 13: seven hold shares of one secret, and any two of the seven may be lost."""
+RING_SIZE = 13
+
+# Rounds of the same randomness carry the same signatures: each is checked once for all tests.
+_verify = functools.cache(verifies)
 
 
 class Drbg:
@@ -66,12 +80,19 @@ class Rig:
             "task_hash": hashlib.sha256(b"task").digest(),
         }
         self.parameters = RoundParameters(**(fields | changes))
-        self.server = ServerRound(parameters=self.parameters, roster=self.roster, randomness=Drbg("server"))
+        self.server = ServerRound(
+            parameters=self.parameters, roster=self.roster, randomness=Drbg("server"), verify=_verify
+        )
         self.clients = {i: self.client(i) for i in self.ids}
         self.inputs = {
             i: np.random.default_rng(i).integers(0, 2**64, words, dtype=np.uint64, endpoint=False) for i in self.ids
         }
         self.uploads: dict[int, NDArray[np.uint64]] = {}
+
+    @classmethod
+    def ring(cls, n: int = RING_SIZE, **changes: Any) -> Rig:
+        """A sparse graph."""
+        return cls(n, **(RING | changes))
 
     def client(self, client_id: int, *, seed: str = "", **changes: Any) -> ClientSession:
         fields: dict[str, Any] = {
@@ -82,8 +103,39 @@ class Rig:
             "min_cohort": 2,
             "min_threshold": 2,
             "randomness": Drbg(f"client {client_id} {seed} {self.parameters.ctx().hex()}"),
+            "verify": _verify,
         }
         return ClientSession(**(fields | changes))
+
+    def graph(self) -> Graph:
+        """The graph of the round as any party works it out from what was advertised."""
+        return self.view(self.advertisements()).graph
+
+    def advertisements(self) -> dict[int, Advertisement]:
+        """Every advertisement that the server has, by client."""
+        cohorts = [self.server.advertised(i) for i in sorted(self.server.expected)]
+        return {member.client_id: member for cohort in cohorts for member in cohort.members}
+
+    def view(self, advertisements: Mapping[int, Advertisement], parameters: RoundParameters | None = None) -> View:
+        """What a server that holds these advertisements, honest or not, would show."""
+        return View(parameters or self.parameters, dict(advertisements))
+
+    def keys(self, seed: str) -> bytes:
+        """A public key for this round's agreement."""
+        return KeyPair.draw(self.parameters.agreement, Drbg(seed)).public
+
+    def signed(
+        self,
+        client_id: int,
+        c_public: bytes,
+        s_public: bytes,
+        *,
+        context: bytes | None = None,
+        identity: Ed25519PrivateKey | None = None,
+    ) -> Advertisement:
+        """An advertisement of any keys, signed by the client or by another identity in its name."""
+        statement = advertisement_statement(context or self.parameters.ctx(), client_id, c_public, s_public)
+        return Advertisement(client_id, c_public, s_public, sign(identity or self.identities[client_id], statement))
 
     def advertise(self, ids: Iterable[int] | None = None) -> None:
         for i in self._expected(ids):
@@ -163,6 +215,28 @@ class Rig:
         return sorted(self.server.expected if ids is None else ids)
 
 
+class View:
+    """The cohort as a server tells it that holds `advertisements`: consistent in itself, whatever they are."""
+
+    def __init__(self, parameters: RoundParameters, advertisements: dict[int, Advertisement]) -> None:
+        self.ids = tuple(sorted(advertisements))
+        self.advertisements = advertisements
+        self.tree = Tree([advertisements[i].digest() for i in self.ids])
+        context = parameters.ctx()
+        self.transcript = Transcript(context=context, cohort=cohort_hash(context, self.ids, self.tree.root))
+        self.graph = Graph(self.ids, degree=parameters.degree, seed=ring_seed(self.transcript))
+
+    def cohort(self, client_id: int) -> AdvertisedCohort:
+        """What `client_id` is shown."""
+        return self.showing((client_id, *self.graph.neighbours(client_id)))
+
+    def showing(self, shown: Iterable[int]) -> AdvertisedCohort:
+        """The keys of these clients, and a true proof that they belong to the cohort."""
+        ids = sorted(shown)
+        proof = self.tree.prove([self.ids.index(i) for i in ids])
+        return AdvertisedCohort(self.ids, tuple(self.advertisements[i] for i in ids), proof)
+
+
 def frozen(value: Any) -> Any:
     """Everything that a state machine holds, secrets included, as a value that can be compared."""
     if isinstance(value, ClientSession | ServerRound):
@@ -186,6 +260,14 @@ def frozen(value: Any) -> Any:
 def make_rig() -> type[Rig]:
     """The class itself: a test says how many clients it wants."""
     return Rig
+
+
+@pytest.fixture(params=["full", "ring", "full-hybrid", "ring-hybrid"])
+def any_rig(request: pytest.FixtureRequest) -> Callable[..., Rig]:
+    """Makes rigs of five clients on the full graph and of 13 on a ring, with either agreement."""
+    kind, _, hybrid = request.param.partition("-")
+    agreement = Agreement.HYBRID if hybrid else Agreement.X25519
+    return functools.partial(Rig.ring if kind == "ring" else Rig, agreement=agreement)
 
 
 @pytest.fixture

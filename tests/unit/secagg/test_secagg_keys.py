@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import itertools
 import logging
 import pickle
 
@@ -11,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.errors import ProtocolViolation, UsageError
-from fedcore.secagg import Secret, default_threshold
-from fedcore.secagg.domain import Usage, derive, pack, statement, tagged_hash
-from fedcore.secagg.graph import neighbours
-from fedcore.secagg.keys import KeyPair, is_low_order, seal, unseal
+from fedcore.errors import UsageError
+from fedcore.secagg import Agreement, Secret
+from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.domain import Usage, derive, pack, pack_ids, statement, tagged_hash
+from fedcore.secagg.keys import seal, unseal
 
 FIELDS = st.lists(st.binary(max_size=12), max_size=5)
 
@@ -29,10 +28,15 @@ def test_packing_has_the_length_in_front():
     assert pack(b"ab", "c", 5) == bytes(7) + b"\x02ab" + bytes(7) + b"\x01c" + bytes(7) + b"\x08" + bytes(7) + b"\x05"
 
 
+def test_packed_ids_are_eight_bytes_each():
+    assert pack_ids((1, 2**63 - 1)) == bytes(7) + b"\x01" + b"\x7f" + b"\xff" * 7
+    assert pack_ids(()) == b""
+
+
 def test_usages_are_distinct_versioned_and_separate():
     values = [usage.value for usage in Usage]
     assert len(set(values)) == len(values)
-    assert all(value.startswith("fedcore/secagg/v1") for value in values)
+    assert all(value.startswith("fedcore/secagg/v2") for value in values)
     assert len({tagged_hash(usage, b"same") for usage in Usage}) == len(values)
     assert len({derive(bytes(32), bytes(32), usage, b"same") for usage in Usage}) == len(values)
 
@@ -48,10 +52,11 @@ def test_derive_is_hkdf_over_the_statement():
 def test_the_context_hash_depends_on_every_parameter(make_rig):
     base = make_rig(5).parameters
     changed = [
-        {"federation": "x"}, {"run": "x"}, {"round": 2}, {"cohort": (1, 2, 3, 4, 6)}, {"threshold": 5}, {"words": 38},
+        {"federation": "x"}, {"run": "x"}, {"round": 2}, {"cohort": (1, 2, 3, 4, 6)}, {"threshold": 3}, {"words": 38},
         {"encoding": b"x"}, {"roster_hash": bytes(32)}, {"model_hash": bytes(32)}, {"task_hash": bytes(32)},
-        {"corrupt": 1},
+        {"corrupt": 1}, {"quorum": 5}, {"degree": 2, "threshold": 3}, {"agreement": Agreement.HYBRID},
     ]  # fmt: skip
+    assert {name for change in changed for name in change} == set(base.__dataclass_fields__)
     contexts = {_with(base, change).ctx() for change in changed} | {base.ctx()}
     assert len(contexts) == len(changed) + 1
     # Neighbouring texts do not run into each other.
@@ -61,35 +66,6 @@ def test_the_context_hash_depends_on_every_parameter(make_rig):
 def _with(parameters, change):
     fields = {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
     return type(parameters)(**(fields | change))
-
-
-@pytest.mark.parametrize(("n", "t"), [(2, 2), (3, 3), (4, 3), (5, 4), (8, 6), (10, 7), (100, 67)])
-def test_default_threshold(n, t):
-    assert default_threshold(n) == t
-    assert 2 * t > n
-
-
-LOW = [0, 1, 2**255 - 20, 325606250916557431795983626356110631294008115727848805560023387167927233504,
-       39382357235489614581723060781553021112529911719440698176882885853963445705823]  # fmt: skip
-
-
-@pytest.mark.parametrize("point", LOW)
-def test_low_order_points_in_every_encoding(drbg, point):
-    """Each of them makes the agreement zero, which `agree` refuses, so the list holds nothing too much."""
-    pair = KeyPair.draw(drbg("pair"))
-    encodings = [value for value in (point, point + 2**255 - 19) if value < 2**255]
-    for value, top in itertools.product(encodings, (0, 2**255)):
-        public = (value + top).to_bytes(32, "little")
-        assert is_low_order(public)
-        with pytest.raises(ProtocolViolation, match="low-order-point"):
-            pair.agree(public)
-
-
-def test_ordinary_keys_are_not_of_low_order(drbg):
-    randomness = drbg("many")
-    assert not any(is_low_order(KeyPair.draw(randomness).public) for _ in range(50))
-    for near in (2, 3, 2**255 - 21):
-        assert not is_low_order(near.to_bytes(32, "little"))
 
 
 def test_sealing_binds_key_text_and_context():
@@ -104,7 +80,7 @@ def test_sealing_binds_key_text_and_context():
 @pytest.mark.parametrize("source", [lambda _: b"", lambda size: bytes(size - 1), bytearray])
 def test_a_source_that_gives_other_than_it_was_asked_for(source):
     with pytest.raises(UsageError, match="randomness"):
-        KeyPair.draw(source)
+        KeyPair.draw(Agreement.X25519, source)
 
 
 def test_secrets_are_redacted_compared_and_never_pickled():
@@ -124,30 +100,26 @@ def _texts_of(secret: bytes) -> list[str]:
     return [repr(secret)[2:14], secret.hex()[:12], str(int.from_bytes(secret, "big"))[:12]]
 
 
-def test_no_secret_shows_in_any_repr(make_rig, caplog):
+@pytest.mark.parametrize("agreement", Agreement)
+def test_no_secret_shows_in_any_repr(make_rig, caplog, agreement):
     caplog.set_level(logging.DEBUG)
-    rig = make_rig(4).until("upload")
+    rig = make_rig(4, agreement=agreement).until("upload")
     rig.lose("upload", [4])
     session, server = rig.clients[1], rig.server
     secrets = [term.seed.reveal() for term in server.mask_terms()]
     released = session._answers.released.answer
     secrets += [*released.self_shares.values(), *released.key_shares.values()]
-    live = make_rig(4).until("upload").clients[1]
+    sharing = make_rig(4, agreement=agreement).until("deliver").clients[1]._secrets
+    secrets += [sharing.seal_pair.root.reveal(), sharing.mask_pair.root.reveal()]
+    live = make_rig(4, agreement=agreement).until("upload").clients[1]
     held = live._secrets
-    secrets += [held.mask_pair.private.reveal(), held.self_secret.reveal()]
+    secrets += [held.self_secret.reveal(), *(secret.reveal() for secret in held.pair_secrets.values())]
     secrets += [part for shares in held.held.values() for part in (shares.of_key, shares.of_self)]
     assert len(secrets) > 15
-    shown = " ".join(
-        repr(value)
-        for value in (session, live, held, held.held, held.mask_pair, live._answers, session._answers, released,
-                      server, server.mask_terms(), server._unmasking, server.signatures(), server.delivery(1))
-    ) + caplog.text  # fmt: skip
+    holders = [session, live, held, held.held, held.pair_secrets, sharing, sharing.mask_pair, server]
+    told = [live._answers, session._answers, released, server.signatures(), server.delivery(1)]
+    rebuilt = [server.mask_terms(), server._unmasking]
+    shown = " ".join(map(repr, (*holders, *told, *rebuilt))) + caplog.text
     for secret in secrets:
         for text in _texts_of(secret):
             assert text not in shown
-
-
-def test_neighbours_are_all_others_and_a_sparser_graph_is_refused():
-    assert neighbours((3, 1, 2, 5), 2, degree=4) == (1, 3, 5)
-    with pytest.raises(UsageError, match="full graph"):
-        neighbours((3, 1, 2, 5), 2, degree=2)

@@ -17,13 +17,13 @@ from fedcore.secagg import (
     UnmaskShares,
 )
 from fedcore.secagg.messages import input_digest
+from fedcore.secagg.tree import Tree
 
 ADVERTISEMENT = Advertisement(1, b"c" * 32, b"s" * 32, b"g" * 64)
 MESSAGES = [
     ADVERTISEMENT,
-    AdvertisedCohort((ADVERTISEMENT,)),
-    KeyShares(1, b"m" * 32, {2: b"s" * 82, 3: b"t" * 82}),
-    ShareDelivery((1, 2, 3), {2: b"s" * 82, 3: b"t" * 82}),
+    KeyShares(1, b"m" * 32, {2: b"s" * 82, 3: b"t" * 82}, {2: b"p" * 48}),
+    ShareDelivery((1, 2, 3), {2: b"s" * 82, 3: b"t" * 82}, {3: b"p" * 48}),
     Survivors((1, 2, 3)),
     ConsistencySignature(1, b"g" * 64),
     SignatureSet({1: b"g" * 64, 2: b"h" * 64}),
@@ -38,9 +38,7 @@ def _others(value):
     if isinstance(value, bytes):
         return [value[:-1] + bytes([value[-1] ^ 1])]
     if isinstance(value, tuple):
-        changed = value[0].client_id if isinstance(value[0], Advertisement) else value[0]
-        first = dataclasses.replace(value[0], client_id=changed + 8) if changed is not value[0] else value[0] + 8
-        return [value[1:], (*value[1:], first)]
+        return [value[1:], (*value[1:], value[0] + 8)]
     first = next(iter(value))
     rest = {key: part for key, part in value.items() if key != first}
     return [rest, {**rest, first + 8: value[first]}, *({**value, first: part} for part in _others(value[first]))]
@@ -58,6 +56,37 @@ def test_the_digest_depends_on_every_field(message):
     assert len(digests) == count
 
 
+def _cohort(shown=(1, 3), *, ids=(1, 2, 3, 4, 5), altered=0):
+    """Some of five advertisements, one of them altered, with their proof."""
+    entries = {
+        i: dataclasses.replace(ADVERTISEMENT, client_id=i, s_public=bytes([i + 8 * (i == altered)]) * 32) for i in ids
+    }
+    proof = Tree([entries[i].digest() for i in ids]).prove([ids.index(i) for i in shown])
+    return AdvertisedCohort(ids, tuple(entries[i] for i in shown), proof)
+
+
+def test_the_digest_of_a_cohort_depends_on_its_ids_its_members_and_what_it_proves():
+    honest = _cohort()
+    honest.check()
+    others = [
+        _cohort(ids=(1, 2, 3, 4, 6)),
+        _cohort(ids=(1, 2, 3, 4)),
+        _cohort(altered=3),
+        _cohort(altered=5),
+        _cohort(shown=(1, 3, 4)),
+        _cohort(shown=(3,)),
+        dataclasses.replace(honest, proof=(bytes(32), *honest.proof[1:])),
+    ]
+    assert len({message.digest() for message in (honest, *others)}) == 1 + len(others)
+
+
+def test_two_clients_that_see_different_members_see_the_same_root():
+    views = [_cohort(shown) for shown in ((1, 3), (2, 4, 5), (1, 2, 3, 4, 5))]
+    assert len({view.root() for view in views}) == 1
+    assert _cohort(altered=2).root() != views[0].root()
+    assert views[2].proof == ()
+
+
 def test_the_digest_of_a_vector_depends_on_its_sender():
     assert len({input_digest(1, bytes(32)), input_digest(2, bytes(32)), input_digest(1, b"d" * 32)}) == 3
 
@@ -68,4 +97,6 @@ def test_the_digest_does_not_depend_on_the_order_of_a_mapping():
 
 def test_shares_and_ciphertexts_are_not_in_a_repr():
     assert repr(MESSAGES[-1]) == "UnmaskShares(client_id=1)"
-    assert "sealed" not in repr(MESSAGES[2])
+    assert repr(MESSAGES[2]) == "ShareDelivery(sharers=(1, 2, 3))"
+    for field in ("shares", "pair_secrets"):
+        assert field not in repr(MESSAGES[1])

@@ -37,7 +37,7 @@ class Script:
         signatures = server.signatures()
         self.to_client = {
             ClientEvent.ADVERTISE: (),
-            ClientEvent.SHARE_KEYS: (server.advertised(),),
+            ClientEvent.SHARE_KEYS: (server.advertised(1),),
             ClientEvent.RECEIVE_SHARES: (server.delivery(1),),
             ClientEvent.SIGN_SURVIVORS: (server.survivors(),),
             ClientEvent.UNMASK: (signatures,),
@@ -45,7 +45,7 @@ class Script:
         }
         self.to_server = {
             ServerEvent.ADVERTISEMENT: (session.advertise(),),
-            ServerEvent.KEY_SHARES: (session.share_keys(server.advertised()),),
+            ServerEvent.KEY_SHARES: (session.share_keys(server.advertised(1)),),
             ServerEvent.INPUT: (1, hashlib.sha256(rig.uploads[1].tobytes()).digest()),
             ServerEvent.CONSISTENCY: (session.sign_survivors(server.survivors()),),
             ServerEvent.UNMASK_SHARES: (session.unmask(signatures),),
@@ -139,7 +139,7 @@ def test_a_full_stage_closes_into_its_target(make_rig, stage, event):
 def test_answers_of_the_server_before_they_exist(make_rig, stage, question):
     first = {"advertised": 1, "delivery": 2, "survivors": 3, "signatures": 4, "mask_terms": 5}[question]
     server = _server_in(make_rig, stage)
-    arguments = (1,) if question == "delivery" else ()
+    arguments = (1,) if question in {"advertised", "delivery"} else ()
     if stage is ServerStage.FAILED or [*ServerStage].index(stage) < first:
         with pytest.raises(IllegalTransition):
             getattr(server, question)(*arguments)

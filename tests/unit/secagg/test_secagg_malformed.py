@@ -1,0 +1,212 @@
+"""Case 14: truncated, oversized and malformed messages at every step, and parameters that cannot be safe (case 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fedcore.errors import ConfigurationError, ProtocolViolation
+from fedcore.secagg import Advertisement, RoundParameters, UnmaskShares
+from fedcore.secagg.sizing import withstands
+
+
+def _misshapen(value):
+    """Wrong versions of one field of a message."""
+    if isinstance(value, bytes):
+        return [value[:-1], value + b"\0", b"", bytearray(value), value.hex(), None]
+    if isinstance(value, bool | int):
+        return [0, -1, 2**63, True, 1.0, "1", None]
+    if isinstance(value, tuple):
+        wrong = [list(value), (*value, None), (0, *value), None]
+        # Hashes in another order are as good hashes as before.
+        return wrong if not value or isinstance(value[0], bytes) else [*wrong, (), tuple(reversed(value))]
+    some = next(iter(value))
+    return [
+        None,
+        list(value),
+        {**value, 0: value[some]},
+        {**value, "1": value[some]},
+        *({**value, some: bad} for bad in _misshapen(value[some])),
+    ]
+
+
+def _steps(rig):
+    """Each message of a round with its receiver, in order; the rig moves on as they are asked for.
+
+    The client is one that chooses a secret and has one chosen for it, so that no message of it is empty.
+    """
+    session, server = rig.clients[1], rig.server
+    yield server, server.receive_advertisement, session.advertise()
+    rig.advertise()
+    cohort = server.advertised(1)
+    yield session, session.share_keys, cohort
+    yield server, server.receive_shares, session.share_keys(cohort)
+    rig.share()
+    yield session, session.receive_shares, server.delivery(1)
+    rig.deliver()
+    rig.upload(set(rig.ids) - {rig.graph().neighbours(1)[0]})
+    yield session, session.sign_survivors, server.survivors()
+    yield server, server.receive_consistency, session.sign_survivors(server.survivors())
+    rig.sign()
+    yield session, session.unmask, server.signatures()
+    yield server, server.receive_unmask, session.unmask(server.signatures())
+    rig.unmask()
+
+
+def test_case_14_no_misshapen_message_moves_anything(any_rig):
+    rig = any_rig()
+    tried = 0
+    for machine, receive, honest in _steps(rig):
+        for field in dataclasses.fields(honest):
+            for bad in _misshapen(getattr(honest, field.name)):
+                message = dataclasses.replace(honest, **{field.name: bad})
+                rig.refused("malformed", machine, lambda receive=receive, message=message: receive(message))
+                tried += 1
+    assert tried > 130
+    rig.assert_sum(rig.server.survivors().survivors)
+
+
+def test_case_14_misshapen_members_of_a_cohort(any_rig):
+    rig = any_rig().until("share")
+    session, honest = rig.clients[1], rig.server.advertised(1)
+    place = next(k for k, member in enumerate(honest.members) if member.client_id != 1)
+    for field in dataclasses.fields(Advertisement):
+        for bad in _misshapen(getattr(honest.members[place], field.name)):
+            entry = dataclasses.replace(honest.members[place], **{field.name: bad})
+            members = (*honest.members[:place], entry, *honest.members[place + 1 :])
+            cohort = dataclasses.replace(honest, members=members)
+            rig.refused("malformed", session, lambda cohort=cohort: session.share_keys(cohort))
+    rig.go_on("share")
+
+
+@pytest.mark.parametrize("mapping", ["shares", "pair_secrets"])
+def test_case_14_every_entry_of_a_mapping_is_looked_at(make_rig, mapping):
+    """Not only the first."""
+    rig = make_rig(5).until("deliver")
+    honest = rig.server.delivery(1)
+    for client_id, sealed in getattr(honest, mapping).items():
+        bad = dataclasses.replace(honest, **{mapping: {**getattr(honest, mapping), client_id: sealed[:-1]}})
+        rig.refused("malformed", rig.clients[1], lambda bad=bad: rig.clients[1].receive_shares(bad))
+
+
+def test_case_14_a_share_outside_the_field(make_rig):
+    rig = make_rig(3).until("unmask")
+    honest = rig.clients[1].unmask(rig.server.signatures())
+    for raw in ((2**256 + 297).to_bytes(33, "big"), b"\xff" * 33):
+        bad = UnmaskShares(1, {**honest.self_shares, 2: raw}, {})
+        rig.refused("malformed", rig.server, lambda bad=bad: rig.server.receive_unmask(bad))
+    rig.go_on("unmask")
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), "00" * 32, None])
+def test_case_14_a_digest_of_the_wrong_size(make_rig, digest):
+    rig = make_rig(3).until("upload")
+    rig.refused("malformed", rig.server, lambda: rig.server.receive_input(1, digest))
+    rig.go_on("upload")
+
+
+# Parameters (case 4)
+
+
+def _refused_as_parameters(honest, changed, says):
+    """As a configuration error of our own, and by name where they come from a peer."""
+    fields = {field.name: getattr(honest, field.name) for field in dataclasses.fields(honest)} | changed
+    with pytest.raises(ConfigurationError, match=says):
+        RoundParameters(**fields)
+    with pytest.raises(ProtocolViolation, match=says) as caught:
+        RoundParameters.from_peer(**fields)
+    assert caught.value.check == "bad-parameters"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"cohort": (1,), "quorum": 1, "threshold": 1, "degree": 0}, "sum of one"),
+        ({"threshold": 2}, "at least 3"),
+        ({"threshold": 3, "corrupt": 1}, "at least 4"),
+        ({"quorum": 2}, "quorum of 2 .* at least 3"),
+        ({"quorum": 3, "threshold": 3, "corrupt": 1}, "quorum of 3 .* at least 4"),
+        ({"quorum": 6}, "quorum of 6 cannot be met by a cohort of 5"),
+        ({"threshold": 5}, "cannot be met by a quorum of 4"),
+        ({"degree": 3, "threshold": 3}, "degree must be 4, or even"),
+        ({"degree": 5, "threshold": 3}, "degree must be 4, or even"),
+        ({"degree": 0, "threshold": 3}, "degree must be 4, or even"),
+        ({"cohort": (1, 2, 3, 4, 4)}, "twice"),
+        ({"cohort": (0, 1, 2, 3, 4)}, "between 1"),
+        ({"cohort": (1, 2, 3, 4, 2**63)}, "a client id"),
+        ({"cohort": (2, 1, 3, 4, 5)}, "ascending"),
+        ({"cohort": (True, 2, 3, 4, 5)}, "a client id"),
+        ({"cohort": (1.0, 2, 3, 4, 5)}, "a client id"),
+        ({"cohort": [1, 2, 3, 4, 5]}, "tuple"),
+        ({"cohort": tuple(range(1, 2**16 + 2))}, "a cohort has 2 to 65536"),
+        ({"model_hash": b"short"}, "32 bytes"),
+        ({"roster_hash": bytearray(32)}, "32 bytes"),
+        ({"task_hash": None}, "32 bytes"),
+        ({"words": 0}, "words"),
+        ({"words": 2**40 + 1}, "words"),
+        ({"round": -1}, "round"),
+        ({"round": True}, "round"),
+        ({"quorum": 4.0}, "quorum"),
+        ({"degree": "4"}, "degree"),
+        ({"threshold": None}, "threshold"),
+        ({"corrupt": -1}, "corrupt"),
+        ({"run": ""}, "run"),
+        ({"federation": 3}, "federation"),
+        ({"encoding": "text"}, "encoding"),
+        ({"agreement": "x25519"}, "agreement must be one of x25519, x25519-mlkem768"),
+        ({"agreement": None}, "agreement"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else ",".join(value),
+)
+def test_case_4_parameters_that_cannot_be_safe(make_rig, changed, says):
+    _refused_as_parameters(make_rig(5).parameters, changed, says)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"degree": 5}, "even"),
+        ({"degree": 7}, "even"),
+        ({"degree": 8, "threshold": 6}, "smaller than the quorum less one"),
+        ({"degree": 10, "threshold": 8}, "smaller than the quorum less one"),
+        ({"degree": 0, "threshold": 1}, "even"),
+        ({"threshold": 8}, "threshold 8 cannot be met by 7 holders"),
+        ({"threshold": 4}, "threshold 4 among 6 neighbours lets a lying server split the cohort if 0 clients"),
+        ({"corrupt": 1}, "threshold 5 among 6 neighbours lets a lying server split the cohort if 1 clients"),
+        ({"corrupt": 2, "threshold": 6}, "if 2 clients"),
+        ({"quorum": 6}, "quorum"),
+        ({"corrupt": 5, "threshold": 7}, "quorum"),
+    ],
+)
+def test_case_4_rings_that_cannot_be_safe(make_rig, changed, says):
+    _refused_as_parameters(make_rig.ring().parameters, changed, says)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"degree": 2, "threshold": 3},
+        {"degree": 6, "threshold": 7},
+        {"corrupt": 1, "threshold": 6},
+        {"corrupt": 2, "threshold": 7},
+        {"quorum": 13},
+        {"quorum": 8},
+        {"degree": 12, "threshold": 8},
+    ],
+)
+def test_rings_on_the_safe_side_of_each_bound(make_rig, changed):
+    parameters = dataclasses.replace(make_rig.ring().parameters, **changed)
+    assert parameters.full_graph is (parameters.degree == 12)
+    if not parameters.full_graph:
+        found = {name: getattr(parameters, name) for name in ("corrupt", "degree", "threshold")}
+        assert withstands(population=parameters.quorum, **found)
+
+
+def test_case_4_parameters_of_a_peer_with_a_field_too_many_or_too_few(make_rig):
+    with pytest.raises(ProtocolViolation, match="bad-parameters"):
+        RoundParameters.from_peer(federation="f")
+    parameters = make_rig(3).parameters
+    fields = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
+    with pytest.raises(ProtocolViolation, match="bad-parameters"):
+        RoundParameters.from_peer(**fields, secrecy=0)
