@@ -7,7 +7,9 @@ near one place, or too few survivors. `graph_size` finds the least k whose tails
 Three adversaries. The first two are those of Bell et al. 2020 (SecAgg+) as google-parfait/federated-compute computes
 them (fcp/secagg/server/graph_parameter_finder.cc); the dropouts are taken to be independent of the order there.
 ADAPTIVE is what rounds here are sized for: the server sees the order before it names who dropped out, and names
-whomever it likes. Why that needs `half window + corrupt in it + 2` shares is argued in docs/protocol.md, "The graph".
+whomever it likes. A group of survivors that it splits off has two ends, and before each of them half a window with no
+honest survivor, in which corrupt clients must make up for the holders that are lost: so h + c + 2 shares are enough if
+no two separate half windows hold more than c corrupt clients each. docs/protocol.md, "The graph", has the argument.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def withstands(*, population: int, corrupt: int, degree: int, threshold: int) ->
 
     `population` are the clients on the ring, `corrupt` how many of them may collude.
     """
-    return threshold > degree // 2 + 1 + _most_in_window(population, corrupt, degree // 2, SECURITY_BITS)
+    return threshold > degree // 2 + 1 + _most_in_both(population, corrupt, degree // 2, SECURITY_BITS)
 
 
 def graph_size(
@@ -112,7 +114,7 @@ def _adaptive(
 ) -> GraphSize | None:
     for degree in range(2, min(n, population) - 1, 2):
         half = degree // 2
-        threshold = half + 2 + _most_in_window(population, corrupt, half, security_bits)
+        threshold = half + 2 + _most_in_both(population, corrupt, half, security_bits)
         if threshold <= _least_survivors(n, dropout, degree, correctness_bits):
             return GraphSize(degree=degree, threshold=threshold)
     return None
@@ -145,9 +147,29 @@ def _splits(n: int, removed: int, degree: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _most_in_window(population: int, corrupt: int, window: int, security_bits: int) -> int:
-    """The most corrupt clients in any window of that many places, except with probability 2^-security_bits."""
-    return max(0, _upper_quantile(population, corrupt, window, 2.0**-security_bits / population))
+def _most_in_both(population: int, corrupt: int, window: int, security_bits: int) -> int:
+    """The most corrupt clients in each of any two windows that share no place, except with 2^-security_bits.
+
+    The most in the one with fewer, that is; so never more than half of all. A union bound over all pairs of windows.
+    """
+    bound = 2.0 ** (1 - security_bits) / population**2
+    total = 0.0
+    for fewer in range(min(window, corrupt // 2), 0, -1):
+        total += _mass_of_both(population, corrupt, window, fewer)
+        if total > bound:
+            return fewer
+    return 0
+
+
+def _mass_of_both(population: int, corrupt: int, window: int, fewer: int) -> float:
+    """P[of two given windows one holds `fewer` corrupt clients and the other as many or more]."""
+    rest = population - 2 * window
+    log_all = _log_choose(population, corrupt)
+    total = 0.0
+    for more in range(fewer, min(window, corrupt - fewer) + 1):
+        ways = _log_choose(window, fewer) + _log_choose(window, more) + _log_choose(rest, corrupt - fewer - more)
+        total += (1 if more == fewer else 2) * math.exp(ways - log_all)
+    return total
 
 
 def _least_survivors(n: int, dropout: float, degree: int, correctness_bits: int) -> int:

@@ -1,10 +1,12 @@
 """The sizes of graphs: the published figures, the tails behind them, and the lemma that makes a ring safe.
 
-The lemma is for a server that sees the ring before it names who dropped out. Let h be half of the degree and let no
-h places in a row hold more than c corrupt clients. Where every member of a group of honest survivors has t = h + c + 2
-or more holders of its shares left (survivors, corrupt clients, itself), the group is all of the honest survivors: with
-t holders there is an honest survivor among the h places ahead and another among the h places behind, so whoever
-follows them walks round the whole ring. No smaller group's masks cancel, and so no smaller group's sum comes out.
+The lemma is for a server that sees the ring before it names who dropped out. Let h be half of the degree, and let no
+two windows of h places, without one in common, hold more than c corrupt clients each. Where every member of a group of
+honest survivors has t = h + c + 2 or more holders of its shares left (survivors, corrupt clients, itself), the group is
+all of the honest survivors. For otherwise it ends somewhere, ahead and behind: h places follow in which no survivor is
+honest. At each end stands a member whose t - 1 other holders are h at most on the one side, so c + 1 are corrupt on the
+other; and the places before the two ends are not the same ones, since the other group stands between. No smaller
+group's masks cancel, and so no smaller group's sum comes out.
 """
 
 from __future__ import annotations
@@ -215,13 +217,24 @@ def test_the_chance_of_two_gaps_is_a_union_bound(n, removed, degree):
     [(67, 5, 34), (14, 1, 8), (9, 0, 6), (667, 50, 60), (667, 0, 40), (6667, 500, 80)],
 )
 def test_withstands_up_to_its_boundary(population, corrupt, degree):
-    """The boundary is h + c + 2, with the least c so that P[more than c of h are corrupt] <= 2^-128 / population."""
+    """The boundary is h + c + 2, with the least c so that two windows hold more each with at most 2^-128."""
     half = degree // 2
-    tails = [sum(_exact(population, corrupt, half)[x + 1 :]) for x in range(half + 1)]
-    most = next(x for x, tail in enumerate(tails) if tail <= Fraction(1, 2**SECURITY_BITS * population))
+    most = sizing._most_in_both(population, corrupt, half, SECURITY_BITS)
+    assert _two_hold_more(population, corrupt, half, most) <= Fraction(1, 2**SECURITY_BITS)
+    assert not most or _two_hold_more(population, corrupt, half, most - 1) > Fraction(1, 2**SECURITY_BITS)
     sized = {"population": population, "corrupt": corrupt, "degree": degree}
     assert withstands(**sized, threshold=half + most + 2)
     assert not withstands(**sized, threshold=half + most + 1)
+
+
+def _two_hold_more(n, corrupt, half, least):
+    """P[two separate windows of `half` hold more than `least` each], by a union bound over the pairs of windows."""
+    ways = sum(
+        math.comb(half, one) * math.comb(half, two) * math.comb(n - 2 * half, corrupt - one - two)
+        for one in range(least + 1, min(half, corrupt) + 1)
+        for two in range(least + 1, min(half, corrupt - one) + 1)
+    )
+    return Fraction(n * n, 2) * Fraction(ways, math.comb(n, corrupt))
 
 
 # The lemma
@@ -248,8 +261,11 @@ def _exposed(n, half, corrupt, dropped, threshold):
     return groups, honest
 
 
-def _most_in_a_row(n, places, half):
-    return max(sum((i + step) % n in places for step in range(half)) for i in range(n))
+def _lesser_of_two(n, places, half):
+    """The most that each of two windows holds which have no place in common."""
+    counts = [sum((i + step) % n in places for step in range(half)) for i in range(n)]
+    apart = [(i, k) for i in range(n) for k in range(i + half, n) if k + half <= i + n]
+    return max((min(counts[i], counts[k]) for i, k in apart), default=0)
 
 
 SMALL_RINGS = [
@@ -267,7 +283,7 @@ SMALL_RINGS = [
 def test_no_group_is_split_off_whoever_drops_out(n, half, corrupt):
     """Every set of dropouts of a small ring."""
     corrupt = set(corrupt)
-    threshold = half + 2 + _most_in_a_row(n, corrupt, half)
+    threshold = half + 2 + _lesser_of_two(n, corrupt, half)
     rest = sorted(set(range(n)) - corrupt)
     whole = 0
     for size in range(len(rest)):
@@ -288,7 +304,7 @@ def test_no_group_is_split_off_on_larger_rings(data):
     runs = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(1, 2 * half)), max_size=4))
     dropped = {(start + step) % n for start, length in runs for step in range(length)} - corrupt
     dropped -= data.draw(st.sets(st.integers(0, n - 1), max_size=4))
-    threshold = half + 2 + _most_in_a_row(n, corrupt, half)
+    threshold = half + 2 + _lesser_of_two(n, corrupt, half)
     groups, honest = _exposed(n, half, corrupt, dropped, threshold)
     assert groups in ([], [honest])
 
@@ -303,33 +319,9 @@ def _two_gaps(half, most):
 
 @pytest.mark.parametrize(("half", "most"), [(half, most) for half in range(1, 9) for most in range(half + 1)])
 def test_one_share_less_and_two_groups_come_apart(half, most):
-    """The bound is tight where both gaps can hold as many corrupt clients as the fullest window does."""
+    """The bound is tight: two arcs, and in the gaps between them as many corrupt clients as may be."""
     n, corrupt, dropped = _two_gaps(half, most)
-    assert _most_in_a_row(n, corrupt, half) == most
+    assert _lesser_of_two(n, corrupt, half) == most
     groups, honest = _exposed(n, half, corrupt, dropped, threshold=half + most + 1)
     assert [len(group) for group in groups] == [half + 1, half + 1]
     assert _exposed(n, half, corrupt, dropped, threshold=half + most + 2)[0] in ([], [honest])
-
-
-def _lesser_of_two(n, places, half):
-    """The most that each of two windows holds which have no place in common."""
-    counts = [sum((i + step) % n in places for step in range(half)) for i in range(n)]
-    apart = [(i, k) for i in range(n) for k in range(i + half, n) if k + half <= i + n]
-    return max((min(counts[i], counts[k]) for i, k in apart), default=0)
-
-
-@pytest.mark.parametrize(("n", "half", "corrupt"), [*SMALL_RINGS, (10, 2, (0, 1)), (12, 2, (3, 4, 9)), (14, 3, (0,))])
-def test_the_bound_could_be_lower_still(n, half, corrupt):
-    """A group has two ends, each before a gap of its own, and each end needs corrupt holders there.
-
-    So h + c + 2 shares are enough with the c that two separate windows hold each; where all corrupt clients stand
-    together, c is half of them at most. The ring is sized for the fullest window, which is on the safe side.
-    """
-    corrupt = set(corrupt)
-    least = half + 2 + _lesser_of_two(n, corrupt, half)
-    assert least <= half + 2 + _most_in_a_row(n, corrupt, half)
-    rest = sorted(set(range(n)) - corrupt)
-    for size in range(len(rest)):
-        for dropped in map(set, itertools.combinations(rest, size)):
-            groups, honest = _exposed(n, half, corrupt, dropped, threshold=least)
-            assert groups in ([], [honest])
