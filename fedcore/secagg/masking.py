@@ -6,15 +6,17 @@ made alone: by a thread, by a server that folds by ranges, or by a GPU, bit for 
 
 Speed: the vector is walked in blocks that stay in the core's cache; all streams are added to a block before the next
 is touched, and the cipher writes into one buffer that is used again (`update_into`, which releases the interpreter
-lock). What remains is the cipher itself and one addition from cache.
+lock). What remains is the cipher itself and one addition from cache. Threads share a long vector by ranges, and a
+short one, which many streams cover, by streams: calls stay long, and each stream is opened once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
@@ -33,8 +35,15 @@ BLOCK_WORDS = 256 * 1024 // WORD_BYTES
 long enough for threads to pay off."""
 GROUP_TERMS = 256
 """Streams open at the same time, so that thousands of masks do not hold thousands of cipher states."""
+WORKER_BYTES = 1024 * 1024
+"""Keystream (about 0.2 ms of it) below which another thread costs more than it saves."""
+_SHARES = 4
+"""Pieces of work for each thread, so that one that was held up does not keep the others waiting."""
 
 _ZEROS = memoryview(bytes(BLOCK_WORDS * WORD_BYTES))
+_ADDITION = {1: np.add, -1: np.subtract}
+_Work = TypeVar("_Work")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +82,14 @@ def apply_masks(
     check_vector(words)
     if threads < 1 or offset < 0:
         raise UsageError("threads must be 1 or more, offset 0 or more")
-    all_terms = tuple(terms)
-    ranges = list(_split(words.size, threads))
-    if len(ranges) <= 1:
-        _apply_range(words, all_terms, offset)
-        return
-    with ThreadPoolExecutor(max_workers=len(ranges), thread_name_prefix="mask") as pool:
-        jobs = [pool.submit(_apply_range, words[start:stop], all_terms, offset + start) for start, stop in ranges]
-        for job in jobs:
-            job.result()
+    held = tuple(terms)
+    workers = min(threads, words.nbytes * len(held) // WORKER_BYTES)
+    if workers <= 1:
+        _add_streams(words, held, offset, _keystream_buffer())
+    elif words.size >= workers * BLOCK_WORDS:
+        _share_ranges(words, held, offset, workers)
+    else:
+        _share_terms(words, held, offset, workers)
 
 
 def check_vector(words: NDArray[np.uint64]) -> None:
@@ -92,45 +100,93 @@ def check_vector(words: NDArray[np.uint64]) -> None:
         raise UsageError("a masked vector must be contiguous and writable: masks are added in place")
 
 
-def _split(count: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Cut `count` words into at most `parts` ranges of whole blocks (the last may be shorter)."""
-    blocks = -(-count // BLOCK_WORDS)
-    step = max(1, -(-blocks // parts)) * BLOCK_WORDS
+def _share_ranges(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int, workers: int) -> None:
+    """Every thread adds all streams to ranges of its own."""
+
+    def add(ranges: Iterator[tuple[int, int]]) -> None:
+        keystream = _keystream_buffer()
+        for start, stop in ranges:
+            _add_streams(words[start:stop], terms, offset + start, keystream)
+
+    _in_threads(add, _cut(words.size, workers * _SHARES, unit=BLOCK_WORDS), workers)
+
+
+def _share_terms(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int, workers: int) -> None:
+    """Every thread adds streams of its own to a vector of its own; their sum is the same in any order."""
+
+    def add(parts: Iterator[tuple[int, int]]) -> NDArray[np.uint64]:
+        keystream = _keystream_buffer()
+        total = np.zeros_like(words)
+        for start, stop in parts:
+            _add_streams(total, terms[start:stop], offset, keystream)
+        return total
+
+    for total in _in_threads(add, _cut(len(terms), workers * _SHARES, unit=1), workers):
+        np.add(words, total, out=words)
+
+
+def _in_threads(work: Callable[[Iterator[_Work]], _Result], pieces: Iterable[_Work], workers: int) -> list[_Result]:
+    """Call `work` in each of `workers` threads, with an iterator over the pieces that the others leave to it."""
+    # A deque, because its popleft is safe to call from several threads.
+    pending = deque(pieces)
+
+    def take() -> Iterator[_Work]:
+        while True:
+            try:
+                yield pending.popleft()
+            except IndexError:
+                return
+
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mask") as pool:
+        jobs = [pool.submit(work, take()) for _ in range(workers)]
+        return [job.result() for job in jobs]
+
+
+def _cut(count: int, parts: int, *, unit: int) -> Iterator[tuple[int, int]]:
+    """Cut `count` things into at most `parts` ranges of whole units (the last may be shorter)."""
+    units = -(-count // unit)
+    step = max(1, -(-units // parts)) * unit
     for start in range(0, count, step):
         yield start, min(start + step, count)
 
 
-def _apply_range(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int) -> None:
-    """One thread's share: cut at chunk borders, where the nonce changes."""
-    keystream = np.empty(BLOCK_WORDS * WORD_BYTES, dtype=np.uint8)
+def _keystream_buffer() -> NDArray[np.uint64]:
+    """Where a thread's cipher writes, [BLOCK_WORDS]."""
+    return np.empty(BLOCK_WORDS, dtype="<u8")
+
+
+def _add_streams(
+    words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int, keystream: NDArray[np.uint64]
+) -> None:
+    """One thread's work: cut at chunk borders, where the nonce changes."""
     start = 0
     while start < words.size:
         position = offset + start
         stop = min(words.size, start + CHUNK_WORDS - position % CHUNK_WORDS)
         for first in range(0, len(terms), GROUP_TERMS):
             group = terms[first : first + GROUP_TERMS]
-            _apply_segment(words[start:stop], group, position, keystream)
+            _add_segment(words[start:stop], group, position, keystream)
         start = stop
 
 
-def _apply_segment(
-    words: NDArray[np.uint64],
-    terms: Sequence[MaskTerm],
-    position: int,
-    keystream: NDArray[np.uint8],
+def _add_segment(
+    words: NDArray[np.uint64], terms: Sequence[MaskTerm], position: int, keystream: NDArray[np.uint64]
 ) -> None:
     """Add the streams of `terms` to words that lie within one chunk and begin at word `position`."""
-    streams = [(term.sign, _open_stream(term.seed, position)) for term in terms]
+    streams: Iterable[tuple[np.ufunc, CipherContext]]
+    streams = ((_ADDITION[term.sign], _open_stream(term.seed, position)) for term in terms)
+    if words.size > BLOCK_WORDS:
+        streams = list(streams)
+    # Otherwise each is opened when its turn comes: opening holds the interpreter lock for longer than anything else
+    # here, and a thread that opened hundreds in a row would keep all others waiting.
     for start in range(0, words.size, BLOCK_WORDS):
         block = words[start : start + BLOCK_WORDS]
-        size = block.size * WORD_BYTES
-        mask = keystream[:size].view("<u8")
-        for sign, stream in streams:
-            stream.update_into(_ZEROS[:size], keystream.data[:size])
-            if sign == 1:
-                np.add(block, mask, out=block)
-            else:
-                np.subtract(block, mask, out=block)
+        mask = keystream[: block.size]
+        # The cipher wants bytes; the views are made once for a block, not once for each of its streams.
+        zeros, stream_bytes = _ZEROS[: block.nbytes], mask.view(np.uint8).data
+        for add, stream in streams:
+            stream.update_into(zeros, stream_bytes)
+            add(block, mask, out=block)
 
 
 def _open_stream(seed: Secret, position: int) -> CipherContext:
