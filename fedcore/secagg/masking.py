@@ -129,6 +129,7 @@ def _in_threads(work: Callable[[Iterator[_Work]], _Result], pieces: Iterable[_Wo
     """Call `work` in each of `workers` threads, with an iterator over the pieces that the others leave to it."""
     # A deque, because its popleft is safe to call from several threads.
     pending = deque(pieces)
+    workers = min(workers, len(pending))
 
     def take() -> Iterator[_Work]:
         while True:
