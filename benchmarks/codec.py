@@ -34,7 +34,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.codec_errors import CASES, Found, largest_errors
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.large import LargeRun, measure_large
-from benchmarks.stopwatch import add_seconds, clock, seconds_of, shortest
+from benchmarks.stopwatch import add_patience, patience_of, shortest
 from fedcore.codec import CodecSettings, Encoding, decode, encode
 from fedcore.state import ModelState
 
@@ -69,7 +69,7 @@ COPY = Case(work="copy", bits=0, threads=1)
 def main() -> int:
     """The command line."""
     options = parser("What encoding and decoding cost beside a copy, and how exact the decoded mean is.")
-    add_seconds(options)
+    add_patience(options)
     options.add_argument(
         "--large", type=float, nargs="+", default=[], metavar="D", help="also go through vectors of D elements"
     )
@@ -82,7 +82,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Speed, errors, and large vectors where they are asked for."""
     say("speed")
-    times = shortest(jobs(PARAMETERS), seconds=seconds_of(arguments), clock=clock)
+    times = shortest(jobs(PARAMETERS), patience_of(arguments))
     say("errors")
     errors = {case: largest_errors(case, parameters=2_000 if arguments.quick else 20_000) for case in CASES}
     large = []

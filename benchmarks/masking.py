@@ -27,7 +27,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import Figure, Report, Table, parser, run
-from benchmarks.stopwatch import add_seconds, clock, seconds_of, shortest
+from benchmarks.stopwatch import add_patience, patience_of, shortest
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 
 PARAMETERS = 10**7
@@ -78,7 +78,7 @@ def server_case(terms: int, threads: int) -> Case:
 def main() -> int:
     """The command line."""
     options = parser("What a mask costs beyond its cipher.")
-    add_seconds(options)
+    add_patience(options)
     return run(measure, options.parse_args())
 
 
@@ -94,7 +94,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         },
         **{server_case(terms, threads): masking_job(MANY_WORDS, terms, threads) for threads in THREADS},
     }
-    return report(shortest(jobs, seconds=seconds_of(arguments), clock=clock), terms=terms)
+    return report(shortest(jobs, patience_of(arguments)), terms=terms)
 
 
 def cipher_job(call: int, threads: int) -> Callable[[], None]:

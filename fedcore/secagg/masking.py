@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -41,7 +42,6 @@ _SHARES = 4
 """Pieces of work for each thread, so that one that was held up does not keep the others waiting."""
 
 _ZEROS = memoryview(bytes(BLOCK_WORDS * WORD_BYTES))
-_ADDITION = {1: np.add, -1: np.subtract}
 _Work = TypeVar("_Work")
 _Result = TypeVar("_Result")
 
@@ -85,7 +85,7 @@ def apply_masks(
     held = tuple(terms)
     workers = min(threads, words.nbytes * len(held) // WORKER_BYTES)
     if workers <= 1:
-        _add_streams(words, held, offset, _keystream_buffer())
+        _Worker(held).add(words, offset)
     elif words.size >= workers * BLOCK_WORDS:
         _share_ranges(words, held, offset, workers)
     else:
@@ -104,9 +104,9 @@ def _share_ranges(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: 
     """Every thread adds all streams to ranges of its own."""
 
     def add(ranges: Iterator[tuple[int, int]]) -> None:
-        keystream = _keystream_buffer()
+        worker = _Worker(terms)
         for start, stop in ranges:
-            _add_streams(words[start:stop], terms, offset + start, keystream)
+            worker.add(words[start:stop], offset + start)
 
     _in_threads(add, _cut(words.size, workers * _SHARES, unit=BLOCK_WORDS), workers)
 
@@ -115,10 +115,9 @@ def _share_terms(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: i
     """Every thread adds streams of its own to a vector of its own; their sum is the same in any order."""
 
     def add(parts: Iterator[tuple[int, int]]) -> NDArray[np.uint64]:
-        keystream = _keystream_buffer()
         total = np.zeros_like(words)
         for start, stop in parts:
-            _add_streams(total, terms[start:stop], offset, keystream)
+            _Worker(terms[start:stop]).add(total, offset)
         return total
 
     for total in _in_threads(add, _cut(len(terms), workers * _SHARES, unit=1), workers):
@@ -144,61 +143,80 @@ def _in_threads(work: Callable[[Iterator[_Work]], _Result], pieces: Iterable[_Wo
 
 
 def _cut(count: int, parts: int, *, unit: int) -> Iterator[tuple[int, int]]:
-    """Cut `count` things into at most `parts` ranges of whole units (the last may be shorter)."""
+    """Cut `count` > 0 things into at most `parts` ranges of about equally many whole units (the last may be shorter)."""
     units = -(-count // unit)
-    step = max(1, -(-units // parts)) * unit
-    for start in range(0, count, step):
-        yield start, min(start + step, count)
+    ranges = min(parts, units)
+    borders = (min(units * number // ranges * unit, count) for number in range(ranges + 1))
+    return pairwise(borders)
 
 
-def _keystream_buffer() -> NDArray[np.uint64]:
-    """Where a thread's cipher writes, [BLOCK_WORDS]."""
-    return np.empty(BLOCK_WORDS, dtype="<u8")
+class _Worker:
+    """One thread's means to add `terms`: a buffer for keystream, and streams that stay open where they are few."""
+
+    def __init__(self, terms: Sequence[MaskTerm]) -> None:
+        self._terms = terms
+        self._few = [_Stream(term) for term in terms] if len(terms) <= GROUP_TERMS else None
+        self._keystream = np.empty(BLOCK_WORDS, dtype="<u8")
+
+    def add(self, words: NDArray[np.uint64], offset: int) -> None:
+        """Add all streams to `words`, which begin at word `offset`; cut at chunk borders, where the nonce changes."""
+        start = 0
+        while start < words.size:
+            position = offset + start
+            stop = min(words.size, start + CHUNK_WORDS - position % CHUNK_WORDS)
+            for streams in self._groups():
+                self._add_segment(words[start:stop], streams, position)
+            start = stop
+
+    def _groups(self) -> Iterator[Sequence[_Stream]]:
+        if self._few is not None:
+            yield self._few
+            return
+        for first in range(0, len(self._terms), GROUP_TERMS):
+            yield [_Stream(term) for term in self._terms[first : first + GROUP_TERMS]]
+
+    def _add_segment(self, words: NDArray[np.uint64], streams: Sequence[_Stream], position: int) -> None:
+        """Add streams to words that lie within one chunk and begin at word `position`."""
+        for start in range(0, words.size, BLOCK_WORDS):
+            block = words[start : start + BLOCK_WORDS]
+            mask = self._keystream[: block.size]
+            # The cipher wants bytes; these views serve all streams of the block.
+            zeros, target = _ZEROS[: block.nbytes], mask.view(np.uint8).data
+            for stream in streams:
+                cipher = stream.cipher if start else stream.seek(position)
+                cipher.update_into(zeros, target)
+                stream.accumulate(block, mask, out=block)
 
 
-def _add_streams(
-    words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int, keystream: NDArray[np.uint64]
-) -> None:
-    """One thread's work: cut at chunk borders, where the nonce changes."""
-    start = 0
-    while start < words.size:
-        position = offset + start
-        stop = min(words.size, start + CHUNK_WORDS - position % CHUNK_WORDS)
-        for first in range(0, len(terms), GROUP_TERMS):
-            group = terms[first : first + GROUP_TERMS]
-            _add_segment(words[start:stop], group, position, keystream)
-        start = stop
+class _Stream:
+    """The stream of one term.
 
-
-def _add_segment(
-    words: NDArray[np.uint64], terms: Sequence[MaskTerm], position: int, keystream: NDArray[np.uint64]
-) -> None:
-    """Add the streams of `terms` to words that lie within one chunk and begin at word `position`."""
-    streams: Iterable[tuple[np.ufunc, CipherContext]]
-    streams = ((_ADDITION[term.sign], _open_stream(term.seed, position)) for term in terms)
-    if words.size > BLOCK_WORDS:
-        streams = list(streams)
-    # Otherwise each is opened when its turn comes: opening holds the interpreter lock for longer than anything else
-    # here, and a thread that opened hundreds in a row would keep all others waiting.
-    for start in range(0, words.size, BLOCK_WORDS):
-        block = words[start : start + BLOCK_WORDS]
-        mask = keystream[: block.size]
-        # The cipher wants bytes; the views are made once for a block, not once for each of its streams.
-        zeros, stream_bytes = _ZEROS[: block.nbytes], mask.view(np.uint8).data
-        for add, stream in streams:
-            stream.update_into(zeros, stream_bytes)
-            add(block, mask, out=block)
-
-
-def _open_stream(seed: Secret, position: int) -> CipherContext:
-    """A ChaCha20 context whose next byte belongs to word `position`.
-
-    `cryptography` takes RFC 8439's block counter (32 bits, little endian) and nonce (96 bits) as one 16-byte value.
+    It is opened at its first use and not before: to open one holds the interpreter lock for longer than anything else
+    here, and a thread that opened hundreds in a row would keep all others waiting. To move an open one costs little.
     """
-    chunk, word = divmod(position, CHUNK_WORDS)
-    counter, skip = divmod(word * WORD_BYTES, CIPHER_BLOCK_BYTES)
-    nonce = counter.to_bytes(4, "little") + chunk.to_bytes(12, "little")
-    stream = Cipher(algorithms.ChaCha20(seed.reveal(), nonce), mode=None).encryptor()
-    if skip:
-        stream.update(bytes(skip))
-    return stream
+
+    __slots__ = ("_seed", "accumulate", "cipher")
+
+    cipher: CipherContext
+
+    def __init__(self, term: MaskTerm) -> None:
+        self.accumulate = np.add if term.sign == 1 else np.subtract
+        self._seed: Secret | None = term.seed
+
+    def seek(self, position: int) -> CipherContext:
+        """The cipher, whose next byte belongs to word `position`.
+
+        `cryptography` takes RFC 8439's block counter (32 bits, little endian) and nonce (96 bits) as one 16-byte
+        value.
+        """
+        chunk, word = divmod(position, CHUNK_WORDS)
+        counter, skip = divmod(word * WORD_BYTES, CIPHER_BLOCK_BYTES)
+        nonce = counter.to_bytes(4, "little") + chunk.to_bytes(12, "little")
+        if self._seed is None:
+            self.cipher.reset_nonce(nonce)
+        else:
+            self.cipher = Cipher(algorithms.ChaCha20(self._seed.reveal(), nonce), mode=None).encryptor()
+            self._seed = None
+        if skip:
+            self.cipher.update(bytes(skip))
+        return self.cipher
