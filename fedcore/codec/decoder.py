@@ -14,8 +14,7 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.metrics import MetricName, check_names, decode_metrics, names_tag
 from fedcore.codec.packing import padding, unpack
-from fedcore.codec.pieces import Part, Piece, for_each, pieces
-from fedcore.codec.rounding import BLOCK
+from fedcore.codec.pieces import PIECE, Part, Piece, for_each, pieces
 from fedcore.codec.statistics import Statistics, read_statistics
 from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.state import FileSink, MemorySink, ModelState, StateSink, TensorSpec, from_float
@@ -144,27 +143,26 @@ def _decode_floats(
     units = [encoding.step(index) * encoding.settings.w_max / examples for index in range(len(encoding.floats))]
 
     def prepare() -> Callable[[Piece], None]:
-        mean, old = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+        mean, old = np.empty(PIECE, np.float64), np.empty(PIECE, np.float64)
 
-        def decode_block(part: Part, start: int, stop: int, place: int) -> None:
-            fields = unpack(packed, encoding.field_bits, place, stop - start)
+        def decode_part(part: Part) -> None:
+            fields = unpack(packed, encoding.field_bits, part.place, part.size)
             if fields.max() > 2 * offset:
                 name = part.spec.name
                 raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
-            block, before = mean[: stop - start], old[: stop - start]
+            block, before = mean[: part.size], old[: part.size]
             np.copyto(block, fields)
             block -= offset
             block *= units[part.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
-            np.copyto(before, _values(base, part.spec, start, stop))
+            np.copyto(before, _values(base, part.spec, part.start, part.stop))
             block += before
-            sink.write(part.spec, start, from_float(part.spec, block))
+            sink.write(part.spec, part.start, from_float(part.spec, block))
 
         def decode_piece(piece: Piece) -> None:
             for part in piece.parts:
-                for start, stop, place in part.blocks(BLOCK):
-                    decode_block(part, start, stop, place)
-            base.release()
+                decode_part(part)
+            piece.release(base)
 
         return decode_piece
 
@@ -219,7 +217,7 @@ def error_bound(
 def _largest(state: ModelState, spec: TensorSpec) -> float:
     """Largest absolute value of a tensor."""
     largest = 0.0
-    for start in range(0, spec.size, BLOCK):
-        block = _values(state, spec, start, min(start + BLOCK, spec.size))
+    for start in range(0, spec.size, PIECE):
+        block = _values(state, spec, start, min(start + PIECE, spec.size))
         largest = max(largest, float(block.max()), -float(block.min()))
     return largest

@@ -16,8 +16,8 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.metrics import MetricName, MetricValue, encode_metrics, names_tag
 from fedcore.codec.packing import field_view, pack
-from fedcore.codec.pieces import Part, Piece, for_each, pieces
-from fedcore.codec.rounding import BLOCK, BlockSummary, StochasticRounder, largest_magnitude
+from fedcore.codec.pieces import PIECE, Part, Piece, for_each, pieces
+from fedcore.codec.rounding import BlockSummary, StochasticRounder, largest_magnitude
 from fedcore.codec.statistics import power_word, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec
@@ -144,11 +144,11 @@ class _Update:
         return clip_norm / norm if norm > clip_norm else 1.0
 
     def _squares(self) -> Callable[[Piece], float]:
-        wide = np.empty(BLOCK, np.float64)
+        buffer, wide = np.empty(PIECE, np.float32), np.empty(PIECE, np.float64)
 
         def sum_squares(piece: Piece) -> float:
             total = 0.0
-            for _, _, delta, _ in self._deltas(piece):
+            for _, delta, _ in self._deltas(piece, buffer):
                 block = wide[: delta.size]
                 np.copyto(block, delta)
                 np.square(block, out=block)
@@ -167,54 +167,49 @@ class _Update:
         shared = StochasticRounder(field_bits=bits, levels=encoding.levels, randomness=randomness)
 
         def prepare() -> Callable[[Piece], list[tuple[int, BlockSummary]]]:
-            rounder = shared.for_thread()
+            rounder, buffer = shared.for_thread(), np.empty(PIECE, np.float32)
 
             def round_piece(piece: Piece) -> list[tuple[int, BlockSummary]]:
                 rounder.begin(piece.number)
                 summaries = []
-                for index, place, delta, size in self._deltas(piece):
-                    view = field_view(packed, bits, place, delta.size)
-                    fields, summary = rounder.round(delta, factors[index], largest=size, out=view)
+                for part, delta, size in self._deltas(piece, buffer):
+                    view = field_view(packed, bits, part.place, delta.size)
+                    fields, summary = rounder.round(delta, factors[part.index], largest=size, out=view)
                     if view is None:
-                        pack(packed, bits, place, fields)
-                    summaries.append((index, summary))
+                        pack(packed, bits, part.place, fields)
+                    summaries.append((part.index, summary))
                 return summaries
 
             return round_piece
 
         return chain.from_iterable(for_each(pieces(encoding), prepare, threads=self.threads))
 
-    def _deltas(self, piece: Piece) -> Iterator[tuple[int, int, NDArray[np.float32], float]]:
-        """(tensor, first field, values, largest magnitude) of every block; what was read of mapped files is let go."""
+    def _deltas(self, piece: Piece, buffer: NDArray[np.float32]) -> Iterator[tuple[Part, NDArray[np.float32], float]]:
+        """Each part of a piece, its values [part.size], held by `buffer` [PIECE], and their largest magnitude."""
         for part in piece.parts:
-            for place, delta, size in float_deltas(part, self.base, self.local):
-                yield part.index, place, delta, size
-        self.base.release()
-        self.local.release()
+            delta = buffer[: part.size]
+            size = write_delta(part, self.base, self.local, delta)
+            yield part, delta, size
+        piece.release(self.base, self.local)
 
 
-def float_deltas(part: Part, base: ModelState, local: ModelState) -> Iterator[tuple[int, NDArray[np.float32], float]]:
-    """The update, local - base, as float32, by blocks: (first field, values [m], m <= BLOCK, largest magnitude).
+def write_delta(part: Part, base: ModelState, local: ModelState, out: NDArray[np.float32]) -> float:
+    """Write the update, local - base, of one part to `out` ([part.size], float32); returns the largest magnitude.
 
-    The values are overwritten by the next block. The difference of float64 tensors is taken in
-    float64. Raises EncodingError that names the tensor when it is not finite.
+    The difference of float64 tensors is taken in float64. Raises EncodingError that names the
+    tensor when it is not finite.
     """
-    spec = part.spec
-    new = np.empty(min(BLOCK, part.stop - part.start), np.float32)
-    old = np.empty_like(new)
-    for start, stop, place in part.blocks(BLOCK):
-        delta = new[: stop - start]
-        with np.errstate(over="ignore", invalid="ignore"):
-            if spec.dtype == "BF16":
-                local.float32(spec.name, start, stop, out=new)
-                base.float32(spec.name, start, stop, out=old)
-                delta -= old[: stop - start]
-            else:
-                _subtract(local[spec.name], base[spec.name], start, stop, delta)
-        size = largest_magnitude(delta)
-        if not math.isfinite(size):
-            _refuse_not_finite(spec, base, local)
-        yield place, delta, size
+    name, start, stop = part.spec.name, part.start, part.stop
+    with np.errstate(over="ignore", invalid="ignore"):
+        if part.spec.dtype == "BF16":
+            local.float32(name, start, stop, out=out)
+            np.subtract(out, base.float32(name, start, stop), out=out)
+        else:
+            _subtract(local[name], base[name], start, stop, out)
+    size = largest_magnitude(out)
+    if not math.isfinite(size):
+        _refuse_not_finite(part.spec, base, local)
+    return size
 
 
 def _subtract(local: NDArray[Any], base: NDArray[Any], start: int, stop: int, out: NDArray[np.float32]) -> None:

@@ -1,4 +1,4 @@
-"""Stochastic rounding of scaled values, in blocks that stay in the cache.
+"""Stochastic rounding of scaled values, block by block.
 
 floor(x) or floor(x) + 1, the latter with probability x - floor(x): the expectation is x, so that
 rounding errors average out over clients and rounds instead of building up. The random bits come
@@ -21,9 +21,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from fedcore.codec.packing import field_dtype
-
-BLOCK = 1 << 16
-"""Elements handled at a time: the buffers for as many fit the second-level cache."""
+from fedcore.codec.pieces import PIECE
 
 _KEY_BYTES = 32
 _RANDOM_BITS = 16
@@ -41,7 +39,7 @@ class BlockSummary:
 
 
 class StochasticRounder:
-    """Rounds blocks of at most BLOCK values to fields, for one encoding.
+    """Rounds blocks of at most PIECE values to fields, for one encoding.
 
     `levels` is L; `randomness(32)` gives the key of a keystream that is used for nothing else. The
     keystream is cut into chunks, whose numbers are the nonces; `begin` moves to the start of one,
@@ -57,26 +55,25 @@ class StochasticRounder:
         self._field_bits = field_bits
         self._key = randomness(_KEY_BYTES)
         self._allocate()
-        self.begin(0)
 
     def _allocate(self) -> None:
         narrow = self._field_bits == 16
-        self._scaled = np.empty(BLOCK, np.float32 if narrow else np.float64)
-        self._fixed = np.empty(BLOCK, np.int32) if narrow else self._scaled.view(np.int64)
-        self._fields = np.empty(BLOCK, field_dtype(self._field_bits))
-        self._bits = np.empty(BLOCK, np.uint16)
+        self._scaled = np.empty(PIECE, np.float32 if narrow else np.float64)
+        self._fixed = np.empty(PIECE, np.int32) if narrow else self._scaled.view(np.int64)
+        self._fields = np.empty(PIECE, field_dtype(self._field_bits))
+        self._bits = np.empty(PIECE, np.uint16)
         self._zeros = bytes(self._bits.nbytes)
+        self._stream = Cipher(algorithms.ChaCha20(self._key, _nonce(0)), mode=None).encryptor()
 
     def for_thread(self) -> Self:
-        """Another rounder with the same key and buffers of its own, for another thread; `begin` a chunk with it."""
+        """Another rounder with the same key and buffers of its own; let each `begin` chunks of its own."""
         twin = copy.copy(self)
         twin._allocate()
         return twin
 
     def begin(self, chunk: int) -> None:
         """Go to the start of a chunk of the keystream, which nobody has used before."""
-        nonce = bytes(4) + chunk.to_bytes(12, "little")
-        self._stream = Cipher(algorithms.ChaCha20(self._key, nonce), mode=None).encryptor()
+        self._stream.reset_nonce(_nonce(chunk))
 
     def round(
         self,
@@ -88,7 +85,7 @@ class StochasticRounder:
     ) -> tuple[NDArray[Any], BlockSummary]:
         """Fields of values * factor, clipped to [-L, L] and offset by L.
 
-        `values` ([m], finite, m <= BLOCK) is not changed. `largest` is their largest magnitude,
+        `values` ([m], finite, m <= PIECE) is not changed. `largest` is their largest magnitude,
         where the caller knows it. The fields are written to `out` ([m]) where it is given, else
         they are valid until the next call.
         """
@@ -106,8 +103,7 @@ class StochasticRounder:
         with np.errstate(over="ignore"):
             np.multiply(values, unit, out=scaled)
             clipped = _clip(scaled, self._levels * _ONE, np.float32(size) * unit)
-        np.rint(scaled, out=scaled)
-        np.copyto(fixed, scaled, casting="unsafe")
+        np.rint(scaled, out=fixed, casting="unsafe")
         np.add(fixed, self._random_bits(count), out=fixed)
         np.right_shift(fixed, _RANDOM_BITS, out=fixed)
         # Negative numbers wrap to uint16, and come back with the offset.
@@ -134,6 +130,11 @@ class StochasticRounder:
         bits = self._bits[:count]
         self._stream.update_into(memoryview(self._zeros)[: bits.nbytes], bits.view(np.uint8).data)
         return bits
+
+
+def _nonce(chunk: int) -> bytes:
+    """RFC 8439's block counter, zero, and nonce, as `cryptography` takes them."""
+    return bytes(4) + chunk.to_bytes(12, "little")
 
 
 def largest_magnitude(values: NDArray[np.float32]) -> float:

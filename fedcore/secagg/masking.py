@@ -143,7 +143,7 @@ def _in_threads(work: Callable[[Iterator[_Work]], _Result], pieces: Iterable[_Wo
 
 
 def _cut(count: int, parts: int, *, unit: int) -> Iterator[tuple[int, int]]:
-    """Cut `count` > 0 things into at most `parts` ranges of about equally many whole units (the last may be shorter)."""
+    """Cut `count` > 0 things into at most `parts` ranges of equally many units, but for one and for the last unit."""
     units = -(-count // unit)
     ranges = min(parts, units)
     borders = (min(units * number // ranges * unit, count) for number in range(ranges + 1))

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.codec.packing import field_dtype, pack, padding, unpack
-from fedcore.codec.rounding import BLOCK, StochasticRounder
+from fedcore.codec.rounding import StochasticRounder
 
 WIDTHS = (16, 21, 32)
+BLOCK = 1 << 15
 
 
 def stream(seed: int) -> Callable[[int], bytes]:
