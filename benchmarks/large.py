@@ -246,6 +246,8 @@ def _largest_ratio(decoded: ModelState, exact: ModelState, bound: dict[str, floa
     for spec, start, stop in _blocks(exact.layout):
         error = decoded.float32(spec.name, start, stop).astype(np.float64) - exact.float32(spec.name, start, stop)
         largest = max(largest, float(np.abs(error).max()) / bound[spec.name])
+        decoded.release()
+        exact.release()
     return largest
 
 

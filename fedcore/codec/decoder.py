@@ -220,4 +220,5 @@ def _largest(state: ModelState, spec: TensorSpec) -> float:
     for start in range(0, spec.size, PIECE):
         block = _values(state, spec, start, min(start + PIECE, spec.size))
         largest = max(largest, float(block.max()), -float(block.min()))
+    state.release()
     return largest

@@ -220,7 +220,8 @@ def _subtract(local: NDArray[Any], base: NDArray[Any], start: int, stop: int, ou
 
 def _refuse_not_finite(spec: TensorSpec, base: ModelState, local: ModelState) -> None:
     """Say which side is at fault."""
-    if not np.isfinite(base.float32(spec.name)).all():
+    starts = range(0, spec.size, PIECE)
+    if not all(np.isfinite(base.float32(spec.name, start, start + PIECE)).all() for start in starts):
         raise EncodingError(f"tensor {spec.name!r} of the global model holds NaN or infinity; start from another model")
     raise EncodingError(
         f"tensor {spec.name!r} holds NaN or infinity after training, or changed by more than float32 holds; "
