@@ -16,7 +16,7 @@ LARGE = LargeRun(
     idle=50 << 20,
     threads=2,
     error_over_bound=0.25,
-    stages=(Stage(name="encode", seconds=0.5, peak=300 << 20),),
+    stages=(Stage(name="encode", seconds=0.5, processor=0.9, peak=300 << 20),),
 )
 
 
@@ -41,7 +41,7 @@ def test_figures_are_those_of_the_default_width_on_two_threads():
     assert not found["decode_over_copy"].holds
     assert found["error_over_bound"].value == pytest.approx(0.25)
     assert [table.title.split(",")[0] for table in made.tables] == ["Speed", "Error of the decoded mean", "d = 1e+08"]
-    assert made.tables[2].rows[0] == ("encode", "0.50", "5.00", "300", "1.57")
+    assert made.tables[2].rows[0] == ("encode", "0.50", "0.90", "9.00", "300", "1.57")
 
 
 def test_traffic_counts_what_is_read_and_written():
