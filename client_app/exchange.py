@@ -232,6 +232,7 @@ class _Exchange:
             examples=local.examples,
             metrics=local.metrics,
             randomness=self.client.randomness,
+            threads=self.client.threads,
         )
         notes = [f"{encoding.field_bits}-bit fields"]
         notes += [f"{encoded.clipped} elements clipped"] if encoded.clipped else []

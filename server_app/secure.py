@@ -157,6 +157,7 @@ class SecureExchange(Exchange):
             base=ModelState.open(self.setup.model) if has_model and self.setup.model else None,
             metric_names=tuple((slot.name, slot.length or None) for slot in manifest.metrics),
             out_path=self.setup.folder / "mean.safetensors" if has_model else None,
+            threads=self.setup.threads,
         )
 
     # --- the protocol's steps -------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.metrics import MetricName, check_names, decode_metrics, names_tag
 from fedcore.codec.packing import padding, unpack
-from fedcore.codec.rounding import BLOCK
+from fedcore.codec.pieces import PIECE, Part, Piece, for_each, pieces
 from fedcore.codec.statistics import Statistics, read_statistics
 from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.state import FileSink, MemorySink, ModelState, StateSink, TensorSpec, from_float
@@ -53,11 +53,13 @@ def decode(
     base: ModelState | None,
     metric_names: Sequence[MetricName],
     out_path: Path | None = None,
+    threads: int = 1,
 ) -> Decoded:
     """Decode the unmasked sum `words` ([encoding.words], uint64) of `survivors` updates.
 
     The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where
-    that is None; the sum and the base are read block by block and not changed.
+    that is None; the sum and the base are read block by block and not changed. The result does not
+    depend on `threads`.
 
     Raises PeerError when the sum is none that honest clients can make, which also catches a mask
     that was not removed; RoundFailed when the survivors have no examples; EncodingError when the
@@ -85,12 +87,11 @@ def decode(
     )
     state = None
     if base is not None:
-        state = _decode_state(encoding, words, survivors, examples, base, out_path)
+        state = _decode_state(encoding, words, survivors, examples, base, out_path, threads)
     return Decoded(examples=examples, metrics=metrics, statistics=statistics, state=state)
 
 
 _VECTORS = frozenset({"packed", "integers"})
-_RELEASE_EVERY = 16 * BLOCK
 
 
 def _check_arguments(encoding: Encoding, words: NDArray[np.uint64], survivors: int, base: ModelState | None) -> None:
@@ -111,9 +112,10 @@ def _decode_state(
     examples: int,
     base: ModelState,
     out_path: Path | None,
+    threads: int,
 ) -> ModelState:
     def fill(sink: StateSink) -> None:
-        _decode_floats(encoding, words[encoding.sections["packed"]], survivors, examples, base, sink)
+        _decode_floats(encoding, words[encoding.sections["packed"]], survivors, examples, base, sink, threads)
         integers = words[encoding.sections["integers"]]
         decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
 
@@ -133,29 +135,38 @@ def _decode_floats(
     examples: int,
     base: ModelState,
     sink: StateSink,
+    threads: int,
 ) -> None:
     if padding(packed, encoding.field_bits, encoding.fields):
         raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
-    largest = survivors * 2 * encoding.levels
-    offset = float(survivors * encoding.levels)
-    mean = np.empty(BLOCK, np.float64)
-    place = 0
-    for index, spec in enumerate(encoding.floats):
-        unit = encoding.step(index) * encoding.settings.w_max / examples
-        for start in range(0, spec.size, BLOCK):
-            stop = min(start + BLOCK, spec.size)
-            fields = unpack(packed, encoding.field_bits, place, stop - start)
-            if fields.max() > largest:
-                raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
-            block = mean[: stop - start]
-            np.subtract(fields, offset, out=block)
-            block *= unit
-            block += _values(base, spec, start, stop)
-            sink.write(spec, start, from_float(spec, block))
-            place += stop - start
-            if start % _RELEASE_EVERY == 0:
-                base.release()
-        base.release()
+    offset = survivors * encoding.levels
+    units = [encoding.step(index) * encoding.settings.w_max / examples for index in range(len(encoding.floats))]
+
+    def prepare() -> Callable[[Piece], None]:
+        mean, old = np.empty(PIECE, np.float64), np.empty(PIECE, np.float64)
+
+        def decode_part(part: Part) -> None:
+            fields = unpack(packed, encoding.field_bits, part.place, part.size)
+            if fields.max() > 2 * offset:
+                name = part.spec.name
+                raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
+            block, before = mean[: part.size], old[: part.size]
+            np.copyto(block, fields)
+            block -= offset
+            block *= units[part.index]
+            # A copy and an addition within one dtype take half the time of an addition of two dtypes.
+            np.copyto(before, _values(base, part.spec, part.start, part.stop))
+            block += before
+            sink.write(part.spec, part.start, from_float(part.spec, block))
+
+        def decode_piece(piece: Piece) -> None:
+            for part in piece.parts:
+                decode_part(part)
+            piece.release(base)
+
+        return decode_piece
+
+    for_each(pieces(encoding), prepare, threads=threads)
 
 
 def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArray[np.floating]:
@@ -206,7 +217,8 @@ def error_bound(
 def _largest(state: ModelState, spec: TensorSpec) -> float:
     """Largest absolute value of a tensor."""
     largest = 0.0
-    for start in range(0, spec.size, BLOCK):
-        block = _values(state, spec, start, min(start + BLOCK, spec.size))
+    for start in range(0, spec.size, PIECE):
+        block = _values(state, spec, start, min(start + PIECE, spec.size))
         largest = max(largest, float(block.max()), -float(block.min()))
+    state.release()
     return largest

@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.metrics import MetricName, MetricValue, encode_metrics, names_tag
-from fedcore.codec.packing import pack
-from fedcore.codec.rounding import BLOCK, StochasticRounder
+from fedcore.codec.packing import field_view, pack
+from fedcore.codec.pieces import PIECE, Part, Piece, for_each, pieces
+from fedcore.codec.rounding import BlockSummary, StochasticRounder, largest_magnitude
 from fedcore.codec.statistics import power_word, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec
@@ -48,17 +50,19 @@ def encode(
     metrics: Mapping[str, MetricValue],
     randomness: Callable[[int], bytes],
     out: NDArray[np.uint64] | None = None,
+    threads: int = 1,
 ) -> Encoded:
     """Encode local - base, weighted by examples, and metrics; both states None without a layout.
 
     `randomness(k)` returns k secret random bytes. `out` ([encoding.words], uint64, contiguous)
-    takes the words where it is given; after an error its content is meaningless.
+    takes the words where it is given; after an error its content is meaningless. The result does not
+    depend on `threads`.
 
     Raises EncodingError, naming the tensor or metric, for NaN and infinity, for tensors that do not
     match the layout, and for examples or metrics out of range.
     """
     count = _check_examples(encoding, examples)
-    words = _zeroed(encoding, out)
+    words = _buffer(encoding, out)
     sections = encoding.sections
     names, metric_words = encode_metrics(encoding, metrics, count)
     words[sections["tag"]] = names_tag(names)
@@ -74,11 +78,12 @@ def encode(
             raise UsageError("this encoding carries an update; pass the global and the local state")
         encoding.layout.check_same(base.layout, what="the global model")
         encoding.layout.check_same(local.layout, what="the trained model")
-        shrink = _shrink_factor(encoding, base, local)
+        update = _Update(encoding=encoding, base=base, local=local, threads=threads)
+        shrink = update.shrink_factor()
         shrunk = shrink < 1
         words[sections["shrunk"]] = int(shrunk)
         weight = shrink * count / encoding.settings.w_max
-        clipped = _encode_floats(encoding, words, base, local, weight, randomness)
+        clipped = _encode_floats(update, words, weight, randomness)
         encode_integers(encoding, words[sections["integers"]], base=base, local=local, examples=count)
     return Encoded(words=words, clipped=clipped, shrunk=shrunk, metric_names=names)
 
@@ -93,84 +98,118 @@ def _check_examples(encoding: Encoding, examples: object) -> int:
     return count
 
 
-def _zeroed(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+def _buffer(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+    """Where the words go: all zero but for those that the fields fill."""
     if out is None:
         return np.zeros(encoding.words, np.uint64)
     if out.dtype != np.uint64 or out.shape != (encoding.words,) or not out.flags.c_contiguous:
         raise UsageError(f"out must be a contiguous uint64 array of {encoding.words} words")
-    out.fill(0)
+    # The last word of the fields may end with padding.
+    out[max(encoding.packed_words - 1, 0) :] = 0
     return out
 
 
 def _encode_floats(
-    encoding: Encoding,
-    words: NDArray[np.uint64],
-    base: ModelState,
-    local: ModelState,
-    weight: float,
-    randomness: Callable[[int], bytes],
+    update: _Update, words: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
 ) -> int:
     """Fill the packed fields and their statistics; returns the number of clipped elements."""
-    sections = encoding.sections
-    packed = words[sections["packed"]]
-    rounder = StochasticRounder(field_bits=encoding.field_bits, levels=encoding.levels, randomness=randomness)
-    place = 0
-    total = 0
-    for index, spec in enumerate(encoding.floats):
-        factor = weight * encoding.levels / encoding.scales[index]
-        largest, clipped = 0.0, 0
-        for delta in float_deltas(spec, base, local):
-            fields, summary = rounder.round(delta, factor)
-            pack(packed, encoding.field_bits, place, fields)
-            place += delta.size
-            largest = max(largest, summary.largest)
-            clipped += summary.clipped
-        ratio = largest / encoding.levels
-        words[sections["sizes"].start + index] = size_word(ratio, encoding.n_max)
-        words[sections["powers"].start + index] = power_word(ratio, encoding.n_max)
-        words[sections["clipped"].start + index] = clipped
-        total += clipped
-    return total
+    encoding, sections = update.encoding, update.encoding.sections
+    largest, clipped = [0.0] * len(encoding.floats), [0] * len(encoding.floats)
+    for index, summary in update.round_to(words[sections["packed"]], weight, randomness):
+        largest[index] = max(largest[index], summary.largest)
+        clipped[index] += summary.clipped
+    ratios = [value / encoding.levels for value in largest]
+    words[sections["sizes"]] = [size_word(ratio, encoding.n_max) for ratio in ratios]
+    words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in ratios]
+    words[sections["clipped"]] = clipped
+    return sum(clipped)
 
 
-def _shrink_factor(encoding: Encoding, base: ModelState, local: ModelState) -> float:
-    """min(1, clip_norm / norm), the norm over all floating point tensors together."""
-    clip_norm = encoding.settings.clip_norm
-    if clip_norm is None:
-        return 1.0
-    squares = 0.0
-    wide = np.empty(BLOCK, np.float64)
-    for spec in encoding.floats:
-        for delta in float_deltas(spec, base, local):
-            block = wide[: delta.size]
-            np.copyto(block, delta)
-            np.square(block, out=block)
-            squares += float(block.sum())
-    norm = math.sqrt(squares)
-    return clip_norm / norm if norm > clip_norm else 1.0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """The floating point tensors of local - base, and the number of threads that go through them."""
+
+    encoding: Encoding
+    base: ModelState
+    local: ModelState
+    threads: int
+
+    def shrink_factor(self) -> float:
+        """min(1, clip_norm / norm), the norm over all floating point tensors together."""
+        clip_norm = self.encoding.settings.clip_norm
+        if clip_norm is None:
+            return 1.0
+        # Exact summation of the pieces' sums: nothing depends on who computed which.
+        norm = math.sqrt(math.fsum(for_each(pieces(self.encoding), self._squares, threads=self.threads)))
+        return clip_norm / norm if norm > clip_norm else 1.0
+
+    def _squares(self) -> Callable[[Piece], float]:
+        buffer, wide = np.empty(PIECE, np.float32), np.empty(PIECE, np.float64)
+
+        def sum_squares(piece: Piece) -> float:
+            total = 0.0
+            for _, delta, _ in self._deltas(piece, buffer):
+                block = wide[: delta.size]
+                np.copyto(block, delta)
+                np.square(block, out=block)
+                total += float(block.sum())
+            return total
+
+        return sum_squares
+
+    def round_to(
+        self, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
+    ) -> Iterator[tuple[int, BlockSummary]]:
+        """Fill the words `packed`; what happened, by tensor."""
+        encoding = self.encoding
+        bits = encoding.field_bits
+        factors = [weight * encoding.levels / scale for scale in encoding.scales]
+        shared = StochasticRounder(field_bits=bits, levels=encoding.levels, randomness=randomness)
+
+        def prepare() -> Callable[[Piece], list[tuple[int, BlockSummary]]]:
+            rounder, buffer = shared.for_thread(), np.empty(PIECE, np.float32)
+
+            def round_piece(piece: Piece) -> list[tuple[int, BlockSummary]]:
+                rounder.begin(piece.number)
+                summaries = []
+                for part, delta, size in self._deltas(piece, buffer):
+                    view = field_view(packed, bits, part.place, delta.size)
+                    fields, summary = rounder.round(delta, factors[part.index], largest=size, out=view)
+                    if view is None:
+                        pack(packed, bits, part.place, fields)
+                    summaries.append((part.index, summary))
+                return summaries
+
+            return round_piece
+
+        return chain.from_iterable(for_each(pieces(encoding), prepare, threads=self.threads))
+
+    def _deltas(self, piece: Piece, buffer: NDArray[np.float32]) -> Iterator[tuple[Part, NDArray[np.float32], float]]:
+        """Each part of a piece, its values [part.size], held by `buffer` [PIECE], and their largest magnitude."""
+        for part in piece.parts:
+            delta = buffer[: part.size]
+            size = write_delta(part, self.base, self.local, delta)
+            yield part, delta, size
+        piece.release(self.base, self.local)
 
 
-def float_deltas(spec: TensorSpec, base: ModelState, local: ModelState) -> Iterator[NDArray[np.float32]]:
-    """The update, local - base, as float32, block by block ([m], m <= BLOCK, overwritten by the next block).
+def write_delta(part: Part, base: ModelState, local: ModelState, out: NDArray[np.float32]) -> float:
+    """Write the update, local - base, of one part to `out` ([part.size], float32); returns the largest magnitude.
 
     The difference of float64 tensors is taken in float64. Raises EncodingError that names the
     tensor when it is not finite.
     """
-    old = np.empty(min(BLOCK, spec.size), np.float32)
-    new = np.empty_like(old)
-    for start in range(0, spec.size, BLOCK):
-        stop = min(start + BLOCK, spec.size)
-        delta = new[: stop - start]
-        with np.errstate(over="ignore", invalid="ignore"):
-            if spec.dtype == "BF16":
-                local.float32(spec.name, start, stop, out=new)
-                base.float32(spec.name, start, stop, out=old)
-                delta -= old[: stop - start]
-            else:
-                _subtract(local[spec.name], base[spec.name], start, stop, delta)
-        if not (math.isfinite(delta.max()) and math.isfinite(delta.min())):
-            _refuse_not_finite(spec, base, local)
-        yield delta
+    name, start, stop = part.spec.name, part.start, part.stop
+    with np.errstate(over="ignore", invalid="ignore"):
+        if part.spec.dtype == "BF16":
+            local.float32(name, start, stop, out=out)
+            np.subtract(out, base.float32(name, start, stop), out=out)
+        else:
+            _subtract(local[name], base[name], start, stop, out)
+    size = largest_magnitude(out)
+    if not math.isfinite(size):
+        _refuse_not_finite(part.spec, base, local)
+    return size
 
 
 def _subtract(local: NDArray[Any], base: NDArray[Any], start: int, stop: int, out: NDArray[np.float32]) -> None:
@@ -181,7 +220,8 @@ def _subtract(local: NDArray[Any], base: NDArray[Any], start: int, stop: int, ou
 
 def _refuse_not_finite(spec: TensorSpec, base: ModelState, local: ModelState) -> None:
     """Say which side is at fault."""
-    if not np.isfinite(base.float32(spec.name)).all():
+    starts = range(0, spec.size, PIECE)
+    if not all(np.isfinite(base.float32(spec.name, start, start + PIECE)).all() for start in starts):
         raise EncodingError(f"tensor {spec.name!r} of the global model holds NaN or infinity; start from another model")
     raise EncodingError(
         f"tensor {spec.name!r} holds NaN or infinity after training, or changed by more than float32 holds; "

@@ -25,12 +25,23 @@ def encode(
     metrics: Mapping[str, MetricValue],
     randomness: Callable[[int], bytes],
     out: NDArray[np.uint64] | None = None,
+    threads: int = 1,
 ) -> Encoded:
-    """One client's words: `encoder.encode`, or `noised.encode_noised`, where every client weighs the same."""
+    """One client's words: `encoder.encode`, or `noised.encode_noised`, where every client weighs the same.
+
+    `threads` share the work of the former; the words do not depend on their number.
+    """
     if isinstance(encoding, PrivateEncoding):
         return noised.encode_noised(encoding, base=base, local=local, metrics=metrics, randomness=randomness, out=out)
     return encoder.encode(
-        encoding, base=base, local=local, examples=examples, metrics=metrics, randomness=randomness, out=out
+        encoding,
+        base=base,
+        local=local,
+        examples=examples,
+        metrics=metrics,
+        randomness=randomness,
+        out=out,
+        threads=threads,
     )
 
 
@@ -42,10 +53,19 @@ def decode(
     base: ModelState | None,
     metric_names: Sequence[MetricName],
     out_path: Path | None = None,
+    threads: int = 1,
 ) -> Decoded:
-    """The mean of a cohort: `decoder.decode`, or `noised.decode_noised`."""
+    """The mean of a cohort: `decoder.decode`, whose work `threads` share, or `noised.decode_noised`."""
     if isinstance(encoding, PrivateEncoding):
         return noised.decode_noised(
             encoding, words, survivors=survivors, base=base, metric_names=metric_names, out_path=out_path
         )
-    return decoder.decode(encoding, words, survivors=survivors, base=base, metric_names=metric_names, out_path=out_path)
+    return decoder.decode(
+        encoding,
+        words,
+        survivors=survivors,
+        base=base,
+        metric_names=metric_names,
+        out_path=out_path,
+        threads=threads,
+    )

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.decoder import Decoded
-from fedcore.codec.encoder import Encoded, float_deltas
+from fedcore.codec.encoder import Encoded, write_delta
 from fedcore.codec.metrics import MetricName, MetricValue, check_names, flat_metrics, names_tag
+from fedcore.codec.pieces import Part
 from fedcore.codec.private import PrivateEncoding
 from fedcore.codec.statistics import Statistics
 from fedcore.errors import PeerError, UsageError
@@ -119,8 +120,13 @@ def _zeroed(encoding: PrivateEncoding, out: NDArray[np.uint64] | None) -> NDArra
 
 
 def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> Iterator[NDArray[Any]]:
-    for spec in encoding.floats:
-        yield from float_deltas(spec, base, local)
+    """The update, local - base, as float32; each block is overwritten by the next."""
+    buffer = np.empty(BLOCK, np.float32)
+    for index, spec in enumerate(encoding.floats):
+        for start in range(0, spec.size, BLOCK):
+            part = Part(index=index, spec=spec, start=start, stop=min(start + BLOCK, spec.size), place=start)
+            write_delta(part, base, local, buffer[: part.size])
+            yield buffer[: part.size]
 
 
 def _bounded(encoding: PrivateEncoding, values: Sequence[Fraction]) -> NDArray[np.float64]:

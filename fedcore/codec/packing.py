@@ -18,6 +18,7 @@ if sys.byteorder != "little":  # pragma: no cover
 
 _VIEWS: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32}
 _THIRD = 21
+_SHIFT = np.uint64(_THIRD)
 
 
 def field_dtype(field_bits: int) -> type[np.unsignedinteger[Any]]:
@@ -25,23 +26,51 @@ def field_dtype(field_bits: int) -> type[np.unsignedinteger[Any]]:
     return _VIEWS.get(field_bits, np.uint32)
 
 
-def pack(words: NDArray[np.uint64], field_bits: int, start: int, fields: NDArray[Any]) -> None:
-    """Write `fields` ([m], each below 2^field_bits) as the fields from `start` on.
+def field_view(words: NDArray[np.uint64], field_bits: int, start: int, count: int) -> NDArray[Any] | None:
+    """Fields [start, start + count) in place, as an array [count]; None for a width that no dtype has."""
+    dtype = _VIEWS.get(field_bits)
+    return None if dtype is None else words.view(dtype)[start : start + count]
 
-    With 21 bits the fields are added into their words, which must hold zeros there.
+
+def pack(words: NDArray[np.uint64], field_bits: int, start: int, fields: NDArray[Any]) -> None:
+    """Write `fields` ([m], each below 2^field_bits) as the fields from `start` on, in ascending order.
+
+    With 21 bits, the first field of a word clears the rest of it.
     """
-    if field_bits in _VIEWS:
-        words.view(_VIEWS[field_bits])[start : start + fields.size] = fields
+    view = field_view(words, field_bits, start, fields.size)
+    if view is not None:
+        view[:] = fields
         return
-    for offset, lane, part in _lanes(words, start, fields.size):
-        shifted = fields[offset::3].astype(np.uint64) << np.uint64(lane * _THIRD)
-        np.add(part, shifted, out=part)
+    # Up to two fields complete a word that is begun, up to two begin one at the end.
+    head = min(-start % 3, fields.size)
+    body = (fields.size - head) // 3 * 3
+    _pack_few(words, start, fields[:head])
+    first = (start + head) // 3
+    _pack_triples(words[first : first + body // 3], fields[head : head + body])
+    _pack_few(words, start + head + body, fields[head + body :])
+
+
+def _pack_triples(words: NDArray[np.uint64], fields: NDArray[Any]) -> None:
+    """Three 21-bit fields to each word."""
+    np.left_shift(fields[2::3], _SHIFT, out=words)
+    np.bitwise_or(words, fields[1::3], out=words)
+    np.left_shift(words, _SHIFT, out=words)
+    np.bitwise_or(words, fields[0::3], out=words)
+
+
+def _pack_few(words: NDArray[np.uint64], start: int, fields: NDArray[Any]) -> None:
+    """21-bit fields one by one."""
+    for place, field in enumerate(fields.tolist(), start):
+        word, lane = divmod(place, 3)
+        begun = int(words[word]) if lane else 0
+        words[word] = begun | field << (lane * _THIRD)
 
 
 def unpack(words: NDArray[np.uint64], field_bits: int, start: int, count: int) -> NDArray[Any]:
     """Fields [start, start + count) as uint16 or uint32; a view of the words where possible."""
-    if field_bits in _VIEWS:
-        return words.view(_VIEWS[field_bits])[start : start + count]
+    view = field_view(words, field_bits, start, count)
+    if view is not None:
+        return view
     fields = np.empty(count, np.uint32)
     mask = np.uint64((1 << _THIRD) - 1)
     for offset, lane, part in _lanes(words, start, count):

@@ -1,29 +1,33 @@
-"""Stochastic rounding of scaled values, in blocks that stay in the cache.
+"""Stochastic rounding of scaled values, block by block.
 
 floor(x) or floor(x) + 1, the latter with probability x - floor(x): the expectation is x, so that
 rounding errors average out over clients and rounds instead of building up. The random bits come
 from ChaCha20 (RFC 8439), because a server that could predict them would learn more about x than
 the rounded value says.
+
+Both kernels round x to a fixed-point number with 16 bits after the point, add 16 random bits and
+shift them out: floor(x + r / 2^16), r uniform, is what is wanted, and whole numbers stay as they are.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from fedcore.codec.packing import field_dtype
-
-BLOCK = 1 << 15
-"""Elements handled at a time: four float32 or float64 buffers of it fit the second-level cache."""
+from fedcore.codec.pieces import PIECE
 
 _KEY_BYTES = 32
-_NONCE = bytes(16)
 _RANDOM_BITS = 16
+_ONE = 1 << _RANDOM_BITS
+_BINADE = 2.0 ** (52 - _RANDOM_BITS)
+"""From here to its double, a float64 has 16 bits after the point: the mantissa is a fixed-point number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,67 +39,113 @@ class BlockSummary:
 
 
 class StochasticRounder:
-    """Rounds blocks of at most BLOCK values to fields, for one encoding.
+    """Rounds blocks of at most PIECE values to fields, for one encoding.
 
-    `levels` is L; `randomness(32)` gives the key of a keystream that is used for nothing else, so
-    the nonce is constant. Fields are uint16 for 16-bit fields, else uint32.
+    `levels` is L; `randomness(32)` gives the key of a keystream that is used for nothing else. The
+    keystream is cut into chunks, whose numbers are the nonces; `begin` moves to the start of one,
+    and every value takes the next two bytes. No chunk may be begun twice.
 
-    Arithmetic is float32 for fields up to 21 bits, whose levels float32 represents exactly, and
-    float64 for 32 bits. 16 random bits decide each value: the probability is right to 2^-17, so the
-    expectation is right to 2^-17 of a step.
+    Fields are uint16 for 16-bit fields, else uint32. Arithmetic is float32 for 16 bits, whose
+    levels float32 represents exactly, and float64 for more. 16 random bits decide each value: the
+    probability is right to 2^-17, so the expectation is right to 2^-17 of a step.
     """
 
     def __init__(self, *, field_bits: int, levels: int, randomness: Callable[[int], bytes]) -> None:
         self._levels = levels
-        real = np.float64 if field_bits == 32 else np.float32
-        self._scaled = np.empty(BLOCK, real)
-        self._floor = np.empty(BLOCK, real)
-        self._dice = np.empty(BLOCK, real)
-        self._up = np.empty(BLOCK, np.bool_)
-        self._fields = np.empty(BLOCK, field_dtype(field_bits))
-        self._bits = np.empty(BLOCK, np.uint16)
+        self._field_bits = field_bits
+        self._key = randomness(_KEY_BYTES)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        narrow = self._field_bits == 16
+        self._scaled = np.empty(PIECE, np.float32 if narrow else np.float64)
+        self._fixed = np.empty(PIECE, np.int32) if narrow else self._scaled.view(np.int64)
+        self._fields = np.empty(PIECE, field_dtype(self._field_bits))
+        self._bits = np.empty(PIECE, np.uint16)
         self._zeros = bytes(self._bits.nbytes)
-        cipher = Cipher(algorithms.ChaCha20(randomness(_KEY_BYTES), _NONCE), mode=None)
-        self._stream = cipher.encryptor()
+        self._stream = Cipher(algorithms.ChaCha20(self._key, _nonce(0)), mode=None).encryptor()
 
-    def round(self, values: NDArray[np.float32], factor: float) -> tuple[NDArray[Any], BlockSummary]:
-        """Fields of values * factor, clipped to [-L, L] and offset by L; valid until the next call.
+    def for_thread(self) -> Self:
+        """Another rounder with the same key and buffers of its own; let each `begin` chunks of its own."""
+        twin = copy.copy(self)
+        twin._allocate()
+        return twin
 
-        `values` ([m], finite, m <= BLOCK) is not changed.
+    def begin(self, chunk: int) -> None:
+        """Go to the start of a chunk of the keystream, which nobody has used before."""
+        self._stream.reset_nonce(_nonce(chunk))
+
+    def round(
+        self,
+        values: NDArray[np.float32],
+        factor: float,
+        *,
+        largest: float | None = None,
+        out: NDArray[Any] | None = None,
+    ) -> tuple[NDArray[Any], BlockSummary]:
+        """Fields of values * factor, clipped to [-L, L] and offset by L.
+
+        `values` ([m], finite, m <= PIECE) is not changed. `largest` is their largest magnitude,
+        where the caller knows it. The fields are written to `out` ([m]) where it is given, else
+        they are valid until the next call.
         """
+        size = largest_magnitude(values) if largest is None else largest
+        fields = self._fields[: values.size] if out is None else out
+        round_block = self._narrow if self._field_bits == 16 else self._wide
+        clipped = round_block(values, factor, size, fields)
+        return fields, BlockSummary(largest=size * factor, clipped=clipped)
+
+    def _narrow(self, values: NDArray[np.float32], factor: float, size: float, fields: NDArray[Any]) -> int:
+        """float32, then 16 + 16 bits in an int32; returns the number of clipped values."""
         count = values.size
-        scaled, floor, fields = self._scaled[:count], self._floor[:count], self._fields[:count]
+        scaled, fixed = self._scaled[:count], self._fixed[:count]
+        unit = np.float32(factor * _ONE)
         with np.errstate(over="ignore"):
-            np.multiply(values, scaled.dtype.type(factor), out=scaled)
-        summary = self._clip(scaled)
-        np.floor(scaled, out=floor)
-        np.subtract(scaled, floor, out=scaled)
-        up = self._decide(scaled)
-        # The sum with L is a whole number that the dtype holds exactly, and never negative.
-        np.add(floor, self._levels, out=floor)
-        np.copyto(fields, floor, casting="unsafe")
-        np.add(fields, up.view(np.uint8), out=fields)
-        return fields, summary
+            np.multiply(values, unit, out=scaled)
+            clipped = _clip(scaled, self._levels * _ONE, np.float32(size) * unit)
+        np.rint(scaled, out=fixed, casting="unsafe")
+        np.add(fixed, self._random_bits(count), out=fixed)
+        np.right_shift(fixed, _RANDOM_BITS, out=fixed)
+        # Negative numbers wrap to uint16, and come back with the offset.
+        wrapped = self._fields[:count]
+        np.copyto(wrapped, fixed, casting="unsafe")
+        np.add(wrapped, self._levels, out=fields)
+        return clipped
 
-    def _clip(self, scaled: NDArray[Any]) -> BlockSummary:
-        """Clip in place; the count costs a pass only in the rare block that needs it."""
-        if not scaled.size:
-            return BlockSummary(largest=0.0, clipped=0)
-        largest = max(float(scaled.max()), -float(scaled.min()))
-        clipped = 0
-        if largest > self._levels:
-            clipped = int(np.count_nonzero(np.abs(scaled) > self._levels))
-            np.clip(scaled, -self._levels, self._levels, out=scaled)
-        return BlockSummary(largest=largest, clipped=clipped)
+    def _wide(self, values: NDArray[np.float32], factor: float, size: float, fields: NDArray[Any]) -> int:
+        """float64, whose mantissa becomes the fixed-point number; returns the number of clipped values."""
+        count = values.size
+        scaled, fixed = self._scaled[:count], self._fixed[:count]
+        np.multiply(values, factor, out=scaled, dtype=np.float64)
+        clipped = _clip(scaled, self._levels, size * factor)
+        # The sum lies in [2^36, 2^36 + 2L], 2L < 2^32, and is rounded to nearest by the addition itself.
+        np.add(scaled, _BINADE + self._levels, out=scaled)
+        np.add(fixed, self._random_bits(count), out=fixed)
+        np.right_shift(fixed, _RANDOM_BITS, out=fixed)
+        # What the cast drops is the exponent and the 2^36.
+        np.copyto(fields, fixed, casting="unsafe")
+        return clipped
 
-    def _decide(self, fraction: NDArray[Any]) -> NDArray[np.bool_]:
-        """True with probability `fraction` ([m], in [0, 1], overwritten)."""
-        count = fraction.size
-        bits, dice, up = self._bits[:count], self._dice[:count], self._up[:count]
-        self._stream.update_into(memoryview(self._zeros)[: 2 * count], bits.view(np.uint8).data)
-        np.copyto(dice, bits)
-        # (k + 1/2) / 2^16 < fraction, k uniform: never for a fraction of 0, always for 1.
-        fraction *= 1 << _RANDOM_BITS
-        fraction -= 0.5
-        np.less(dice, fraction, out=up)
-        return up
+    def _random_bits(self, count: int) -> NDArray[np.uint16]:
+        bits = self._bits[:count]
+        self._stream.update_into(memoryview(self._zeros)[: bits.nbytes], bits.view(np.uint8).data)
+        return bits
+
+
+def _nonce(chunk: int) -> bytes:
+    """RFC 8439's block counter, zero, and nonce, as `cryptography` takes them."""
+    return bytes(4) + chunk.to_bytes(12, "little")
+
+
+def largest_magnitude(values: NDArray[np.float32]) -> float:
+    """The largest |value|, 0 for none; NaN or infinity where one of them is not finite."""
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
+
+
+def _clip(scaled: NDArray[Any], limit: int, largest: float | np.float32) -> int:
+    """Clip to [-limit, limit] in place; the passes are for the rare block whose `largest` needs them."""
+    if not largest > limit:
+        return 0
+    clipped = int(np.count_nonzero(np.abs(scaled) > limit))
+    np.clip(scaled, -limit, limit, out=scaled)
+    return clipped

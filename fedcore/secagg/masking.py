@@ -6,15 +6,18 @@ made alone: by a thread, by a server that folds by ranges, or by a GPU, bit for 
 
 Speed: the vector is walked in blocks that stay in the core's cache; all streams are added to a block before the next
 is touched, and the cipher writes into one buffer that is used again (`update_into`, which releases the interpreter
-lock). What remains is the cipher itself and one addition from cache.
+lock). What remains is the cipher itself and one addition from cache. Threads share a long vector by ranges, and a
+short one, which many streams cover, by streams: calls stay long, and each stream is opened once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
@@ -33,8 +36,14 @@ BLOCK_WORDS = 256 * 1024 // WORD_BYTES
 long enough for threads to pay off."""
 GROUP_TERMS = 256
 """Streams open at the same time, so that thousands of masks do not hold thousands of cipher states."""
+WORKER_BYTES = 1024 * 1024
+"""Keystream (about 0.2 ms of it) below which another thread costs more than it saves."""
+_SHARES = 4
+"""Pieces of work for each thread, so that one that was held up does not keep the others waiting."""
 
 _ZEROS = memoryview(bytes(BLOCK_WORDS * WORD_BYTES))
+_Work = TypeVar("_Work")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +82,14 @@ def apply_masks(
     check_vector(words)
     if threads < 1 or offset < 0:
         raise UsageError("threads must be 1 or more, offset 0 or more")
-    all_terms = tuple(terms)
-    ranges = list(_split(words.size, threads))
-    if len(ranges) <= 1:
-        _apply_range(words, all_terms, offset)
-        return
-    with ThreadPoolExecutor(max_workers=len(ranges), thread_name_prefix="mask") as pool:
-        jobs = [pool.submit(_apply_range, words[start:stop], all_terms, offset + start) for start, stop in ranges]
-        for job in jobs:
-            job.result()
+    held = tuple(terms)
+    workers = min(threads, words.nbytes * len(held) // WORKER_BYTES)
+    if workers <= 1:
+        _Worker(held).add(words, offset)
+    elif words.size >= workers * BLOCK_WORDS:
+        _share_ranges(words, held, offset, workers)
+    else:
+        _share_terms(words, held, offset, workers)
 
 
 def check_vector(words: NDArray[np.uint64]) -> None:
@@ -92,56 +100,123 @@ def check_vector(words: NDArray[np.uint64]) -> None:
         raise UsageError("a masked vector must be contiguous and writable: masks are added in place")
 
 
-def _split(count: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Cut `count` words into at most `parts` ranges of whole blocks (the last may be shorter)."""
-    blocks = -(-count // BLOCK_WORDS)
-    step = max(1, -(-blocks // parts)) * BLOCK_WORDS
-    for start in range(0, count, step):
-        yield start, min(start + step, count)
+def _share_ranges(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int, workers: int) -> None:
+    """Every thread adds all streams to ranges of its own."""
+
+    def add(ranges: Iterator[tuple[int, int]]) -> None:
+        worker = _Worker(terms)
+        for start, stop in ranges:
+            worker.add(words[start:stop], offset + start)
+
+    _in_threads(add, _cut(words.size, workers * _SHARES, unit=BLOCK_WORDS), workers)
 
 
-def _apply_range(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int) -> None:
-    """One thread's share: cut at chunk borders, where the nonce changes."""
-    keystream = np.empty(BLOCK_WORDS * WORD_BYTES, dtype=np.uint8)
-    start = 0
-    while start < words.size:
-        position = offset + start
-        stop = min(words.size, start + CHUNK_WORDS - position % CHUNK_WORDS)
-        for first in range(0, len(terms), GROUP_TERMS):
-            group = terms[first : first + GROUP_TERMS]
-            _apply_segment(words[start:stop], group, position, keystream)
-        start = stop
+def _share_terms(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: int, workers: int) -> None:
+    """Every thread adds streams of its own to a vector of its own; their sum is the same in any order."""
+
+    def add(parts: Iterator[tuple[int, int]]) -> NDArray[np.uint64]:
+        total = np.zeros_like(words)
+        for start, stop in parts:
+            _Worker(terms[start:stop]).add(total, offset)
+        return total
+
+    for total in _in_threads(add, _cut(len(terms), workers * _SHARES, unit=1), workers):
+        np.add(words, total, out=words)
 
 
-def _apply_segment(
-    words: NDArray[np.uint64],
-    terms: Sequence[MaskTerm],
-    position: int,
-    keystream: NDArray[np.uint8],
-) -> None:
-    """Add the streams of `terms` to words that lie within one chunk and begin at word `position`."""
-    streams = [(term.sign, _open_stream(term.seed, position)) for term in terms]
-    for start in range(0, words.size, BLOCK_WORDS):
-        block = words[start : start + BLOCK_WORDS]
-        size = block.size * WORD_BYTES
-        mask = keystream[:size].view("<u8")
-        for sign, stream in streams:
-            stream.update_into(_ZEROS[:size], keystream.data[:size])
-            if sign == 1:
-                np.add(block, mask, out=block)
-            else:
-                np.subtract(block, mask, out=block)
+def _in_threads(work: Callable[[Iterator[_Work]], _Result], pieces: Iterable[_Work], workers: int) -> list[_Result]:
+    """Call `work` in each of `workers` threads, with an iterator over the pieces that the others leave to it."""
+    # A deque, because its popleft is safe to call from several threads.
+    pending = deque(pieces)
+    workers = min(workers, len(pending))
+
+    def take() -> Iterator[_Work]:
+        while True:
+            try:
+                yield pending.popleft()
+            except IndexError:
+                return
+
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mask") as pool:
+        jobs = [pool.submit(work, take()) for _ in range(workers)]
+        return [job.result() for job in jobs]
 
 
-def _open_stream(seed: Secret, position: int) -> CipherContext:
-    """A ChaCha20 context whose next byte belongs to word `position`.
+def _cut(count: int, parts: int, *, unit: int) -> Iterator[tuple[int, int]]:
+    """Cut `count` > 0 things into at most `parts` ranges of equally many units, but for one and for the last unit."""
+    units = -(-count // unit)
+    ranges = min(parts, units)
+    borders = (min(units * number // ranges * unit, count) for number in range(ranges + 1))
+    return pairwise(borders)
 
-    `cryptography` takes RFC 8439's block counter (32 bits, little endian) and nonce (96 bits) as one 16-byte value.
+
+class _Worker:
+    """One thread's means to add `terms`: a buffer for keystream, and streams that stay open where they are few."""
+
+    def __init__(self, terms: Sequence[MaskTerm]) -> None:
+        self._terms = terms
+        self._few = [_Stream(term) for term in terms] if len(terms) <= GROUP_TERMS else None
+        self._keystream = np.empty(BLOCK_WORDS, dtype="<u8")
+
+    def add(self, words: NDArray[np.uint64], offset: int) -> None:
+        """Add all streams to `words`, which begin at word `offset`; cut at chunk borders, where the nonce changes."""
+        start = 0
+        while start < words.size:
+            position = offset + start
+            stop = min(words.size, start + CHUNK_WORDS - position % CHUNK_WORDS)
+            for streams in self._groups():
+                self._add_segment(words[start:stop], streams, position)
+            start = stop
+
+    def _groups(self) -> Iterator[Sequence[_Stream]]:
+        if self._few is not None:
+            yield self._few
+            return
+        for first in range(0, len(self._terms), GROUP_TERMS):
+            yield [_Stream(term) for term in self._terms[first : first + GROUP_TERMS]]
+
+    def _add_segment(self, words: NDArray[np.uint64], streams: Sequence[_Stream], position: int) -> None:
+        """Add streams to words that lie within one chunk and begin at word `position`."""
+        for start in range(0, words.size, BLOCK_WORDS):
+            block = words[start : start + BLOCK_WORDS]
+            mask = self._keystream[: block.size]
+            # The cipher wants bytes; these views serve all streams of the block.
+            zeros, target = _ZEROS[: block.nbytes], mask.view(np.uint8).data
+            for stream in streams:
+                cipher = stream.cipher if start else stream.seek(position)
+                cipher.update_into(zeros, target)
+                stream.accumulate(block, mask, out=block)
+
+
+class _Stream:
+    """The stream of one term.
+
+    It is opened at its first use and not before: to open one holds the interpreter lock for longer than anything else
+    here, and a thread that opened hundreds in a row would keep all others waiting. To move an open one costs little.
     """
-    chunk, word = divmod(position, CHUNK_WORDS)
-    counter, skip = divmod(word * WORD_BYTES, CIPHER_BLOCK_BYTES)
-    nonce = counter.to_bytes(4, "little") + chunk.to_bytes(12, "little")
-    stream = Cipher(algorithms.ChaCha20(seed.reveal(), nonce), mode=None).encryptor()
-    if skip:
-        stream.update(bytes(skip))
-    return stream
+
+    __slots__ = ("_seed", "accumulate", "cipher")
+
+    cipher: CipherContext
+
+    def __init__(self, term: MaskTerm) -> None:
+        self.accumulate = np.add if term.sign == 1 else np.subtract
+        self._seed: Secret | None = term.seed
+
+    def seek(self, position: int) -> CipherContext:
+        """The cipher, whose next byte belongs to word `position`.
+
+        `cryptography` takes RFC 8439's block counter (32 bits, little endian) and nonce (96 bits) as one 16-byte
+        value.
+        """
+        chunk, word = divmod(position, CHUNK_WORDS)
+        counter, skip = divmod(word * WORD_BYTES, CIPHER_BLOCK_BYTES)
+        nonce = counter.to_bytes(4, "little") + chunk.to_bytes(12, "little")
+        if self._seed is None:
+            self.cipher.reset_nonce(nonce)
+        else:
+            self.cipher = Cipher(algorithms.ChaCha20(self._seed.reveal(), nonce), mode=None).encryptor()
+            self._seed = None
+        if skip:
+            self.cipher.update(bytes(skip))
+        return self.cipher

@@ -12,13 +12,13 @@ Format: https://huggingface.co/docs/safetensors, section "Format".
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
 import struct
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -74,17 +74,19 @@ class FileSink:
     and leaves a file that was at `path` as it was. These are plain writes and not a writable map,
     because a full disk then shows as an error and not as a signal that ends the process.
 
-    Raises StorageFull when the disk is full, UsageError when a part of the state is not written.
+    Several threads may write at once. Raises StorageFull when the disk is full, UsageError when a
+    part of the state is not written.
     """
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self._path = path
+        self._counting = threading.Lock()
         self._header, self._offsets = _make_header(layout)
         self._missing = layout.nbytes
 
     def __enter__(self) -> Self:
         self._file = tempfile.NamedTemporaryFile(
-            dir=self._path.parent, prefix=f".{self._path.name}.", suffix=".part", delete=False
+            dir=self._path.parent, prefix=f".{self._path.name}.", suffix=".part", buffering=0, delete=False
         )
         try:
             self._write_at(0, memoryview(self._header))
@@ -114,13 +116,14 @@ class FileSink:
             raise UsageError(f"a block of tensor {spec.name!r} does not have its storage dtype")
         offset = self._offsets[spec.name] + start * spec.storage.itemsize
         self._write_at(offset, block.view(np.uint8).data)
-        self._missing -= block.nbytes
+        with self._counting:
+            self._missing -= block.nbytes
 
     def _write_at(self, offset: int, data: memoryview) -> None:
         try:
-            self._file.seek(offset)
-            for start in range(0, len(data), _WRITE_CHUNK):
-                self._file.write(data[start : start + _WRITE_CHUNK])
+            while data:
+                written = os.pwrite(self._file.fileno(), data[:_WRITE_CHUNK], offset)
+                data, offset = data[written:], offset + written
         except OSError as error:
             raise _storage_error(error, self._path) from error
 
@@ -128,7 +131,6 @@ class FileSink:
         if self._missing:
             raise UsageError(f"{self._missing} bytes of the state were not written")
         try:
-            self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
             Path(self._file.name).replace(self._path)
@@ -137,9 +139,7 @@ class FileSink:
             raise _storage_error(error, self._path) from error
 
     def _discard(self) -> None:
-        # Closing flushes, and fails again on a disk whose fullness was reported already.
-        with contextlib.suppress(OSError):
-            self._file.close()
+        self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
 
 

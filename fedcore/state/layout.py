@@ -144,21 +144,25 @@ def from_float(spec: TensorSpec, values: NDArray[Any]) -> NDArray[Any]:
     """
     if not spec.is_float:
         raise UsageError(f"tensor {spec.name!r} does not hold floating point numbers")
-    with np.errstate(over="ignore"):
-        if spec.dtype == "BF16":
+    try:
+        # The processor notes an overflow as it casts; looking at the results would be another pass.
+        with np.errstate(over="raise"):
+            if spec.dtype != "BF16":
+                return values.astype(spec.storage, copy=False)
             stored = _bfloat16_bits(values.astype(np.float32, copy=False))
-            infinite = (stored & 0x7FFF) == 0x7F80
-        else:
-            stored = values.astype(spec.storage, copy=False)
-            if stored.dtype.itemsize >= values.dtype.itemsize:
-                return stored
-            infinite = np.isinf(stored)
+    except FloatingPointError:
+        raise _too_large(spec) from None
+    infinite = (stored & 0x7FFF) == 0x7F80
     if infinite.any() and np.isfinite(values[infinite]).any():
-        raise EncodingError(
-            f"tensor {spec.name!r} holds values that are too large for its dtype {spec.dtype}; "
-            "keep it as F32, or lower the learning rate or the clipping norm"
-        )
+        raise _too_large(spec)
     return stored
+
+
+def _too_large(spec: TensorSpec) -> EncodingError:
+    return EncodingError(
+        f"tensor {spec.name!r} holds values that are too large for its dtype {spec.dtype}; "
+        "keep it as F32, or lower the learning rate or the clipping norm"
+    )
 
 
 def _bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.codec.packing import field_dtype, pack, padding, unpack
-from fedcore.codec.rounding import BLOCK, StochasticRounder
+from fedcore.codec.rounding import StochasticRounder
 
 WIDTHS = (16, 21, 32)
+BLOCK = 1 << 15
 
 
 def stream(seed: int) -> Callable[[int], bytes]:
@@ -115,7 +116,7 @@ def test_clipping_is_counted_and_the_largest_value_is_from_before() -> None:
     assert summary.clipped == 3
     assert summary.largest == pytest.approx(3e38)
     fields, summary = rounder.round(values, 1e6)
-    assert summary.largest == math.inf
+    assert summary.largest == pytest.approx(3e44)  # more than float32 holds
     assert fields[-1] == 20
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
 from fedcore.secagg import MaskTerm, Secret, apply_masks
-from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS, GROUP_TERMS
+from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS, GROUP_TERMS, WORKER_BYTES
 
 
 def _stream(seed: bytes, count: int, offset: int = 0) -> np.ndarray:
@@ -100,6 +100,63 @@ def test_threads_and_sizes(drbg, threads, size):
     apply_masks(one, terms, offset=CHUNK_WORDS - 10)
     apply_masks(many, terms, threads=threads, offset=CHUNK_WORDS - 10)
     np.testing.assert_array_equal(one, many)
+
+
+def _naive_sum(start: np.ndarray, terms, offset: int) -> np.ndarray:
+    """Stream by stream, each read from its chunks' beginnings by the cipher alone."""
+    total = start.copy()
+    for term in terms:
+        chunks = range(offset // CHUNK_WORDS, (offset + start.size - 1) // CHUNK_WORDS + 1)
+        parts = []
+        for chunk in chunks:
+            first = max(offset - chunk * CHUNK_WORDS, 0)
+            last = min(offset + start.size - chunk * CHUNK_WORDS, CHUNK_WORDS)
+            nonce = bytes(4) + chunk.to_bytes(12, "little")
+            cipher = Cipher(algorithms.ChaCha20(term.seed.reveal(), nonce), mode=None).encryptor()
+            parts.append(np.frombuffer(cipher.update(bytes(8 * last)), "<u8")[first:])
+        stream = np.concatenate(parts)
+        total = total + stream if term.sign == 1 else total - stream
+    return total
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("size", "count", "offset"),
+    [
+        (2500, 700, 0),  # short, many streams, more than are open at once
+        (2500, 701, 17),
+        (1, 300, 3),  # too little work for a second thread
+        (BLOCK_WORDS + 9, 40, 5),  # by streams, two blocks
+        (3 * BLOCK_WORDS, 12, 0),  # by ranges from two threads to three, by streams with seven
+        (3 * BLOCK_WORDS + 1, 5, BLOCK_WORDS - 1),
+    ],
+)
+def test_many_streams_and_long_vectors_equal_the_naive_sum(drbg, threads, size, count, offset):
+    terms = _terms(drbg, count)
+    words = np.arange(size, dtype=np.uint64)
+    expected = _naive_sum(words, terms, offset)
+    apply_masks(words, terms, threads=threads, offset=offset)
+    np.testing.assert_array_equal(words, expected)
+
+
+@pytest.mark.parametrize("size", [2000, 4 * BLOCK_WORDS])
+def test_a_chunk_border_inside_a_shared_vector(drbg, size):
+    """Cut by streams and by ranges: the nonce changes at the same word."""
+    terms = _terms(drbg, -(-2 * WORKER_BYTES // (8 * size)))
+    offset = CHUNK_WORDS - size // 2
+    words = np.zeros(size, dtype=np.uint64)
+    apply_masks(words, terms, threads=2, offset=offset)
+    expected = np.zeros(size, dtype=np.uint64)
+    for half in (slice(0, size // 2), slice(size // 2, size)):
+        apply_masks(expected[half], terms, offset=offset + half.start)
+    np.testing.assert_array_equal(words, expected)
+
+
+@pytest.mark.parametrize(("size", "count"), [(2000, 600), (8 * BLOCK_WORDS, 4)])
+def test_an_error_in_a_thread_reaches_the_caller(drbg, size, count):
+    terms = [*_terms(drbg, count - 1), object()]
+    with pytest.raises(AttributeError):
+        apply_masks(np.zeros(size, dtype=np.uint64), terms, threads=2)
 
 
 def test_terms_add_up_with_their_signs_and_the_inverse_removes_them(drbg):

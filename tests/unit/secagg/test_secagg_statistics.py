@@ -128,7 +128,8 @@ def test_the_seeds_of_rounds_span_all_256_bits(make_rig, ciphers):
     for number in range(1, 12):
         make_rig(7, round=number).until("sign")
     seeds = sorted({use.key for use in ciphers.streams})
-    assert len(seeds) == 11 * (7 + 7 * 6 // 2)
+    # For each round a self mask for each client, a pairwise one for any two, and the order on the ring.
+    assert len(seeds) == 11 * (7 + 7 * 6 // 2 + 1)
     assert _rank(seeds) == SEED_BITS
     assert _rank([seed[:4] + bytes(28) for seed in seeds]) == _rank([seed[:4] * 8 for seed in seeds]) == 32
 
@@ -225,7 +226,8 @@ def test_no_key_and_nonce_is_used_twice_in_rounds_with_dropouts(make_rig, drbg, 
     """Pairs, directions, purposes and rounds, even where a machine that was reset draws the same bytes again."""
     for number in (1, 2, 3):
         _round_with_dropouts(make_rig, drbg, ciphers, number)
-    assert len(ciphers.sealed) == 3 * 6 * 6
+    # Six clients seal shares for six others, and a secret for the three whom they choose for.
+    assert len(ciphers.sealed) == 3 * (6 * 6 + 6 * 3)
     masks = [use for use in ciphers.streams if use.party != "server"]
     assert len(masks) == 3 * 5 * 6
     assert ciphers.reused() == set()

@@ -1,0 +1,147 @@
+"""How far decoded means are from exact ones, for updates of several shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.codec import (
+    CodecSettings,
+    Decoded,
+    Encoding,
+    decode,
+    encode,
+    error_bound,
+    first_encoding,
+    next_encoding,
+)
+from fedcore.state import ModelState
+
+WIDTHS = (16, 21, 32)
+COHORTS = (8, 100)
+W_MAX = 100
+STEP = 0.01
+"""Size of a typical element of an update."""
+SPARSITY = 0.999
+MOST_ROUNDS = 16
+"""Each round without enough room makes the next one's scale up to 4096 times larger."""
+
+
+def _sparse(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Zeros, and now and then an element a hundred times as large as those of the others."""
+    return np.where(rng.random(shape) < SPARSITY, 0.0, 100 * rng.standard_normal(shape))
+
+
+CASES: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]] = {
+    "Gaussian": lambda rng, shape: rng.standard_normal(shape),
+    "Student t, 2 degrees of freedom": lambda rng, shape: rng.standard_t(2, shape),
+    "Cauchy": lambda rng, shape: rng.standard_cauchy(shape),
+    "99.9 % zeros": _sparse,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The largest error of one round's decoded state.
+
+    bits, clients: of the round. rounds: how many it took until nothing was clipped. largest_update: largest
+    |local - base|. error, bound: absolute.
+    """
+
+    bits: int
+    clients: int
+    rounds: int
+    largest_update: float
+    error: float
+    bound: float
+
+    @property
+    def ratio(self) -> float:
+        """Error over bound; infinite where something was clipped, for which there is no bound."""
+        return self.error / self.bound if math.isfinite(self.bound) else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cohort:
+    """The same updates for every round: locals [n] and their examples [n]."""
+
+    base: ModelState
+    locals: Sequence[ModelState]
+    examples: Sequence[int]
+
+    def round(self, encoding: Encoding) -> Decoded:
+        """One round without masks."""
+        total = np.zeros(encoding.words, np.uint64)
+        for local, count in zip(self.locals, self.examples, strict=True):
+            total += encode(
+                encoding, base=self.base, local=local, examples=count, metrics={}, randomness=os.urandom
+            ).words
+        return decode(encoding, total, survivors=len(self.locals), base=self.base, metric_names=())
+
+    def exact(self) -> NDArray[np.float64]:
+        """The global model + the weighted mean of local - base, in float64."""
+        base = self.base["weight"].astype(np.float64)
+        deltas = [local["weight"].astype(np.float64) - base for local in self.locals]
+        return base + np.average(deltas, axis=0, weights=self.examples)
+
+    def largest_update(self) -> float:
+        """The largest |local - base|."""
+        return max(float(np.abs(local["weight"] - self.base["weight"]).max()) for local in self.locals)
+
+
+def largest_errors(case: str, *, parameters: int, seed: int = 1) -> list[Found]:
+    """The errors of one kind of update at every width and cohort size."""
+    return [_largest_error(_cohort(case, clients, parameters, seed), bits) for clients in COHORTS for bits in WIDTHS]
+
+
+def _cohort(case: str, clients: int, parameters: int, seed: int) -> _Cohort:
+    rng = np.random.default_rng([seed, clients])
+    base = rng.standard_normal(parameters).astype(np.float32)
+    deltas = STEP * CASES[case](rng, (clients, parameters))
+    return _Cohort(
+        base=ModelState.from_arrays({"weight": base}),
+        locals=[ModelState.from_arrays({"weight": (base + delta).astype(np.float32)}) for delta in deltas],
+        examples=[int(count) for count in rng.integers(1, W_MAX, clients, endpoint=True)],
+    )
+
+
+def _largest_error(cohort: _Cohort, bits: int) -> Found:
+    """The error of a round with fields of `bits`, whose scales follow from the rounds before it."""
+    clients = len(cohort.locals)
+    encoding, rounds = _settled(cohort, CodecSettings(field_bits=bits, w_max=W_MAX))
+    decoded = cohort.round(encoding)
+    assert decoded.state is not None
+    bound = error_bound(
+        encoding, survivors=clients, examples=decoded.examples, statistics=decoded.statistics, base=cohort.base
+    )
+    error = np.abs(decoded.state["weight"].astype(np.float64) - cohort.exact()).max()
+    return Found(
+        bits=bits,
+        clients=clients,
+        rounds=rounds,
+        largest_update=cohort.largest_update(),
+        error=float(error),
+        bound=bound["weight"],
+    )
+
+
+def _settled(cohort: _Cohort, settings: CodecSettings) -> tuple[Encoding, int]:
+    """The encoding that follows after rounds, also their number, until one clips nothing and has measured the peaks.
+
+    Fields stay wide while magnitudes are not well known; here they get the width of the settings in any case.
+    """
+    layout, clients = cohort.base.layout, len(cohort.locals)
+    encoding, rounds = first_encoding(settings, layout, clients), 0
+    settled = False
+    while not settled and rounds < MOST_ROUNDS:
+        statistics = cohort.round(encoding).statistics
+        encoding = next_encoding(settings, layout, clients, statistics)
+        settled = not any(statistics.clipped) and all(statistics.measured)
+        rounds += 1
+    return dataclasses.replace(encoding, field_bits=settings.field_bits), rounds
