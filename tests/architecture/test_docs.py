@@ -40,9 +40,23 @@ def test_every_setting_is_documented_with_its_default() -> None:
 def test_the_threat_model_names_only_checks_that_exist() -> None:
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", read("docs/threat-model.md")))
     client = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "client_app").glob("*.py"))
-    settings = {"min-cohort", "allow-plain", "dp-epsilon"}
+    settings = {"min-cohort", "allow-plain", "max-corrupt", "key-agreement", "dp-epsilon"}
     for name in named - settings - set(Check):
         assert f'"{name}"' in client, f"no check is called {name}"
+
+
+def test_the_threat_model_names_only_tests_that_exist() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "unit").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", read("docs/threat-model.md")))
+    assert len(named) > 20
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+def test_the_table_of_graph_sizes_is_what_the_code_computes() -> None:
+    spec = importlib.util.spec_from_file_location("make_graph_table", ROOT / "docs" / "make_graph_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.render() in read("docs/protocol.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -11,10 +11,15 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds; every node trains and evaluates in each."""
+    """Run all rounds; every node trains in each, and evaluates if asked to."""
     config = context.run_config
     nodes = int(config["min-nodes"])
-    strategy = FedAvg(min_train_nodes=nodes, min_evaluate_nodes=nodes, min_available_nodes=nodes)
+    strategy = FedAvg(
+        fraction_evaluate=float(config["fraction-evaluate"]),
+        min_train_nodes=nodes,
+        min_evaluate_nodes=nodes if config["fraction-evaluate"] else 0,
+        min_available_nodes=nodes,
+    )
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(initial_model(int(config["seed"])).state_dict()),
