@@ -20,7 +20,7 @@ from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolat
 from fedcore.secagg import inspection, schedule, shamir
 from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.checks import Check
-from fedcore.secagg.graph import Graph
+from fedcore.secagg.graph import Graph, graph_over
 from fedcore.secagg.keys import KEY_BYTES, Randomness, Secret, Verify, draw, sign, verifies
 from fedcore.secagg.masking import MaskTerm, apply_masks, check_vector
 from fedcore.secagg.messages import (
@@ -165,7 +165,7 @@ class ClientSession:
         transcript = schedule.Transcript(
             context=self._context, cohort=schedule.cohort_hash(self._context, message.ids, message.root())
         )
-        graph = Graph(message.ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
+        graph = graph_over(message.ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
         inspection.check_cohort(
             message,
             own=_present(self._answers.advertised),

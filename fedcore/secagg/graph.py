@@ -7,6 +7,8 @@ The order on the ring comes from a seed that is a hash of every advertised key: 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -15,8 +17,14 @@ from fedcore.errors import UsageError
 _NONCE = bytes(16)
 
 
+@lru_cache(maxsize=4)
+def graph_over(members: tuple[int, ...], *, degree: int, seed: bytes) -> Graph:
+    """`Graph(...)`, remembered: thousands of clients in one process would each hold the same ring."""
+    return Graph(members, degree=degree, seed=seed)
+
+
 class Graph:
-    """The graph over `members` (ascending ids, U1), with `degree` neighbours each where there are as many.
+    """The graph over `members` (ascending ids, U1), with `degree` neighbours each where there are as many; immutable.
 
     seed: 32 bytes from which the order follows. Raises UsageError for an odd degree on a graph that is not full.
     """

@@ -24,7 +24,7 @@ from fedcore.errors import (
 from fedcore.secagg import inspection, schedule
 from fedcore.secagg.checks import Check
 from fedcore.secagg.domain import HASH_BYTES
-from fedcore.secagg.graph import Graph
+from fedcore.secagg.graph import Graph, graph_over
 from fedcore.secagg.keys import Randomness, Verify, verifies
 from fedcore.secagg.masking import MaskTerm
 from fedcore.secagg.messages import (
@@ -317,7 +317,7 @@ class ServerRound:
         transcript = schedule.Transcript(
             context=self._context, cohort=schedule.cohort_hash(self._context, ids, tree.root)
         )
-        graph = Graph(ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
+        graph = graph_over(ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
         return _Cohort(ids=ids, tree=tree, transcript=transcript, graph=graph)
 
     def _fixed(self, question: str = "the cohort") -> _Cohort:
