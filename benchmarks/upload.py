@@ -52,15 +52,20 @@ SOCKET_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A way to the server. bytes_a_second: 0 for as fast as it goes. round_trip: seconds until an answer is back."""
+    """A way to the server. bytes_a_second: 0 for as fast as it goes. round_trip: seconds until an answer is back.
+
+    aim: largest ratio of overlapped to masked first that is good enough.
+    """
 
     name: str
     bytes_a_second: float
     round_trip: float
+    aim: float = 1.0
 
 
 LINES = (
-    Line(name="loopback", bytes_a_second=0.0, round_trip=0.0),
+    # Without a line to wait for, what is sent takes the cores that could mask: there it must only cost nothing.
+    Line(name="loopback", bytes_a_second=0.0, round_trip=0.0, aim=1.1),
     Line(name="1gbit", bytes_a_second=125e6, round_trip=0.02),
     Line(name="100mbit", bytes_a_second=12.5e6, round_trip=0.02),
 )
@@ -105,7 +110,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All kinds in turn on each line, so that they meet the same machine in the same state."""
-    repeats = arguments.repeats or (3 if arguments.quick else 7)
+    repeats = arguments.repeats or (3 if arguments.quick else 15)
     terms = [MaskTerm(sign=1, seed=Secret(os.urandom(32))) for _ in range(arguments.masks)]
     words = np.zeros(arguments.words, np.uint64)
     seconds: dict[tuple[str, str], float] = {}
@@ -200,7 +205,7 @@ def report(seconds: dict[tuple[str, str], float], masking: float, arguments: arg
         Figure(
             name=f"overlapped_over_masked_first_{line.name}",
             value=seconds[line.name, OVERLAPPED] / seconds[line.name, FIRST],
-            aim=1.0,
+            aim=line.aim,
         )
         for line in LINES
     )
