@@ -14,11 +14,11 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcore.config import override
+from fedcore.config import JobSettings, override
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
@@ -30,6 +30,8 @@ from fedcore.simulate import model_ref
 from fedcore.wire import Scalar
 
 POOL = "pooled"
+# Nobody sends anything here, so there is nothing to protect.
+PLAIN = JobSettings(aggregation="plain")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class PooledBackend:
         self._exchange += 1
         task = make_task(
             request,
-            settings=self.app.settings,
+            settings=replace(PLAIN, train_seconds=self.app.settings.train_seconds),
             run="centralized",
             exchange=self._exchange,
             attempt=1,
