@@ -198,7 +198,7 @@ class ClientSession:
             _repeated(self._answers.delivered, message, Check.SECOND_DELIVERY)
             return
         inspection.check_sharers(message.sharers, self._client_id, self._advertised, self._floor)
-        inspection.check_delivery(message, self._client_id, _present(self._graph))
+        inspection.check_delivery(message, self._client_id, _present(self._graph), self._parameters.agreement)
         opened = {sender: self._open_shares(sender, sealed) for sender, sealed in message.shares.items()}
         pair_secrets = {peer: self._pair_secret(peer, message.pair_secrets.get(peer)) for peer in opened}
         self._secrets.held.update(opened)

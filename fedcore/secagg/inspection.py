@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from fedcore.errors import ProtocolViolation
+from fedcore.secagg.agreement import Agreement
 from fedcore.secagg.checks import Check
 from fedcore.secagg.graph import Graph
 from fedcore.secagg.keys import Verify
-from fedcore.secagg.messages import AdvertisedCohort, Advertisement, ShareDelivery
+from fedcore.secagg.messages import (
+    SEALED_SECRET_BYTES,
+    SEALED_SHARES_BYTES,
+    AdvertisedCohort,
+    Advertisement,
+    ShareDelivery,
+)
 from fedcore.secagg.parameters import RoundParameters
 from fedcore.secagg.schedule import advertisement_statement
 
@@ -92,8 +99,23 @@ def check_advertisement(
         parameters.agreement.check_public(public, client_id)
 
 
-def check_delivery(message: ShareDelivery, client_id: int, graph: Graph) -> None:
+def check_sealed(
+    shares: Mapping[int, bytes], pair_secrets: Mapping[int, bytes], agreement: Agreement, sender: int | None = None
+) -> None:
+    """R1: what was sealed begins with a ciphertext of the round's agreement; a message alone cannot know which."""
+    for sealed, size in ((shares, SEALED_SHARES_BYTES), (pair_secrets, SEALED_SECRET_BYTES)):
+        expected = agreement.ciphertext_bytes + size
+        for client_id, value in sealed.items():
+            if len(value) != expected:
+                peer = client_id if sender is None else sender
+                raise ProtocolViolation(
+                    Check.MALFORMED, f"client {peer} sealed {len(value)} bytes where {expected} belong", peer=peer
+                )
+
+
+def check_delivery(message: ShareDelivery, client_id: int, graph: Graph, agreement: Agreement) -> None:
     """R1: what is delivered comes from each neighbour among the sharers, and from nobody else."""
+    check_sealed(message.shares, message.pair_secrets, agreement)
     senders = set(graph.neighbours(client_id)) & set(message.sharers)
     choosers = {sender for sender in senders if graph.chooses(sender, client_id)}
     if set(message.shares) != senders or set(message.pair_secrets) != choosers:

@@ -11,7 +11,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedcore.errors import (
     CohortTooSmall,
@@ -103,6 +103,12 @@ class ServerRound:
         self._shares: dict[int, KeyShares] = {}
         self._signatures: dict[int, bytes] = {}
         self._released: dict[int, UnmaskShares] = {}
+        self._sent: Mapping[ServerStage, dict[int, Any]] = {
+            ServerStage.ADVERTISE: self._publics,
+            ServerStage.SHARE: self._shares,
+            ServerStage.CONSISTENCY: self._signatures,
+            ServerStage.UNMASK: self._released,
+        }
         self._cohort: _Cohort | None = None
         self._unmasking: Unmasking | None = None
 
@@ -152,6 +158,7 @@ class ServerRound:
         if not self._is_new(ServerEvent.KEY_SHARES, message):
             return
         own, graph = message.client_id, self._fixed().graph
+        inspection.check_sealed(message.shares, message.pair_secrets, self._parameters.agreement, own)
         receivers = set(graph.neighbours(own))
         chosen = {peer for peer in receivers if graph.chooses(own, peer)}
         if set(message.shares) != receivers or set(message.pair_secrets) != chosen:
@@ -205,6 +212,7 @@ class ServerRound:
         self._dropped.add(client_id)
         if self._stage is not ServerStage.INPUT:
             self._digests[self._stage].pop(client_id, None)
+            self._sent[self._stage].pop(client_id, None)
 
     def close_stage(self) -> None:
         """End the stage; who has not answered is dropped. The last close rebuilds the secrets.
