@@ -46,6 +46,16 @@ def check_proposal(
         )
 
 
+def check_listed(ids: tuple[int, ...], cohort: Collection[int], floor: int) -> None:
+    """R1: U1 is large enough and within the cohort; only of such a list is there a graph to ask about."""
+    _check_size(len(ids), floor, "advertised keys")
+    strangers = sorted(set(ids) - set(cohort))
+    if strangers:
+        raise ProtocolViolation(
+            Check.OFF_ROSTER, f"client {strangers[0]} was not asked in this round", peer=strangers[0]
+        )
+
+
 def check_cohort(
     message: AdvertisedCohort,
     *,
@@ -54,20 +64,13 @@ def check_cohort(
     parameters: RoundParameters,
     context: bytes,
     roster: Mapping[int, bytes],
-    floor: int,
     verify: Verify,
 ) -> None:
-    """R1: U1 is large enough and within the cohort, one's own keys are in it, and each neighbour signed its own."""
+    """R1: one's own keys are in U1, and each neighbour signed its own for this round."""
     entries = {member.client_id: member for member in message.members}
     if entries.get(own.client_id) != own:
         raise ProtocolViolation(
             Check.OWN_ENTRY_ALTERED, "the cohort does not list the keys that this client advertised"
-        )
-    _check_size(len(message.ids), floor, "advertised keys")
-    strangers = sorted(set(message.ids) - set(parameters.cohort))
-    if strangers:
-        raise ProtocolViolation(
-            Check.OFF_ROSTER, f"client {strangers[0]} was not asked in this round", peer=strangers[0]
         )
     if set(entries) != {own.client_id, *graph.neighbours(own.client_id)}:
         raise ProtocolViolation(
@@ -132,6 +135,22 @@ def check_sharers(sharers: tuple[int, ...], client_id: int, advertised: Collecti
     if client_id not in sharers:
         raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} shared its keys but is left out")
     _check_size(len(sharers), floor, "shared their keys")
+
+
+def check_holders(sharers: Collection[int], client_id: int, graph: Graph, threshold: int) -> None:
+    """R1: as many sharers as rebuild a secret hold shares of this client's, itself among them.
+
+    On a sparse graph a set of sharers can be large and hold none of a client's neighbours. Its vector would then be
+    hidden by the self mask alone, and its neighbours, who were shown other sharers, would release that: they cannot
+    know. As 2t is more than the holders and the corrupt among them, an honest neighbour is in it and releases, too, and
+    the mask that it shares with this client stays.
+    """
+    holders = {client_id, *graph.neighbours(client_id)}.intersection(sharers)
+    if len(holders) < threshold:
+        raise ProtocolViolation(
+            Check.HOLDERS_BELOW_THRESHOLD,
+            f"{len(holders)} of the sharers hold shares of this client's secrets, {threshold} must",
+        )
 
 
 def check_survivors(survivors: tuple[int, ...], client_id: int, sharers: Collection[int], floor: int) -> None:
