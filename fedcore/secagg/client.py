@@ -115,7 +115,7 @@ class ClientSession:
         self._client_id = client_id
         self._identity = identity
         self._roster = roster
-        self._floor = max(parameters.quorum, min_cohort)
+        self._floor = parameters.quorum
         self._randomness = randomness
         self._verify = verify
         self._context = parameters.ctx()

@@ -34,10 +34,12 @@ def check_proposal(
     if client_id not in parameters.cohort:
         raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} is not in the cohort")
     _check_on_roster(parameters.cohort, roster)
-    if parameters.n < min_cohort:
+    # Not n: once a client has sent its vector, the others decide with how many survivors the round goes on, and all
+    # that binds them is the quorum. A client that wants more would refuse to sign, and be in the sum all the same.
+    if parameters.quorum < min_cohort:
         raise ProtocolViolation(
             Check.COHORT_BELOW_MINIMUM,
-            f"the round asks {parameters.n} clients, this client takes part from {min_cohort} up",
+            f"the round goes on with {parameters.quorum} clients, this client takes part from {min_cohort} up",
         )
     if parameters.threshold < min_threshold:
         raise ProtocolViolation(
