@@ -1,0 +1,59 @@
+"""Runs many schedules of one state machine from one seed, and hands back what they did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from .faults import Fault
+from .hostile import Broken, Tally
+from .hostile_machine import LyingServer
+
+BUDGET = 300
+"""Schedules of a default run. Each planted fault must show within as many."""
+STEPS = 14
+
+
+def run_schedules(
+    machine: type[RuleBasedStateMachine], *, schedules: int, start: int, shrink: bool = True, **attributes: Any
+) -> Tally:
+    """The tally of that many schedules; Broken, with the schedule among its notes, for the first that fails.
+
+    `start` is the seed: the same one gives the same schedules. `attributes` replace those of the machine's class.
+    """
+    tally = Tally()
+    seeded = seed(start)(type(machine.__name__, (machine,), {"tally": tally, **attributes}))
+    run_state_machine_as_test(
+        seeded,
+        settings=settings(
+            max_examples=schedules,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            print_blob=False,
+            report_multiple_bugs=False,
+            phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return tally
+
+
+def verdict_on(fault: Fault, *, start: int, strict: bool = True, schedules: int = BUDGET) -> str:
+    """What the schedules say of a planted fault: the verdict of the first that fails, or "" where none does."""
+    with fault.planted():
+        try:
+            run_schedules(
+                LyingServer,
+                schedules=schedules,
+                start=start,
+                shrink=False,
+                session=fault.session,
+                settings_of_rounds=fault.settings,
+                strict=strict,
+            )
+        except Broken as broken:
+            return broken.verdict
+    return ""
