@@ -257,7 +257,10 @@ class _NamesNobody(ServerRound):
 
 SERVER_FAULTS: Mapping[str, tuple[type[ServerRound], frozenset[str]]] = {
     "keeps-what-the-dropped-sent": (_KeepsWhatTheDroppedSent, frozenset({"honest-refused"})),
-    "takes-back-the-dropped": (_TakesBackTheDropped, frozenset({"lie-accepted", "repetition-left-traces"})),
+    "takes-back-the-dropped": (
+        _TakesBackTheDropped,
+        frozenset({"lie-accepted", "repetition-left-traces", "unnamed-failure"}),
+    ),
     "believes-the-last-word": (_BelievesTheLastWord, frozenset({"lie-accepted"})),
     "names-nobody": (_NamesNobody, frozenset({"wrong-names"})),
 }

@@ -102,20 +102,23 @@ class HonestServer(RuleBasedStateMachine):
                 self._answer(client_id)
 
     @precondition(lambda self: self.server.stage not in FINISHED)
-    @rule(hurry=st.booleans())
-    def close(self, hurry: bool) -> None:
-        """End the stage; in no hurry, after everybody who is left has answered."""
+    @rule(hurry=st.booleans(), lost=_NUMBERS)
+    def close(self, hurry: bool, lost: int) -> None:
+        """End the stage; in no hurry, after everybody who is left has answered, of whom one may be given up then."""
         if self.keen or not hurry:
             for client_id in sorted(self._open.missing):
                 self._answer(client_id)
+        if lost % 5 == 1:
+            self.drop(who=lost // 5, has_spoken=True)
         self._close()
 
     @precondition(lambda self: self.server.stage not in FINISHED)
-    @rule(who=_NUMBERS)
-    def drop(self, who: int) -> None:
-        """Give a client up; what it says later is refused."""
+    @rule(who=_NUMBERS, has_spoken=st.booleans())
+    def drop(self, who: int, has_spoken: bool) -> None:
+        """Give a client up, before or after it has answered the stage; what it says later is refused."""
         self.tally.steps["drop"] += 1
-        self._open.drop(self._client(who))
+        answered = sorted(self._open.answered)
+        self._open.drop(answered[who % len(answered)] if answered and has_spoken else self._client(who))
 
     @rule(who=_NUMBERS, pick=_NUMBERS)
     def say_again(self, who: int, pick: int) -> None:
@@ -312,6 +315,8 @@ class HonestServer(RuleBasedStateMachine):
             call()
         except (ProtocolViolation, ConflictingMessage) as refusal:
             self._count(refusal)
+        except Exception as error:
+            raise self._broken("unnamed-failure", f"{type(error).__name__}: {error}") from error
         else:
             raise self._broken("lie-accepted", "the server took what it must refuse")
         if snapshot(self._open) != before:

@@ -60,6 +60,13 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
 
+    def add(self, other: Tally) -> None:
+        """Take over another one's counts."""
+        self.schedules += other.schedules
+        self.rounds += other.rounds
+        for name in ("steps", "lies", "refusals", "outcomes"):
+            getattr(self, name).update(getattr(other, name))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:

@@ -16,7 +16,7 @@ from support.honest_machine import HonestServer
 from support.hostile import JUNK, Broken, Game, Tally, snapshot
 from support.hostile_machine import FULL, HYBRID, RING, STEP_OF, LyingServer
 from support.lies import LIES
-from support.schedules import run_schedules, verdict_on
+from support.schedules import BUDGET, run_schedules, verdict_on
 from support.stories import Setting
 
 from fedcore.errors import ConfigurationError, ConflictingMessage, IllegalTransition, ProtocolViolation
@@ -101,7 +101,7 @@ def test_the_solver_alone_finds_what_a_fault_gives_away(name):
 def test_a_fault_of_the_server_is_found(name):
     faulty, verdicts = SERVER_FAULTS[name]
     with pytest.raises(Broken) as caught:
-        run_schedules(HonestServer, schedules=300, start=SEED, shrink=False, server_class=faulty)
+        run_schedules(HonestServer, schedules=BUDGET, start=SEED, shrink=False, server_class=faulty)
     assert caught.value.verdict in verdicts
 
 
@@ -227,9 +227,9 @@ def _server_in(stage: ServerStage) -> ServerRound:
     machine.begin(pick=0, keen=True, lies=[], many=False)
     if stage is ServerStage.FAILED:
         machine.keen = False
-        machine.close(hurry=True)
+        machine.close(hurry=True, lost=0)
     while machine.server.stage is not stage:
-        machine.close(hurry=False)
+        machine.close(hurry=False, lost=0)
     return machine.server
 
 
