@@ -115,10 +115,14 @@ class HonestServer(RuleBasedStateMachine):
     @precondition(lambda self: self.server.stage not in FINISHED)
     @rule(who=_NUMBERS, has_spoken=st.booleans())
     def drop(self, who: int, has_spoken: bool) -> None:
-        """Give a client up, before or after it has answered the stage; what it says later is refused."""
+        """Give a client up, before or after it has answered the stage; what it says then is refused."""
         self.tally.steps["drop"] += 1
         answered = sorted(self._open.answered)
-        self._open.drop(answered[who % len(answered)] if answered and has_spoken else self._client(who))
+        gone = answered[who % len(answered)] if answered and has_spoken else self._client(who)
+        self._open.drop(gone)
+        self.tally.lies["after being dropped"] += 1
+        content = self._made_up(self._open.stage, gone)
+        self._must_be_refused(lambda: self._receive(self._open.stage, content))
 
     @rule(who=_NUMBERS, pick=_NUMBERS)
     def say_again(self, who: int, pick: int) -> None:
@@ -160,15 +164,6 @@ class HonestServer(RuleBasedStateMachine):
             self._must_be_refused(lambda: self._receive(stage, self._made_up(stage, self._client(who))))
         self.tally.lies["stranger"] += 1
         self._must_be_refused(lambda: self._open.receive_input(10_000 + who, bytes(32)))
-
-    @precondition(lambda self: self.server.stage not in FINISHED and self.server.dropped)
-    @rule(pick=_NUMBERS)
-    def come_back(self, pick: int) -> None:
-        """A client that was declared dropped sends what the open stage asks for."""
-        gone = sorted(self._open.dropped)
-        self.tally.lies["after being dropped"] += 1
-        content = self._made_up(self._open.stage, gone[pick % len(gone)])
-        self._must_be_refused(lambda: self._receive(self._open.stage, content))
 
     @precondition(lambda self: self.server.stage not in FINISHED)
     @rule(who=_NUMBERS, place=_NUMBERS, junk=st.sampled_from(range(len(JUNK))))
@@ -291,7 +286,7 @@ class HonestServer(RuleBasedStateMachine):
         if stage is ServerStage.ADVERTISE:
             return (Actor(client_id, self.setting.parameters(1), variant=0, signs=True).advertisement,)
         if stage is ServerStage.SHARE:
-            return (dataclasses.replace(sent, commitment=bytes(HASH_BYTES)),)
+            return (dataclasses.replace(sent, commitment=b"\1" * HASH_BYTES),)
         if stage is ServerStage.INPUT:
             return (client_id, bytes(HASH_BYTES))
         if stage is ServerStage.CONSISTENCY:

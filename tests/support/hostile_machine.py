@@ -21,7 +21,7 @@ from fedcore.secagg import Agreement, ClientSession, ClientState, SignatureSet, 
 from .adversary import recover, reused_masks
 from .hostile import JUNK, Game, Player, Tally
 from .lies import LIES, Scene
-from .stories import Setting, Story
+from .stories import Setting, Story, tightest
 
 FULL = (
     Setting(n=4, quorum=3, degree=3, threshold=3, corrupt=0),
@@ -30,15 +30,19 @@ FULL = (
     Setting(n=6, quorum=5, degree=5, threshold=4, corrupt=1),
     Setting(n=6, quorum=5, degree=5, threshold=5, corrupt=2),
 )
-RING = (
-    Setting(n=12, quorum=7, degree=4, threshold=4, corrupt=0),
-    Setting(n=14, quorum=8, degree=6, threshold=6, corrupt=1),
+RING = tuple(
+    tightest(setting)
+    for setting in (
+        Setting(n=12, quorum=7, degree=4, threshold=4, corrupt=0),
+        Setting(n=14, quorum=8, degree=6, threshold=5, corrupt=1),
+        Setting(n=16, quorum=10, degree=6, threshold=5, corrupt=2),
+    )
 )
 HYBRID = (
     replace(FULL[0], agreement=Agreement.HYBRID),
     replace(RING[0], agreement=Agreement.HYBRID),
 )
-SETTINGS = (*FULL, *FULL, *RING, *RING, *FULL, *HYBRID)
+SETTINGS = (*FULL, *RING, *FULL, *FULL, *HYBRID)
 """Full graphs more often than rings, ML-KEM seldom: it is what they cost."""
 
 STEP_OF = {

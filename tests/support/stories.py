@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedcore.errors import ConfigurationError
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
@@ -85,6 +86,18 @@ class Setting:
             model_hash=hashlib.sha256(b"model").digest(),
             task_hash=hashlib.sha256(b"task").digest(),
         )
+
+
+def tightest(setting: Setting) -> Setting:
+    """The same with the least threshold, from the given one up, that the rules accept: a server's best."""
+    for threshold in range(setting.threshold, setting.degree + 2):
+        candidate = replace(setting, threshold=threshold)
+        try:
+            candidate.parameters(1)
+        except ConfigurationError:
+            continue
+        return candidate
+    raise ConfigurationError(f"no threshold will do for {setting}")
 
 
 @lru_cache(maxsize=ROSTER_SIZE)
