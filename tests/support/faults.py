@@ -213,6 +213,12 @@ FAULTS: Mapping[str, Fault] = {
             Setting(n=6, quorum=3, degree=5, threshold=3, corrupt=0),
         ),
     ),
+    "no-share-for-the-corrupt-on-the-ring": Fault(
+        verdicts=frozenset({"recovered"}),
+        costs_an_update=True,
+        patches=((RoundParameters, "_check_sparse_graph", _nothing),),
+        settings=(replace(RING[2], threshold=RING[2].degree // 2 + 2),),
+    ),
     "half-window-alone-on-the-ring": Fault(
         verdicts=frozenset({"recovered"}),
         costs_an_update=True,

@@ -65,7 +65,7 @@ class Plan:
 
     `excluders` are told that the victim did not survive. `isolates` shows the victim sharers without its neighbours,
     `puppeteer` neighbours that the server plays. `gaps` are two places where it names dropouts: a client on
-    the full graph, half a window of them on a ring.
+    the full graph, half a window on a ring, and one with corrupt clients in it where there are some.
     """
 
     victim: int = 1
@@ -80,8 +80,11 @@ class Plan:
         if self.excluders >> client_id & 1:
             gone.add(self.victim)
         if self.gaps is not None:
-            width = game.setting.degree // 2 if game.setting.sparse else 1
-            gone |= {story.ring[(gap + step) % len(story.ring)] for gap in self.gaps for step in range(width)}
+            width, ring = game.setting.degree // 2 if game.setting.sparse else 1, story.ring
+            helped = [ring.index(i) for i in sorted(game.corrupt) if i in ring and game.setting.sparse]
+            starts = [*(place - gap % width for place, gap in zip(helped, self.gaps, strict=False)), *self.gaps]
+            gone |= {ring[(start + step) % len(ring)] for start in starts[:2] for step in range(width)}
+            gone -= game.corrupt
         return gone - {client_id}
 
 
