@@ -22,6 +22,8 @@ audit trail and tests refer to them. The last column is the case of PROTOCOL.md,
 | share-unsealing          | client         | shares or secrets of another round, cohort, sender or receiver | 6       |
 | shares-for-both          | server         | shares of both secrets of one client                           | 5       |
 | wrong-neighbours         | client         | the keys of clients that the graph does not make neighbours    | 1       |
+| holders-below-threshold  | client         | sharers among whom too few hold shares of one's own secrets:   | 4       |
+|                          |                | none would be left whose masks hide one's vector               |         |
 | wrong-recipients         | client, server | shares missing, or for someone who must not have one           | 8, 14   |
 | own-id-missing           | client         | a set of clients that leaves out the one that is asked         | 8       |
 | sharers-not-advertised   | client         | a sharer whose keys nobody has checked                         | 8       |
@@ -62,6 +64,7 @@ class Check(StrEnum):
     SHARE_UNSEALING = "share-unsealing"
     SHARES_FOR_BOTH = "shares-for-both"
     WRONG_NEIGHBOURS = "wrong-neighbours"
+    HOLDERS_BELOW_THRESHOLD = "holders-below-threshold"
     WRONG_RECIPIENTS = "wrong-recipients"
     OWN_ID_MISSING = "own-id-missing"
     SHARERS_NOT_ADVERTISED = "sharers-not-advertised"

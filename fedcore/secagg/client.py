@@ -117,7 +117,7 @@ class ClientSession:
         self._client_id = client_id
         self._identity = identity
         self._roster = roster
-        self._floor = max(parameters.quorum, min_cohort)
+        self._floor = parameters.quorum
         self._randomness = randomness
         self._verify = verify
         self._context = parameters.ctx()
@@ -162,6 +162,7 @@ class ClientSession:
         message.check()
         if rule.repeat:
             return _repeated(self._answers.shared, message, Check.SECOND_COHORT)
+        inspection.check_listed(message.ids, self._parameters.cohort, self._floor)
         transcript = schedule.Transcript(
             context=self._context, cohort=schedule.cohort_hash(self._context, message.ids, message.root())
         )
@@ -173,7 +174,6 @@ class ClientSession:
             parameters=self._parameters,
             context=self._context,
             roster=self._roster,
-            floor=self._floor,
             verify=self._verify,
         )
         publics = {member.client_id: member for member in message.members}
@@ -200,6 +200,7 @@ class ClientSession:
             _repeated(self._answers.delivered, message, Check.SECOND_DELIVERY)
             return
         inspection.check_sharers(message.sharers, self._client_id, self._advertised, self._floor)
+        inspection.check_holders(message.sharers, self._client_id, _present(self._graph), self._parameters.threshold)
         inspection.check_delivery(message, self._client_id, _present(self._graph), self._parameters.agreement)
         opened = {sender: self._open_shares(sender, sealed) for sender, sealed in message.shares.items()}
         pair_secrets = {peer: self._pair_secret(peer, message.pair_secrets.get(peer)) for peer in opened}

@@ -34,15 +34,27 @@ def check_proposal(
     if client_id not in parameters.cohort:
         raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} is not in the cohort")
     _check_on_roster(parameters.cohort, roster)
-    if parameters.n < min_cohort:
+    # Not n: once a client has sent its vector, the others decide with how many survivors the round goes on, and all
+    # that binds them is the quorum. A client that wants more would refuse to sign, and be in the sum all the same.
+    if parameters.quorum < min_cohort:
         raise ProtocolViolation(
             Check.COHORT_BELOW_MINIMUM,
-            f"the round asks {parameters.n} clients, this client takes part from {min_cohort} up",
+            f"the round goes on with {parameters.quorum} clients, this client takes part from {min_cohort} up",
         )
     if parameters.threshold < min_threshold:
         raise ProtocolViolation(
             Check.THRESHOLD_BELOW_MINIMUM,
             f"the round's threshold is {parameters.threshold}, this client demands {min_threshold}",
+        )
+
+
+def check_listed(ids: tuple[int, ...], cohort: Collection[int], floor: int) -> None:
+    """R1: U1 is large enough and within the cohort; only of such a list is there a graph to ask about."""
+    _check_size(len(ids), floor, "advertised keys")
+    strangers = sorted(set(ids) - set(cohort))
+    if strangers:
+        raise ProtocolViolation(
+            Check.OFF_ROSTER, f"client {strangers[0]} was not asked in this round", peer=strangers[0]
         )
 
 
@@ -54,20 +66,13 @@ def check_cohort(
     parameters: RoundParameters,
     context: bytes,
     roster: Mapping[int, bytes],
-    floor: int,
     verify: Verify,
 ) -> None:
-    """R1: U1 is large enough and within the cohort, one's own keys are in it, and each neighbour signed its own."""
+    """R1: one's own keys are in U1, and each neighbour signed its own for this round."""
     entries = {member.client_id: member for member in message.members}
     if entries.get(own.client_id) != own:
         raise ProtocolViolation(
             Check.OWN_ENTRY_ALTERED, "the cohort does not list the keys that this client advertised"
-        )
-    _check_size(len(message.ids), floor, "advertised keys")
-    strangers = sorted(set(message.ids) - set(parameters.cohort))
-    if strangers:
-        raise ProtocolViolation(
-            Check.OFF_ROSTER, f"client {strangers[0]} was not asked in this round", peer=strangers[0]
         )
     if set(entries) != {own.client_id, *graph.neighbours(own.client_id)}:
         raise ProtocolViolation(
@@ -132,6 +137,22 @@ def check_sharers(sharers: tuple[int, ...], client_id: int, advertised: Collecti
     if client_id not in sharers:
         raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} shared its keys but is left out")
     _check_size(len(sharers), floor, "shared their keys")
+
+
+def check_holders(sharers: Collection[int], client_id: int, graph: Graph, threshold: int) -> None:
+    """R1: as many sharers as rebuild a secret hold shares of this client's, itself among them.
+
+    On a sparse graph a set of sharers can be large and hold none of a client's neighbours. Its vector would then be
+    hidden by the self mask alone, and its neighbours, who were shown other sharers, would release that: they cannot
+    know. As 2t is more than the holders and the corrupt among them, an honest neighbour is in it and releases, too, and
+    the mask that it shares with this client stays.
+    """
+    holders = {client_id, *graph.neighbours(client_id)}.intersection(sharers)
+    if len(holders) < threshold:
+        raise ProtocolViolation(
+            Check.HOLDERS_BELOW_THRESHOLD,
+            f"{len(holders)} of the sharers hold shares of this client's secrets, {threshold} must",
+        )
 
 
 def check_survivors(survivors: tuple[int, ...], client_id: int, sharers: Collection[int], floor: int) -> None:

@@ -94,8 +94,7 @@ class RoundParameters:
 
     def _check_types(self) -> None:
         for name in ("federation", "run"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ConfigurationError(f"{name} must be a text that is not empty")
+            _check_text(name, getattr(self, name))
         for name in ("round", "quorum", "degree", "threshold", "corrupt", "words"):
             _check_number(name, getattr(self, name))
         if not isinstance(self.agreement, Agreement):
@@ -155,6 +154,12 @@ class RoundParameters:
                 f"threshold {self.threshold} among {self.degree} neighbours lets a lying server split the cohort if"
                 f" {self.corrupt} clients help it"
             )
+
+
+def _check_text(name: str, value: object) -> None:
+    """A text that has an encoding: JSON can spell half of a surrogate pair, which no hash would take."""
+    if not isinstance(value, str) or not value or any("\ud800" <= sign <= "\udfff" for sign in value):
+        raise ConfigurationError(f"{name} must be a Unicode text that is not empty")
 
 
 def _check_number(name: str, value: object) -> None:
