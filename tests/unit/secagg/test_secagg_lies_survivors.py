@@ -158,6 +158,8 @@ def test_case_5_the_server_takes_no_shares_of_both_nor_too_many_or_too_few(any_r
         ({**honest.self_shares, lost: share}, {}),
         ({**honest.self_shares, rig.ids[-1] + 1: share}, honest.key_shares),
         ({i: share for i in rig.ids if i != lost} | {rig.ids[-1] + 1: share}, honest.key_shares),
+        (honest.self_shares, {**honest.key_shares, rig.ids[-1] + 1: share}),
+        (honest.self_shares, {rig.ids[-1] + 1: share}),
     ):
         bad = UnmaskShares(1, self_shares, key_shares)
         rig.refused("wrong-recipients", rig.server, lambda bad=bad: rig.server.receive_unmask(bad))

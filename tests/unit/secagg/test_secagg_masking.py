@@ -185,10 +185,40 @@ def test_arguments_out_of_range():
         apply_masks(words, [], threads=0)
     with pytest.raises(UsageError, match="offset"):
         apply_masks(words, [], offset=-1)
-    with pytest.raises(UsageError, match="seed"):
-        MaskTerm(sign=1, seed=Secret(bytes(4)))
+    for size in (4, 31, 33):
+        with pytest.raises(UsageError, match="seed"):
+            MaskTerm(sign=1, seed=Secret(bytes(size)))
     with pytest.raises(UsageError, match="sign"):
         MaskTerm(sign=0, seed=Secret(bytes(32)))
+
+
+def _read_only(words):
+    words.flags.writeable = False
+    return words
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        [0] * 6,
+        np.zeros(6, dtype=np.int64),
+        np.zeros(6, dtype=np.float64),
+        np.zeros(6, dtype=np.uint32),
+        np.zeros(6, dtype=np.dtype(np.uint64).newbyteorder()),
+        np.zeros((6, 1), dtype=np.uint64),
+        np.zeros((), dtype=np.uint64),
+        np.zeros(12, dtype=np.uint64)[::2],
+        np.zeros(6, dtype=np.uint64)[::-1],
+        _read_only(np.zeros(6, dtype=np.uint64)),
+    ],
+    ids=["list", "signed", "float", "narrow", "swapped", "matrix", "scalar", "strided", "reversed", "read-only"],
+)
+def test_only_a_vector_that_can_be_masked_in_place_is_taken(drbg, vector):
+    """Anything else would be masked as a copy, or as other numbers, and go out as it was."""
+    before = np.array(vector)
+    with pytest.raises(UsageError, match="a masked vector"):
+        apply_masks(vector, _terms(drbg, 1))
+    np.testing.assert_array_equal(vector, before)
 
 
 def test_pair_seeds_of_a_round_are_full_and_distinct(make_rig):
