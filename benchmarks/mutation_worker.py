@@ -30,7 +30,7 @@ from typing import Any, NoReturn, TypedDict
 import hypothesis
 import pytest
 
-WARM = ("asyncio", "hypothesis.strategies", "hypothesis.stateful", "numpy.testing", "numpy.random", "unittest.mock")
+WARM = ("asyncio", "hypothesis.stateful", "numpy.testing", "numpy.random", "scipy.stats", "unittest.mock")
 CIPHERS = ("hazmat.primitives.asymmetric.ed25519", "hazmat.primitives.asymmetric.x25519", "hazmat.primitives.ciphers")
 MEMORY_LIMIT = 6 << 30
 """Bytes of address space of a run: a mutant that never stops allocating fails, and leaves the machine alone."""
@@ -81,6 +81,7 @@ class Recorder:
         self.seconds: dict[str, float] = defaultdict(float)
         self.reached: dict[str, set[str]] = defaultdict(set)
         self._order = {test: place for place, test in enumerate(request["tests"])}
+        self._folder = folder
         self._package = folder / request["package"]
         self._records = request["record"]
         self._test = EVERYWHERE
@@ -107,7 +108,7 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """What is called from here on is called for this test."""
         if self._records:
-            _forget_cached(self._package.name)
+            _forget_cached(self._folder)
         self._enter(item.nodeid)
         try:
             return (yield)
@@ -259,9 +260,10 @@ def _tested(folder: Path, request: Request) -> Answer:
     )
 
 
-def _forget_cached(package: str) -> None:
-    """Empty the caches of the package's functions, so that the next test calls again what it depends on."""
-    modules = [module for name, module in list(sys.modules.items()) if package in name.split(".")]
+def _forget_cached(folder: Path) -> None:
+    """Empty the caches of all functions in the copy, the tests' too, so that the next test calls what it depends on."""
+    origins = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    modules = [sys.modules[name] for name, origin in origins.items() if Path(origin).is_relative_to(folder)]
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     for owner in (*modules, *classes):
         for value in list(vars(owner).values()):
