@@ -262,8 +262,9 @@ def _tested(folder: Path, request: Request) -> Answer:
 
 def _forget_cached(folder: Path) -> None:
     """Empty the caches of all functions in the copy, the tests' too, so that the next test calls what it depends on."""
-    origins = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
-    modules = [sys.modules[name] for name, origin in origins.items() if Path(origin).is_relative_to(folder)]
+    # Paths compared as texts: this runs before each test, over thousands of modules.
+    inside = f"{folder}{os.sep}"
+    modules = [one for one in list(sys.modules.values()) if str(getattr(one, "__file__", "")).startswith(inside)]
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     for owner in (*modules, *classes):
         for value in list(vars(owner).values()):
