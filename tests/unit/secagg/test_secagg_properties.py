@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedcore.errors import CohortTooSmall, IllegalTransition, UnmaskFailed
-from fedcore.secagg import ServerStage, UnmaskShares
+from fedcore.secagg import ServerStage, UnmaskShares, schedule
 from fedcore.secagg.transitions import CLIENT, SERVER, STAGE_OF, ClientEvent, ClientState, ServerEvent
 
 STEPS = ["advertise", "share", "upload", "sign", "unmask"]
@@ -127,3 +127,20 @@ def test_the_client_takes_each_step_once_and_repeats_all_but_the_mask():
     assert {key for key in CLIENT if key[0] is ClientState.RELEASED} == {
         (ClientState.RELEASED, event) for event in {*steps, ClientEvent.ABANDON} - {ClientEvent.MASK}
     }
+
+
+@pytest.mark.parametrize("step", ["seal_shares", "seal_pair_secret"])
+def test_a_step_that_breaks_off_changes_nothing_and_can_be_taken_again(make_rig, freeze, monkeypatch, step):
+    rig = make_rig(5).until("share")
+    session, cohort = rig.clients[1], rig.server.advertised(1)
+    before = freeze(session)
+
+    def out_of_memory(*_given, **_named):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schedule, step, out_of_memory)
+        with pytest.raises(MemoryError):
+            session.share_keys(cohort)
+    assert freeze(session) == before
+    rig.go_on("share")
