@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -148,6 +149,8 @@ def main() -> int:
     sys.path[0] = str(folder)
     for name in (*WARM, *(f"cryptography.{part}" for part in CIPHERS)):
         importlib.import_module(name)
+    for plugin in importlib.metadata.entry_points(group="pytest11"):
+        plugin.load()
     # Fixed examples, so that a mutant's fate is no matter of luck; and no time spent on making a failure small.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile(

@@ -88,7 +88,8 @@ def test_with_a_memory(time):
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory) -> Subject:
     root = tmp_path_factory.mktemp("repository")
-    for name, text in {"vault/__init__.py": "", "vault/door.py": DOOR, "tests/test_door.py": TESTS}.items():
+    files = {"vault/__init__.py": "", "vault/door.py": DOOR, "tests/test_door.py": TESTS}
+    for name, text in (files | {"tests/conftest.py": "import vault.door\n"}).items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text)
     (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
