@@ -87,6 +87,17 @@ def test_case_14_misshapen_members_of_a_cohort(any_rig):
     rig.go_on("share")
 
 
+def test_case_14_every_hash_of_a_proof_is_looked_at(make_rig):
+    rig = make_rig.ring().until("share")
+    session, honest = rig.clients[1], rig.server.advertised(1)
+    assert len(honest.proof) > 1
+    for place, value in enumerate(honest.proof):
+        for bad in (bytearray(value), value[:-1], None):
+            proof = (*honest.proof[:place], bad, *honest.proof[place + 1 :])
+            cohort = dataclasses.replace(honest, proof=proof)
+            rig.refused("malformed", session, lambda cohort=cohort: session.share_keys(cohort))
+
+
 @pytest.mark.parametrize("mapping", ["shares", "pair_secrets"])
 def test_case_14_every_entry_of_a_mapping_is_looked_at(make_rig, mapping):
     """Not only the first."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
-from fedcore.secagg import MaskTerm, Secret, apply_masks
+from fedcore.secagg import MaskTerm, Secret, apply_masks, masking
 from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS, GROUP_TERMS, WORKER_BYTES
 
 
@@ -190,6 +190,38 @@ def test_arguments_out_of_range():
             MaskTerm(sign=1, seed=Secret(bytes(size)))
     with pytest.raises(UsageError, match="sign"):
         MaskTerm(sign=0, seed=Secret(bytes(32)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(count=st.integers(1, 10_000), parts=st.integers(1, 70), unit=st.integers(1, 3000))
+def test_a_cut_leaves_nothing_out_and_has_no_empty_range(count, parts, unit):
+    ranges = list(masking._cut(count, parts, unit=unit))
+    assert 1 <= len(ranges) <= parts
+    assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+    assert ranges[-1][1] == count
+    assert all(start < stop and start % unit == 0 for start, stop in ranges)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "threads", "most"),
+    [
+        (2000, 600, 2, 2),
+        (2000, 600, 16, 9),  # 9.2 MiB of keystream, and nobody starts for less than one
+        (8 * BLOCK_WORDS, 4, 2, 2),
+        (8 * BLOCK_WORDS, 1, 16, 2),
+        (2000, 40, 16, 1),
+    ],
+)
+def test_no_more_threads_than_were_asked_for_nor_than_have_enough_to_do(drbg, monkeypatch, size, count, threads, most):
+    seen, executor = [], masking.ThreadPoolExecutor
+
+    def started(max_workers, **named):
+        seen.append(max_workers)
+        return executor(max_workers, **named)
+
+    monkeypatch.setattr(masking, "ThreadPoolExecutor", started)
+    apply_masks(np.zeros(size, dtype=np.uint64), _terms(drbg, count), threads=threads)
+    assert seen == ([most] if most > 1 else [])
 
 
 def _read_only(words):

@@ -41,6 +41,7 @@ class Ciphers:
 
     def __init__(self):
         self.party = "server"
+        self.opened = 0
         self.streams: list[Use] = []
         self.orders: list[Use] = []
         self.sealed: list[Use] = []
@@ -121,6 +122,7 @@ def ciphers(monkeypatch):
     seen, encryptor = Ciphers(), Cipher.encryptor
 
     def recorded(cipher):
+        seen.opened += 1
         uses = seen.orders if isinstance(cipher, OrderCipher) else seen.streams
         return Drawing(encryptor(cipher), cipher.algorithm, lambda key, nonce: uses.append(Use(seen.party, key, nonce)))
 
@@ -239,6 +241,8 @@ def test_threads_draw_no_range_of_a_stream_twice(ciphers, drbg, blocks, terms, s
     ciphers.party = "client 1"
     apply_masks(words, masks, threads=4, offset=CHUNK_WORDS - BLOCK_WORDS)
     assert len(ciphers.streams) == starts
+    # A range belongs to the thread that takes it, and each of the four opens a stream at most once.
+    assert terms <= ciphers.opened <= min(terms * 4, starts - terms)
     assert ciphers.reused() == set()
     apply_masks(words, masks, threads=1, offset=CHUNK_WORDS - BLOCK_WORDS)
     assert ciphers.reused() == {mask.seed.reveal() for mask in masks}

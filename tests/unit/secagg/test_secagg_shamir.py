@@ -200,6 +200,23 @@ def test_is_share():
         assert not shamir.is_share(bad)
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_decoding_gives_the_polynomial_or_nothing(data):
+    """Nothing where no polynomial of degree < `dimension` misses at most (m - dimension) / 2 values."""
+    m = data.draw(st.integers(2, 9))
+    dimension, points = data.draw(st.integers(1, m - 1)), range(1, m + 1)
+    values = data.draw(st.lists(st.integers(0, 3), min_size=m, max_size=m))
+    near = [
+        found
+        for subset in itertools.combinations(points, dimension)
+        for found in [polynomial.interpolate(subset, [values[point - 1] for point in subset])]
+        if sum(polynomial.evaluate(found, point) != values[point - 1] for point in points) <= (m - dimension) // 2
+    ]
+    decoded = polynomial.decode(points, values, dimension)
+    assert decoded == (near[0] if near else None)
+
+
 # The short cut for the points 1 to m
 
 

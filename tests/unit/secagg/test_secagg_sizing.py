@@ -86,6 +86,12 @@ def test_a_stronger_adversary_needs_more_neighbours(n):
     assert len(set(sizes)) == len(sizes)
 
 
+@pytest.mark.parametrize("adversary", Adversary)
+def test_no_threshold_is_one(adversary):
+    """Where nobody is corrupt a single share would do against the published adversaries, and would be the secret."""
+    assert graph_size(100, corrupt=0.0, dropout=0.05, adversary=adversary).threshold >= 2
+
+
 @pytest.mark.parametrize(
     ("n", "corrupt", "dropout"), [(2, 0.0, 0.0), (100, 1.0, 0.0), (100, -0.1, 0.0), (100, 0.0, 1.0), (100, 0.0, -0.1)]
 )
@@ -98,6 +104,8 @@ def test_what_is_no_question(n, corrupt, dropout):
 def test_where_only_a_full_graph_will_do(adversary):
     with pytest.raises(ConfigurationError, match="full graph"):
         graph_size(10, corrupt=0.4, dropout=0.5, adversary=adversary)
+    with pytest.raises(ConfigurationError, match="full graph"):
+        graph_size(3, corrupt=0.0, dropout=0.0, adversary=adversary)
 
 
 @pytest.mark.parametrize(("n", "quorum"), [(2, 2), (3, 3), (4, 3), (5, 4), (8, 6), (10, 7), (100, 67)])
