@@ -209,6 +209,7 @@ def test_a_cut_leaves_nothing_out_and_has_no_empty_range(count, parts, unit):
         (2000, 600, 16, 9),  # 9.2 MiB of keystream, and nobody starts for less than one
         (8 * BLOCK_WORDS, 4, 2, 2),
         (8 * BLOCK_WORDS, 1, 16, 2),
+        (16 * BLOCK_WORDS - 8, 5, 16, 5),  # too short for ranges, and five streams have no use for more
         (2000, 40, 16, 1),
     ],
 )
