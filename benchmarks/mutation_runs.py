@@ -32,8 +32,11 @@ from fedcore.errors import ConfigurationError, EnvironmentFailure
 BASELINE_LIMIT = 900.0
 # Seconds that a test, or a run, may take: several times what they take without a mutant, and some for the start.
 LEAST_LIMIT, LIMIT_FACTOR = 10.0, 4.0
-# pytest's exit statuses: all passed; some failed; collecting broke off; pytest itself stumbled over the mutant.
-PASSED, NOTICED = 0, frozenset({1, 2, 3})
+# Of the tests that have noticed the most, in few files: collecting all tests takes longer than running these.
+FIRST_FILES, FIRST_TESTS = 2, 40
+# pytest's exit statuses: all passed; some failed; collecting broke off; pytest itself stumbled over the mutant; a
+# conftest could not be imported.
+PASSED, NOTICED = 0, frozenset({1, 2, 3, 4})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +79,16 @@ class Baseline:
     seconds: Mapping[str, float]
     reached: Mapping[str, frozenset[str]]
 
-    def tests_for(self, mutant: Mutant, kills: Mapping[str, int]) -> list[str]:
-        """The tests that can notice a mutant: first those that have noticed others, then the quick ones."""
+    def batches_for(self, mutant: Mutant, kills: Mapping[str, int]) -> list[list[str]]:
+        """The tests that can notice a mutant, in two runs: a few of those that look best, then all others."""
+        tests = self._tests_for(mutant, kills)
+        best = list(dict.fromkeys(map(_file_of, tests)))[:FIRST_FILES]
+        first = [test for test in tests if _file_of(test) in best][:FIRST_TESTS]
+        chosen = set(first)
+        return [batch for batch in (first, [test for test in tests if test not in chosen]) if batch]
+
+    def _tests_for(self, mutant: Mutant, kills: Mapping[str, int]) -> list[str]:
+        """First those that have noticed others, then the quick ones."""
         reached = self.reached.get(f"{mutant.file}:{mutant.scope}", frozenset())
         everywhere = mutant.scope == MODULE_SCOPE or EVERYWHERE in reached
         tests = self.seconds if everywhere else reached
@@ -167,28 +178,31 @@ class Campaign:
 
     def _try(self, worker: Worker, mutant: Mutant) -> Outcome:
         kills = self.kills.setdefault(mutant.file, Counter())
-        tests = self.baseline.tests_for(mutant, kills)
-        if not tests:
-            return Outcome(mutant=mutant, fate=Fate.UNREACHED)
+        batches = self.baseline.batches_for(mutant, kills)
+        for tests in batches:
+            answer = self._ask(worker, mutant, tests)
+            if answer["status"] == PASSED:
+                continue
+            if answer["status"] is not None and answer["status"] not in NOTICED:
+                raise EnvironmentFailure(f"pytest ended with status {answer['status']} at {mutant.name}")
+            kills[answer["test"]] += 1
+            return Outcome(mutant=mutant, fate=Fate.HUNG if answer["hung"] else Fate.KILLED, test=answer["test"])
+        return Outcome(mutant=mutant, fate=Fate.SURVIVED if batches else Fate.UNREACHED)
+
+    def _ask(self, worker: Worker, mutant: Mutant, tests: list[str]) -> Answer:
         source = (worker.folder / self.subject.package / mutant.file).read_bytes()
-        answer = worker.ask(
+        return worker.ask(
             Request(
                 package=self.subject.package,
                 file=mutant.file,
                 source=mutant.apply(source).decode(),
-                arguments=sorted({test.partition("::")[0] for test in tests}),
+                arguments=sorted(set(map(_file_of, tests))),
                 tests=tests,
                 limit=_limit(sum(self.baseline.seconds[test] for test in tests)),
                 test_limit=_limit(max(self.baseline.seconds[test] for test in tests)),
                 record=False,
             )
         )
-        if answer["status"] == PASSED:
-            return Outcome(mutant=mutant, fate=Fate.SURVIVED)
-        if answer["status"] is not None and answer["status"] not in NOTICED:
-            raise EnvironmentFailure(f"pytest ended with status {answer['status']} at {mutant.name}")
-        kills[answer["test"]] += 1
-        return Outcome(mutant=mutant, fate=Fate.HUNG if answer["hung"] else Fate.KILLED, test=answer["test"])
 
 
 @contextmanager
@@ -208,6 +222,10 @@ def campaign(subject: Subject, jobs: int) -> Iterator[Campaign]:
             _copy(folders[0], folder, ignore=(".*",))
             workers.append(stack.enter_context(Worker(folder)))
         yield Campaign(subject=subject, baseline=baseline, workers=workers)
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _limit(seconds: float) -> float:

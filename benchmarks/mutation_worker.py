@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -30,7 +31,7 @@ from typing import Any, NoReturn, TypedDict
 import hypothesis
 import pytest
 
-WARM = ("asyncio", "hypothesis.strategies", "hypothesis.stateful", "numpy.testing", "numpy.random", "unittest.mock")
+WARM = ("asyncio", "hypothesis.stateful", "numpy.testing", "numpy.random", "scipy.stats", "unittest.mock")
 CIPHERS = ("hazmat.primitives.asymmetric.ed25519", "hazmat.primitives.asymmetric.x25519", "hazmat.primitives.ciphers")
 MEMORY_LIMIT = 6 << 30
 """Bytes of address space of a run: a mutant that never stops allocating fails, and leaves the machine alone."""
@@ -81,6 +82,7 @@ class Recorder:
         self.seconds: dict[str, float] = defaultdict(float)
         self.reached: dict[str, set[str]] = defaultdict(set)
         self._order = {test: place for place, test in enumerate(request["tests"])}
+        self._folder = folder
         self._package = folder / request["package"]
         self._records = request["record"]
         self._test = EVERYWHERE
@@ -107,7 +109,7 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """What is called from here on is called for this test."""
         if self._records:
-            _forget_cached(self._package.name)
+            _forget_cached(self._folder)
         self._enter(item.nodeid)
         try:
             return (yield)
@@ -147,6 +149,8 @@ def main() -> int:
     sys.path[0] = str(folder)
     for name in (*WARM, *(f"cryptography.{part}" for part in CIPHERS)):
         importlib.import_module(name)
+    for plugin in importlib.metadata.entry_points(group="pytest11"):
+        plugin.load()
     # Fixed examples, so that a mutant's fate is no matter of luck; and no time spent on making a failure small.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile(
@@ -259,9 +263,11 @@ def _tested(folder: Path, request: Request) -> Answer:
     )
 
 
-def _forget_cached(package: str) -> None:
-    """Empty the caches of the package's functions, so that the next test calls again what it depends on."""
-    modules = [module for name, module in list(sys.modules.items()) if package in name.split(".")]
+def _forget_cached(folder: Path) -> None:
+    """Empty the caches of all functions in the copy, the tests' too, so that the next test calls what it depends on."""
+    # Paths compared as texts: this runs before each test, over thousands of modules.
+    inside = f"{folder}{os.sep}"
+    modules = [one for one in list(sys.modules.values()) if str(getattr(one, "__file__", "")).startswith(inside)]
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     for owner in (*modules, *classes):
         for value in list(vars(owner).values()):

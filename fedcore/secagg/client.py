@@ -216,7 +216,7 @@ class ClientSession:
 
         Works once. If it fails half way, the vector and the session are spoiled and the session is abandoned.
         """
-        for _ in self.mask_pieces(words, piece_words=max(1, words.size), threads=threads):
+        for _ in self.mask_pieces(words, piece_words=self._parameters.words, threads=threads):
             pass
 
     def mask_pieces(

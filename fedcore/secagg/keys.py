@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -38,7 +38,7 @@ _SINGLE_USE_NONCE = bytes(12)
 class Secret:
     """Secret bytes; `reveal()` is the only way to them. Comparison takes constant time."""
 
-    _value: bytes = field(repr=False)
+    _value: bytes
 
     def reveal(self) -> bytes:
         """The bytes themselves; keep them in no longer-lived place than this object."""

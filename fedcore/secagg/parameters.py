@@ -113,7 +113,7 @@ class RoundParameters:
             raise ConfigurationError("cohort must be a tuple of client ids")
         for client_id in self.cohort:
             _check_number("a client id", client_id)
-            if not 1 <= client_id <= MAX_ID:
+            if client_id < 1:
                 raise ConfigurationError("client ids lie between 1 and 2^63 - 1")
         if len(set(self.cohort)) != self.n:
             raise ConfigurationError("a client id occurs twice in the cohort")

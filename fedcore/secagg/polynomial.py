@@ -138,7 +138,8 @@ def _without_root(coefficients: Sequence[int], root: int) -> list[int]:
 def _divide(above: Sequence[int], below: Sequence[int]) -> tuple[list[int], list[int]]:
     """Quotient and remainder; `below` is not zero."""
     remainder = list(above)
-    quotient = [0] * max(0, len(above) - len(below) + 1)
+    # Nothing where the divisor is the longer one: a list repeated less than no times is empty.
+    quotient = [0] * (len(above) - len(below) + 1)
     inverse = pow(below[-1], -1, PRIME)
     for shift in range(len(quotient) - 1, -1, -1):
         coefficient = remainder[shift + len(below) - 1] * inverse % PRIME
@@ -149,8 +150,8 @@ def _divide(above: Sequence[int], below: Sequence[int]) -> tuple[list[int], list
 
 
 def _subtract_product(left: Sequence[int], one: Sequence[int], two: Sequence[int]) -> list[int]:
-    """Compute left - one * two."""
-    result = [0] * max(len(left), len(one) + len(two) - 1)
+    """Compute left - one * two, of which the product is no shorter."""
+    result = [0] * (len(one) + len(two) - 1)
     result[: len(left)] = left
     for i, first in enumerate(one):
         for j, second in enumerate(two):

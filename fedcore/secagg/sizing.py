@@ -112,7 +112,7 @@ def graph_size(
 def _adaptive(
     n: int, population: int, corrupt: int, dropout: float, security_bits: int, correctness_bits: int
 ) -> GraphSize | None:
-    for degree in range(2, min(n, population) - 1, 2):
+    for degree in range(2, population - 1, 2):
         half = degree // 2
         threshold = half + 2 + _most_in_both(population, corrupt, half, security_bits)
         if threshold <= _least_survivors(n, dropout, degree, correctness_bits):
@@ -154,7 +154,7 @@ def _most_in_both(population: int, corrupt: int, window: int, security_bits: int
     """
     bound = 2.0 ** (1 - security_bits) / population**2
     total = 0.0
-    for fewer in range(min(window, corrupt // 2), 0, -1):
+    for fewer in range(window, 0, -1):
         total += _mass_of_both(population, corrupt, window, fewer)
         if total > bound:
             return fewer
@@ -166,7 +166,7 @@ def _mass_of_both(population: int, corrupt: int, window: int, fewer: int) -> flo
     rest = population - 2 * window
     log_all = _log_choose(population, corrupt)
     total = 0.0
-    for more in range(fewer, min(window, corrupt - fewer) + 1):
+    for more in range(fewer, window + 1):
         ways = _log_choose(window, fewer) + _log_choose(window, more) + _log_choose(rest, corrupt - fewer - more)
         total += (1 if more == fewer else 2) * math.exp(ways - log_all)
     return total

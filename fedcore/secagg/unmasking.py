@@ -117,11 +117,11 @@ class _Work:
     def _rebuild(self, name: str, owner: int, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret:
         """Rebuild one secret, first without those who sent a wrong share before, where enough others are left."""
         trusted = {v: share for v, share in shares.items() if v not in self.wrong}
-        if len(trusted) < len(shares) and len(trusted) >= self._evidence.parameters.threshold:
+        if trusted != shares:
             try:
                 return self._record(name, owner, trusted, verify)
             except UnmaskFailed:
-                pass  # A dealer may have made an honest holder look bad: his other shares count then.
+                pass  # Too few; or a dealer has made an honest holder look bad, whose other shares count then.
         try:
             return self._record(name, owner, shares, verify)
         except UnmaskFailed as failed:

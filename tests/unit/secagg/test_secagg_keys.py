@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedcore.errors import UsageError
 from fedcore.secagg import Agreement, Secret
 from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.client import _Given, _HeldShares, _Secrets
 from fedcore.secagg.domain import Usage, derive, pack, pack_ids, statement, tagged_hash
 from fedcore.secagg.keys import seal, unseal
 
@@ -89,10 +90,21 @@ def test_secrets_are_redacted_compared_and_never_pickled():
     assert secret == Secret(b"\xa5" * 32)
     assert secret != Secret(b"\xa5" * 31 + b"\0")
     assert secret != b"\xa5" * 32
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="would depend on it"):
         hash(secret)
     with pytest.raises(UsageError):
         pickle.dumps(secret)
+
+
+def test_what_bears_secrets_shows_none_of_their_fields(drbg):
+    """Not even a field whose own repr is redacted: that is for another class, or another library, to keep up."""
+    pair, peer = (KeyPair.draw(Agreement.HYBRID, drbg(name)) for name in ("own", "peer"))
+    pair.encapsulate(peer.public)  # from now on the pair remembers what X25519 agreed on
+    assert repr(pair) == f"KeyPair(agreement={Agreement.HYBRID!r}, public={pair.public!r})"
+    held = _HeldShares(b"k" * 33, b"s" * 33)
+    secrets = _Secrets(seal_pair=pair, mask_pair=pair, self_secret=Secret(b"b" * 32), held={1: held})
+    assert (repr(held), repr(secrets)) == ("_HeldShares()", "_Secrets()")
+    assert repr(_Given(b"d" * 32, held)) == f"_Given(digest={b'd' * 32!r})"
 
 
 def _texts_of(secret: bytes) -> list[str]:

@@ -197,15 +197,17 @@ def test_case_14_sealed_for_the_other_agreement(any_rig, field):
     rig = any_rig().until("share")
     _, sender, _ = _two_choosers(rig)
     message = rig.clients[sender].share_keys(rig.server.advertised(sender))
-    receiver, sealed = next(iter(getattr(message, field).items()))
     hybrid = rig.parameters.agreement is Agreement.HYBRID
-    other = sealed[1088:] if hybrid else bytes(1088) + sealed
-    bad = _with(message, field, receiver, other)
-    violation = rig.refused("malformed", rig.server, lambda: rig.server.receive_shares(bad))
-    assert violation.peer == sender
+    entries = getattr(message, field)
+    other = {receiver: sealed[1088:] if hybrid else bytes(1088) + sealed for receiver, sealed in entries.items()}
+    for receiver in entries:
+        bad = _with(message, field, receiver, other[receiver])
+        violation = rig.refused("malformed", rig.server, lambda bad=bad: rig.server.receive_shares(bad))
+        assert violation.peer == sender
     rig.share()
-    told = _with(rig.server.delivery(receiver), field, sender, other)
-    assert _refused(rig, "malformed", receiver, told).peer == sender
+    for receiver in entries:
+        told = _with(rig.server.delivery(receiver), field, sender, other[receiver])
+        assert _refused(rig, "malformed", receiver, told).peer == sender
     rig.go_on("deliver")
 
 

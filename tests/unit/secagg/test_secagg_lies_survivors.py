@@ -158,6 +158,8 @@ def test_case_5_the_server_takes_no_shares_of_both_nor_too_many_or_too_few(any_r
         ({**honest.self_shares, lost: share}, {}),
         ({**honest.self_shares, rig.ids[-1] + 1: share}, honest.key_shares),
         ({i: share for i in rig.ids if i != lost} | {rig.ids[-1] + 1: share}, honest.key_shares),
+        (honest.self_shares, {**honest.key_shares, rig.ids[-1] + 1: share}),
+        (honest.self_shares, {rig.ids[-1] + 1: share}),
     ):
         bad = UnmaskShares(1, self_shares, key_shares)
         rig.refused("wrong-recipients", rig.server, lambda bad=bad: rig.server.receive_unmask(bad))
@@ -199,11 +201,15 @@ def test_case_7_every_later_message_of_a_dropped_client(make_rig):
     rig.advertise([1, 2, 3, 4, 5, 6])
     refused("dropped-client", server, lambda: server.receive_advertisement(first))
     refused("dropped-client", server, lambda: server.advertised(7))
+    refused("dropped-client", server, lambda: server.receivers(7))
     shares = rig.clients[6].share_keys(server.advertised(6))
     rig.share([1, 2, 3, 4, 5])
     refused("dropped-client", server, lambda: server.receive_shares(shares))
     refused("dropped-client", server, lambda: server.delivery(6))
-    rig.go_on("deliver")
+    rig.deliver()
+    rig.upload()
+    refused("dropped-client", server, lambda: server.owners(6))
+    rig.go_on("sign")
 
 
 def test_case_7_what_a_client_sent_before_it_was_dropped_is_forgotten(any_rig):

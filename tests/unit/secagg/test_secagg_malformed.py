@@ -7,7 +7,14 @@ import dataclasses
 import pytest
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
-from fedcore.secagg import Advertisement, RoundParameters, UnmaskShares
+from fedcore.secagg import (
+    Advertisement,
+    ConsistencySignature,
+    RoundParameters,
+    SignatureSet,
+    Survivors,
+    UnmaskShares,
+)
 from fedcore.secagg.sizing import withstands
 
 
@@ -80,6 +87,17 @@ def test_case_14_misshapen_members_of_a_cohort(any_rig):
     rig.go_on("share")
 
 
+def test_case_14_every_hash_of_a_proof_is_looked_at(make_rig):
+    rig = make_rig.ring().until("share")
+    session, honest = rig.clients[1], rig.server.advertised(1)
+    assert len(honest.proof) > 1
+    for place, value in enumerate(honest.proof):
+        for bad in (bytearray(value), value[:-1], None):
+            proof = (*honest.proof[:place], bad, *honest.proof[place + 1 :])
+            cohort = dataclasses.replace(honest, proof=proof)
+            rig.refused("malformed", session, lambda cohort=cohort: session.share_keys(cohort))
+
+
 @pytest.mark.parametrize("mapping", ["shares", "pair_secrets"])
 def test_case_14_every_entry_of_a_mapping_is_looked_at(make_rig, mapping):
     """Not only the first."""
@@ -104,6 +122,79 @@ def test_case_14_a_digest_of_the_wrong_size(make_rig, digest):
     rig = make_rig(3).until("upload")
     rig.refused("malformed", rig.server, lambda: rig.server.receive_input(1, digest))
     rig.go_on("upload")
+
+
+# The largest and the smallest that there may be
+
+LARGEST_ID, LARGEST_COHORT = 2**63 - 1, 2**16
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Survivors((1,)),
+        Survivors((1, LARGEST_ID)),
+        Survivors(tuple(range(1, LARGEST_COHORT + 1))),
+        SignatureSet({}),
+        SignatureSet({1: bytes(64), LARGEST_ID: bytes(64)}),
+        SignatureSet(dict.fromkeys(range(1, LARGEST_COHORT + 1), bytes(64))),
+        ConsistencySignature(1, bytes(64)),
+        ConsistencySignature(LARGEST_ID, bytes(64)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_messages_up_to_the_largest_are_taken(message):
+    message.check()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Survivors(()),
+        Survivors((0, 1)),
+        Survivors((1, LARGEST_ID + 1)),
+        Survivors((1, 2.0)),
+        Survivors(tuple(range(1, LARGEST_COHORT + 2))),
+        SignatureSet({LARGEST_ID + 1: bytes(64)}),
+        SignatureSet({1: bytes(64), 0: bytes(64)}),
+        SignatureSet(dict.fromkeys(range(1, LARGEST_COHORT + 2), bytes(64))),
+        ConsistencySignature(0, bytes(64)),
+        ConsistencySignature(LARGEST_ID + 1, bytes(64)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_case_14_messages_beyond_the_largest(message):
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        message.check()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cohort": (1, 2), "quorum": 2, "threshold": 2, "degree": 1},
+        {"cohort": (1, 2, 3, 4, LARGEST_ID)},
+        {
+            "cohort": tuple(range(1, LARGEST_COHORT + 1)),
+            "quorum": LARGEST_COHORT,
+            "threshold": LARGEST_COHORT,
+            "degree": LARGEST_COHORT - 1,
+        },
+        {"quorum": 5},
+        {"quorum": 5, "threshold": 5},
+        {"quorum": 3, "threshold": 3},
+        {"quorum": 5, "threshold": 5, "corrupt": 4},
+        {"words": 1},
+        {"words": 2**40},
+        {"round": 0},
+        {"round": LARGEST_ID},
+        {"encoding": b""},
+    ],
+    ids=",".join,
+)
+def test_parameters_on_the_safe_side_of_each_bound(make_rig, changed):
+    parameters = dataclasses.replace(make_rig(5).parameters, **changed)
+    assert parameters.full_graph
+    assert all(getattr(parameters, name) == value for name, value in changed.items())
 
 
 # Parameters (case 4)
@@ -146,6 +237,7 @@ def _refused_as_parameters(honest, changed, says):
         ({"words": 0}, "words"),
         ({"words": 2**40 + 1}, "words"),
         ({"round": -1}, "round"),
+        ({"round": 2**63}, "round"),
         ({"round": True}, "round"),
         ({"quorum": 4.0}, "quorum"),
         ({"degree": "4"}, "degree"),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
-from fedcore.secagg import MaskTerm, Secret, apply_masks
+from fedcore.secagg import MaskTerm, Secret, apply_masks, masking
 from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS, GROUP_TERMS, WORKER_BYTES
 
 
@@ -185,10 +185,73 @@ def test_arguments_out_of_range():
         apply_masks(words, [], threads=0)
     with pytest.raises(UsageError, match="offset"):
         apply_masks(words, [], offset=-1)
-    with pytest.raises(UsageError, match="seed"):
-        MaskTerm(sign=1, seed=Secret(bytes(4)))
+    for size in (4, 31, 33):
+        with pytest.raises(UsageError, match="seed"):
+            MaskTerm(sign=1, seed=Secret(bytes(size)))
     with pytest.raises(UsageError, match="sign"):
         MaskTerm(sign=0, seed=Secret(bytes(32)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(count=st.integers(1, 10_000), parts=st.integers(1, 70), unit=st.integers(1, 3000))
+def test_a_cut_leaves_nothing_out_and_has_no_empty_range(count, parts, unit):
+    ranges = list(masking._cut(count, parts, unit=unit))
+    assert 1 <= len(ranges) <= parts
+    assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+    assert ranges[-1][1] == count
+    assert all(start < stop and start % unit == 0 for start, stop in ranges)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "threads", "most"),
+    [
+        (2000, 600, 2, 2),
+        (2000, 600, 16, 9),  # 9.2 MiB of keystream, and nobody starts for less than one
+        (8 * BLOCK_WORDS, 4, 2, 2),
+        (8 * BLOCK_WORDS, 1, 16, 2),
+        (16 * BLOCK_WORDS - 8, 5, 16, 5),  # too short for ranges, and five streams have no use for more
+        (2000, 40, 16, 1),
+    ],
+)
+def test_no_more_threads_than_were_asked_for_nor_than_have_enough_to_do(drbg, monkeypatch, size, count, threads, most):
+    seen, executor = [], masking.ThreadPoolExecutor
+
+    def started(max_workers, **named):
+        seen.append(max_workers)
+        return executor(max_workers, **named)
+
+    monkeypatch.setattr(masking, "ThreadPoolExecutor", started)
+    apply_masks(np.zeros(size, dtype=np.uint64), _terms(drbg, count), threads=threads)
+    assert seen == ([most] if most > 1 else [])
+
+
+def _read_only(words):
+    words.flags.writeable = False
+    return words
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        [0] * 6,
+        np.zeros(6, dtype=np.int64),
+        np.zeros(6, dtype=np.float64),
+        np.zeros(6, dtype=np.uint32),
+        np.zeros(6, dtype=np.dtype(np.uint64).newbyteorder()),
+        np.zeros((6, 1), dtype=np.uint64),
+        np.zeros((), dtype=np.uint64),
+        np.zeros(12, dtype=np.uint64)[::2],
+        np.zeros(6, dtype=np.uint64)[::-1],
+        _read_only(np.zeros(6, dtype=np.uint64)),
+    ],
+    ids=["list", "signed", "float", "narrow", "swapped", "matrix", "scalar", "strided", "reversed", "read-only"],
+)
+def test_only_a_vector_that_can_be_masked_in_place_is_taken(drbg, vector):
+    """Anything else would be masked as a copy, or as other numbers, and go out as it was."""
+    before = np.array(vector)
+    with pytest.raises(UsageError, match="a masked vector"):
+        apply_masks(vector, _terms(drbg, 1))
+    np.testing.assert_array_equal(vector, before)
 
 
 def test_pair_seeds_of_a_round_are_full_and_distinct(make_rig):

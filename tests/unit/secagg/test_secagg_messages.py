@@ -98,5 +98,6 @@ def test_the_digest_does_not_depend_on_the_order_of_a_mapping():
 def test_shares_and_ciphertexts_are_not_in_a_repr():
     assert repr(MESSAGES[-1]) == "UnmaskShares(client_id=1)"
     assert repr(MESSAGES[2]) == "ShareDelivery(sharers=(1, 2, 3))"
+    assert repr(MESSAGES[5]) == "SignatureSet()"
     for field in ("shares", "pair_secrets"):
         assert field not in repr(MESSAGES[1])

@@ -132,6 +132,12 @@ def test_seeds_that_cannot_be_made_abandon_the_session(ready, monkeypatch):
     assert session._secrets.mask_pair is None
 
 
+def test_a_piece_may_be_a_single_word(make_rig):
+    rig = make_rig(3, words=5).until("upload")
+    vector = rig.inputs[1].copy()
+    assert [len(piece) for piece in rig.clients[1].mask_pieces(vector, piece_words=1)] == [8] * 5
+
+
 @pytest.mark.parametrize("piece_words", [0, -1])
 def test_a_piece_has_words(ready, piece_words):
     rig = ready()

@@ -157,7 +157,10 @@ def test_masking_refuses_the_wrong_vector_and_still_works_after(make_rig):
     readonly = np.zeros(10, dtype=np.uint64)
     readonly.flags.writeable = False
     for bad in (
+        [0] * 10,
+        np.zeros(0, dtype=np.uint64),
         np.zeros(9, dtype=np.uint64),
+        np.zeros(11, dtype=np.uint64),
         np.zeros(10, dtype=np.int64),
         np.zeros((5, 2), dtype=np.uint64),
         np.zeros(20, dtype=np.uint64)[::2],

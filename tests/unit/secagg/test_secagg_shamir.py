@@ -119,6 +119,17 @@ def test_random_subsets_are_searched_where_there_are_too_many():
     assert _rebuilder(7, 14).rebuild(shares, lambda s: s.reveal() == secret).wrong == {1, 5, 9, 13}
 
 
+def test_errors_up_to_the_radius_are_found_where_a_search_would_take_ages():
+    """Of the subsets of 20 out of 60 shares one in thirty thousand is free of the 20 wrong ones."""
+    secret = hashlib.sha256(b"secret").digest()
+    shares = _split(secret, 20, 60)
+    liars = set(range(2, 61, 3))
+    for liar in liars:
+        shares[liar] = hashlib.shake_256(b"%d" % liar).digest(32).rjust(33, b"\0")
+    found = _rebuilder(20, 60).rebuild(shares, lambda s: s.reveal() == secret)
+    assert (found.secret.reveal(), found.wrong) == (secret, liars)
+
+
 def test_an_ambiguous_hint_names_nobody():
     """Holders 3 and 4 make up a line of their own through the right secret: two against two."""
     secret = hashlib.sha256(b"secret").digest()
@@ -136,11 +147,13 @@ def test_consistent_shares_of_another_secret_are_lost_at_once():
     assert len(tried) == 1
 
 
-def test_a_secret_above_32_bytes_is_never_offered():
-    value = PRIME - 1
+@pytest.mark.parametrize("value", [2**256, PRIME - 1])
+def test_a_secret_above_32_bytes_is_never_offered(value):
     shares = {point: value.to_bytes(33, "big") for point in (1, 2, 3)}
     with pytest.raises(UnmaskFailed):
         _rebuilder(2, 3).rebuild(shares, lambda _: True)
+    largest = _rebuilder(2, 3).rebuild(dict.fromkeys(shares, (2**256 - 1).to_bytes(33, "big")), lambda _: True)
+    assert largest.secret.reveal() == b"\xff" * 32
 
 
 def test_too_few_shares():
@@ -185,6 +198,23 @@ def test_is_share():
     assert shamir.is_share((PRIME - 1).to_bytes(33, "big"))
     for bad in (PRIME.to_bytes(33, "big"), bytes(32), bytes(34), bytearray(33), None, 5):
         assert not shamir.is_share(bad)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_decoding_gives_the_polynomial_or_nothing(data):
+    """Nothing where no polynomial of degree < `dimension` misses at most (m - dimension) / 2 values."""
+    m = data.draw(st.integers(2, 9))
+    dimension, points = data.draw(st.integers(1, m - 1)), range(1, m + 1)
+    values = data.draw(st.lists(st.integers(0, 3), min_size=m, max_size=m))
+    near = [
+        found
+        for subset in itertools.combinations(points, dimension)
+        for found in [polynomial.interpolate(subset, [values[point - 1] for point in subset])]
+        if sum(polynomial.evaluate(found, point) != values[point - 1] for point in points) <= (m - dimension) // 2
+    ]
+    decoded = polynomial.decode(points, values, dimension)
+    assert decoded == (near[0] if near else None)
 
 
 # The short cut for the points 1 to m

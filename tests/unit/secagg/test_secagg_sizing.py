@@ -86,6 +86,12 @@ def test_a_stronger_adversary_needs_more_neighbours(n):
     assert len(set(sizes)) == len(sizes)
 
 
+@pytest.mark.parametrize("adversary", Adversary)
+def test_no_threshold_is_one(adversary):
+    """Where nobody is corrupt a single share would do against the published adversaries, and would be the secret."""
+    assert graph_size(100, corrupt=0.0, dropout=0.05, adversary=adversary).threshold >= 2
+
+
 @pytest.mark.parametrize(
     ("n", "corrupt", "dropout"), [(2, 0.0, 0.0), (100, 1.0, 0.0), (100, -0.1, 0.0), (100, 0.0, 1.0), (100, 0.0, -0.1)]
 )
@@ -98,6 +104,8 @@ def test_what_is_no_question(n, corrupt, dropout):
 def test_where_only_a_full_graph_will_do(adversary):
     with pytest.raises(ConfigurationError, match="full graph"):
         graph_size(10, corrupt=0.4, dropout=0.5, adversary=adversary)
+    with pytest.raises(ConfigurationError, match="full graph"):
+        graph_size(3, corrupt=0.0, dropout=0.0, adversary=adversary)
 
 
 @pytest.mark.parametrize(("n", "quorum"), [(2, 2), (3, 3), (4, 3), (5, 4), (8, 6), (10, 7), (100, 67)])
@@ -207,6 +215,32 @@ def test_the_chance_of_two_gaps_is_a_union_bound(n, removed, degree):
     all_removed = Fraction(math.comb(n - degree, removed - degree), math.comb(n, removed))
     assert sizing._splits(n, removed, degree) == pytest.approx(float(pairs * all_removed), rel=1e-9)
     assert sizing._splits(n, degree - 1, degree) == 0
+
+
+@pytest.mark.parametrize(("n", "corrupt", "window"), [(9, 3, 2), (20, 8, 3), (67, 5, 17), (200, 30, 8), (50, 3, 9)])
+def test_the_chance_of_two_windows_is_exact(n, corrupt, window):
+    """P[the one with fewer corrupt clients holds just so many], whichever of the two it is."""
+    masses = [Fraction(0)] * (window + 1)
+    for one, two in itertools.product(range(window + 1), repeat=2):
+        if one + two <= corrupt:
+            ways = math.comb(window, one) * math.comb(window, two) * math.comb(n - 2 * window, corrupt - one - two)
+            masses[min(one, two)] += Fraction(ways, math.comb(n, corrupt))
+    assert sum(masses) == 1
+    for fewer, mass in enumerate(masses):
+        assert sizing._mass_of_both(n, corrupt, window, fewer) == pytest.approx(float(mass), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "corrupt", "dropout"), [(65, 3, 0.05), (100, 5, 0.05), (100, 0, 0.1), (180, 9, 0.05)])
+def test_the_degree_of_a_round_is_the_least(n, corrupt, dropout):
+    """No smaller even one has a threshold that withstands the server and that an honest round reaches."""
+    quorum = default_quorum(n)
+    fitting = [
+        GraphSize(degree=degree, threshold=threshold)
+        for degree in range(2, quorum - 1, 2)
+        for threshold in range(1, sizing._least_survivors(n, dropout, degree, sizing.CORRECTNESS_BITS) + 1)
+        if withstands(population=quorum, corrupt=corrupt, degree=degree, threshold=threshold)
+    ]
+    assert cohort_graph(n, quorum=quorum, corrupt=corrupt, dropout=dropout) == fitting[0]
 
 
 # The boundary of `withstands`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -147,22 +148,26 @@ def test_answers_of_the_server_before_they_exist(make_rig, stage, question):
         assert getattr(server, question)(*arguments)
 
 
-def test_secrets_go_when_they_have_done_their_work(make_rig):
-    rig = make_rig(3)
-    session = rig.clients[1]
-    held = session._secrets
-    rig.until("deliver")
-    assert held.seal_pair
-    assert held.mask_pair
-    assert held.self_secret
-    rig.deliver()
-    assert held.seal_pair is None
-    rig.upload()
-    assert held.mask_pair is None
-    assert held.self_secret is None
-    assert set(held.held) == {1, 2, 3}
-    rig.go_on("sign")
-    assert session._secrets.held == {}
+HELD_IN = {
+    "new": set(),
+    "advertised": {"seal_pair", "mask_pair"},
+    "shared": {"seal_pair", "mask_pair", "self_secret", "held"},
+    "ready": {"self_secret", "pair_secrets", "held"},
+    "masked": {"held"},
+    "signed": {"held"},
+    "released": set(),
+    "abandoned": set(),
+}
+
+
+@pytest.mark.parametrize("state", ClientState)
+def test_a_client_holds_the_secrets_that_it_still_needs_and_no_others(make_rig, state):
+    secrets = _client_in(make_rig, state)._secrets
+    held = {field.name for field in dataclasses.fields(secrets) if getattr(secrets, field.name)}
+    assert held == HELD_IN[state]
+    if "held" in held:
+        # Its own share alone, until the others have sent theirs.
+        assert set(secrets.held) == ({1} if state is ClientState.SHARED else {1, 2, 3})
 
 
 @pytest.mark.parametrize("state", [state for state in ClientState if state is not ClientState.ABANDONED])
