@@ -223,9 +223,10 @@ def _check_cohort(task: Task, kit: ClientKit) -> None:
 
 def _check_protection(task: Task, kit: ClientKit) -> None:
     n, policy = len(task.cohort), kit.policy
-    if n < policy.min_cohort:
+    if task.quorum < policy.min_cohort:
         raise ProtocolViolation(
-            Check.COHORT_BELOW_MINIMUM, f"the cohort has {n} clients, the policy demands {policy.min_cohort}"
+            Check.COHORT_BELOW_MINIMUM,
+            f"the exchange goes on with {task.quorum} of {n} clients, the policy demands {policy.min_cohort}",
         )
     protection = task.protection
     if protection is None:

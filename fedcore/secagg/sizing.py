@@ -9,7 +9,8 @@ them (fcp/secagg/server/graph_parameter_finder.cc); the dropouts are taken to be
 ADAPTIVE is what rounds here are sized for: the server sees the order before it names who dropped out, and names
 whomever it likes. A group of survivors that it splits off has two ends, and before each of them half a window with no
 honest survivor, in which corrupt clients must make up for the holders that are lost: so h + c + 2 shares are enough if
-no two separate half windows hold more than c corrupt clients each. docs/protocol.md, "The graph", has the argument.
+no two separate half windows hold more than c corrupt clients each. And any two sets of t holders of one secret must
+have an honest one in common. docs/protocol.md, "The graph", has the argument.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def withstands(*, population: int, corrupt: int, degree: int, threshold: int) ->
 
     `population` are the clients on the ring, `corrupt` how many of them may collude.
     """
-    return threshold > degree // 2 + 1 + _most_in_both(population, corrupt, degree // 2, SECURITY_BITS)
+    return threshold >= _least_threshold(population, corrupt, degree, SECURITY_BITS)
 
 
 def graph_size(
@@ -113,8 +114,7 @@ def _adaptive(
     n: int, population: int, corrupt: int, dropout: float, security_bits: int, correctness_bits: int
 ) -> GraphSize | None:
     for degree in range(2, population - 1, 2):
-        half = degree // 2
-        threshold = half + 2 + _most_in_both(population, corrupt, half, security_bits)
+        threshold = _least_threshold(population, corrupt, degree, security_bits)
         if threshold <= _least_survivors(n, dropout, degree, correctness_bits):
             return GraphSize(degree=degree, threshold=threshold)
     return None
@@ -144,6 +144,18 @@ def _splits(n: int, removed: int, degree: int) -> float:
     pairs = math.log(n) + math.log(n - degree - 1) - math.log(2)
     all_removed = math.lgamma(removed + 1) - math.lgamma(removed - degree + 1)
     return math.exp(pairs + all_removed + math.lgamma(n - degree + 1) - math.lgamma(n + 1))
+
+
+@lru_cache(maxsize=4096)
+def _least_threshold(population: int, corrupt: int, degree: int, security_bits: int) -> int:
+    """The least t of which both hold: no group is split off, and any two sets of t holders share an honest one.
+
+    t > k / 2 + 1 + c, and 2t > k + 1 + the most corrupt clients among anybody's neighbours.
+    """
+    half = degree // 2
+    bound = 2.0**-security_bits / population
+    around = max(0, _upper_quantile(population, corrupt, degree, bound))
+    return max(half + 2 + _most_in_both(population, corrupt, half, security_bits), (degree + 1 + around) // 2 + 1)
 
 
 @lru_cache(maxsize=4096)

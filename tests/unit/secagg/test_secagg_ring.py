@@ -54,7 +54,7 @@ def test_dropouts_up_to_the_limit(make_rig, step, places):
     assert set(rig.server.survivors().survivors) == set(rig.ids) - (set() if stays else set(lost))
 
 
-@pytest.mark.parametrize("step", ["share", "upload", "sign", "unmask"])
+@pytest.mark.parametrize("step", ["upload", "sign", "unmask"])
 def test_one_dropout_beyond_the_limit_is_named(make_rig, step):
     """Three in a row: whoever is next to all three has four holders left where five are needed."""
     rig = make_rig.ring().until("share")
@@ -64,6 +64,23 @@ def test_one_dropout_beyond_the_limit_is_named(make_rig, step):
     with pytest.raises(UnmaskFailed, match=rf"self secret of client ({near}) is lost: 4 shares .* 5 are needed"):
         rig.lose(step, lost)
     assert rig.server.stage is ServerStage.FAILED
+
+
+def test_a_client_with_too_few_holders_among_the_sharers_goes_no_further(make_rig):
+    """Three in a row never shared: whoever is next to all three sees that its secrets cannot be rebuilt."""
+    rig = make_rig.ring().until("share")
+    lost = _ring_order(rig)[3:6]
+    near = [i for i in rig.ids if i not in lost and set(lost) <= set(rig.graph().neighbours(i))]
+    rig.share(set(rig.ids) - set(lost))
+    assert near
+    for i in near:
+        session = rig.clients[i]
+        rig.refused(
+            "holders-below-threshold",
+            session,
+            lambda session=session, i=i: session.receive_shares(rig.server.delivery(i)),
+        )
+    rig.deliver(set(rig.server.expected) - set(near))
 
 
 def test_a_mask_root_that_is_lost_is_named(make_rig):
