@@ -14,7 +14,8 @@ CORRUPT = 0.05
 def render() -> str:
     """The table as Markdown: degree / threshold."""
     lines = [
-        "| n | semi-honest, 2^-40 | malicious, 2^-40 | aimed dropouts, 2^-40 | used: 5 % drop out | used: 10 % drop out |",
+        "| n | semi-honest, 2^-40 | malicious, 2^-40 | aimed dropouts, 2^-40 | used: 5 % drop out "
+        "| used: 10 % drop out |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for n in COHORTS:

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedcore.codec import CodecSettings, encode, first_encoding
-from fedcore.secagg import MaskTerm, Secret, apply_masks, client, graph, keys, masking, schedule, server
+from fedcore.secagg import MaskTerm, Secret, apply_masks, graph, keys, masking, schedule, server
+from fedcore.secagg import client as session
 from fedcore.secagg.domain import derive
 from fedcore.secagg.graph import Graph
 from fedcore.secagg.masking import BLOCK_WORDS, CHUNK_WORDS
@@ -123,7 +124,7 @@ def ciphers(monkeypatch):
 
     Every party makes the ring itself, as on machines of their own.
     """
-    for party in (client, server):
+    for party in (session, server):
         monkeypatch.setattr(party, "graph_over", Graph)
     seen, encryptor = Ciphers(), Cipher.encryptor
 
