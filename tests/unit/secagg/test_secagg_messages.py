@@ -76,6 +76,8 @@ def test_the_digest_of_a_cohort_depends_on_its_ids_its_members_and_what_it_prove
         _cohort(shown=(1, 3, 4)),
         _cohort(shown=(3,)),
         dataclasses.replace(honest, proof=(bytes(32), *honest.proof[1:])),
+        # Another name for a client whose keys are not shown: the tree is the same.
+        dataclasses.replace(honest, ids=(1, 2, 3, 4, 6)),
     ]
     assert len({message.digest() for message in (honest, *others)}) == 1 + len(others)
 
