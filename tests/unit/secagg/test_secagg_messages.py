@@ -93,6 +93,12 @@ def test_the_digest_of_a_vector_depends_on_its_sender():
     assert len({input_digest(1, bytes(32)), input_digest(2, bytes(32)), input_digest(1, b"d" * 32)}) == 3
 
 
+def test_messages_of_two_kinds_are_two_messages():
+    """Although they hold the same."""
+    assert ConsistencySignature(1, bytes(64)).digest() != input_digest(1, bytes(64))
+    assert SignatureSet({}).digest() != Survivors(()).digest()
+
+
 def test_the_digest_does_not_depend_on_the_order_of_a_mapping():
     assert SignatureSet({1: b"g" * 64, 2: b"h" * 64}).digest() == SignatureSet({2: b"h" * 64, 1: b"g" * 64}).digest()
 
