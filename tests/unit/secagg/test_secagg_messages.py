@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from fedcore.errors import ProtocolViolation
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
@@ -54,6 +55,18 @@ def test_the_digest_depends_on_every_field(message):
             digests.add(dataclasses.replace(message, **{field.name: value}).digest())
             count += 1
     assert len(digests) == count
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_the_shape_of_every_entry_is_looked_at(message):
+    """By the message itself: what comes after it may take an entry for what it says it is."""
+    for field in dataclasses.fields(message):
+        entries = getattr(message, field.name)
+        for key, value in entries.items() if isinstance(entries, dict) else ():
+            for bad in (value[:-1], value + b"\0", bytearray(value), None):
+                wrong = dataclasses.replace(message, **{field.name: {**entries, key: bad}})
+                with pytest.raises(ProtocolViolation, match="malformed"):
+                    wrong.check()
 
 
 def _cohort(shown=(1, 3), *, ids=(1, 2, 3, 4, 5), altered=0):
