@@ -244,7 +244,7 @@ def _check_ids(ids: object) -> None:
     if not isinstance(ids, tuple) or not 1 <= len(ids) <= MAX_COHORT:
         raise ProtocolViolation(Check.MALFORMED, f"a set of clients is a tuple of 1 to {MAX_COHORT} ids")
     # A cohort of 10,000 is checked by each of its clients: built-ins only.
-    if set(map(type, ids)) != {int} or not 1 <= min(ids) <= max(ids) <= MAX_ID:
+    if set(map(type, ids)) - {int} or not 1 <= min(ids) <= max(ids) <= MAX_ID:
         raise ProtocolViolation(Check.MALFORMED, _BAD_ID)
     if len(set(ids)) != len(ids):
         raise ProtocolViolation(Check.DUPLICATE_ID, "a set of clients names one of them twice")

@@ -78,7 +78,9 @@ def test_sealing_binds_key_text_and_context():
         assert unseal(b"k" * 32, sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :], b"context") is None
 
 
-@pytest.mark.parametrize("source", [lambda _: b"", lambda size: bytes(size - 1), bytearray])
+@pytest.mark.parametrize(
+    "source", [lambda _: b"", lambda size: bytes(size - 1), lambda size: bytes(size + 1), bytearray]
+)
 def test_a_source_that_gives_other_than_it_was_asked_for(source):
     with pytest.raises(UsageError, match="randomness"):
         KeyPair.draw(Agreement.X25519, source)

@@ -234,6 +234,7 @@ def _refused_as_parameters(honest, changed, says):
         ({"model_hash": b"short"}, "32 bytes"),
         ({"roster_hash": bytearray(32)}, "32 bytes"),
         ({"task_hash": None}, "32 bytes"),
+        ({"task_hash": bytes(33)}, "32 bytes"),
         ({"words": 0}, "words"),
         ({"words": 2**40 + 1}, "words"),
         ({"round": -1}, "round"),

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from fedcore.errors import ProtocolViolation
 from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
@@ -56,6 +57,18 @@ def test_the_digest_depends_on_every_field(message):
     assert len(digests) == count
 
 
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_the_shape_of_every_entry_is_looked_at(message):
+    """By the message itself: what comes after it may take an entry for what it says it is."""
+    for field in dataclasses.fields(message):
+        entries = getattr(message, field.name)
+        for key, value in entries.items() if isinstance(entries, dict) else ():
+            for bad in (value[:-1], value + b"\0", bytearray(value), None):
+                wrong = dataclasses.replace(message, **{field.name: {**entries, key: bad}})
+                with pytest.raises(ProtocolViolation, match="malformed"):
+                    wrong.check()
+
+
 def _cohort(shown=(1, 3), *, ids=(1, 2, 3, 4, 5), altered=0):
     """Some of five advertisements, one of them altered, with their proof."""
     entries = {
@@ -76,6 +89,8 @@ def test_the_digest_of_a_cohort_depends_on_its_ids_its_members_and_what_it_prove
         _cohort(shown=(1, 3, 4)),
         _cohort(shown=(3,)),
         dataclasses.replace(honest, proof=(bytes(32), *honest.proof[1:])),
+        # Another name for a client whose keys are not shown: the tree is the same.
+        dataclasses.replace(honest, ids=(1, 2, 3, 4, 6)),
     ]
     assert len({message.digest() for message in (honest, *others)}) == 1 + len(others)
 
@@ -89,6 +104,12 @@ def test_two_clients_that_see_different_members_see_the_same_root():
 
 def test_the_digest_of_a_vector_depends_on_its_sender():
     assert len({input_digest(1, bytes(32)), input_digest(2, bytes(32)), input_digest(1, b"d" * 32)}) == 3
+
+
+def test_messages_of_two_kinds_are_two_messages():
+    """Although they hold the same."""
+    assert ConsistencySignature(1, bytes(64)).digest() != input_digest(1, bytes(64))
+    assert SignatureSet({}).digest() != Survivors(()).digest()
 
 
 def test_the_digest_does_not_depend_on_the_order_of_a_mapping():
