@@ -150,11 +150,12 @@ def _splits(n: int, removed: int, degree: int) -> float:
 def _least_threshold(population: int, corrupt: int, degree: int, security_bits: int) -> int:
     """The least t of which both hold: no group is split off, and any two sets of t holders share an honest one.
 
-    t > k / 2 + 1 + c, and 2t > k + 1 + the most corrupt clients among anybody's neighbours.
+    t > k / 2 + 1 + c, and 2t > k + 1 + the most corrupt clients among anybody's neighbours. No parameters are known for
+    which the second asks for more than the first; it stands here because the argument needs it.
     """
     half = degree // 2
     bound = 2.0**-security_bits / population
-    around = max(0, _upper_quantile(population, corrupt, degree, bound))
+    around = _upper_quantile(population, corrupt, degree, bound)
     return max(half + 2 + _most_in_both(population, corrupt, half, security_bits), (degree + 1 + around) // 2 + 1)
 
 

@@ -359,3 +359,19 @@ def test_one_share_less_and_two_groups_come_apart(half, most):
     groups, honest = _exposed(n, half, corrupt, dropped, threshold=half + most + 1)
     assert [len(group) for group in groups] == [half + 1, half + 1]
     assert _exposed(n, half, corrupt, dropped, threshold=half + most + 2)[0] in ([], [honest])
+
+
+@pytest.mark.parametrize("population", [20, 67, 667, 6667])
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.05, 0.2, 0.3])
+def test_any_two_sets_of_holders_that_rebuild_have_an_honest_one_in_common(population, fraction):
+    """2t > k + 1 + the corrupt among the neighbours, of whom there are at most so many, except with 2^-128."""
+    corrupt = int(population * fraction)
+    for degree in range(2, min(population - 2, 200), 6):
+        threshold = next(t for t in range(degree + corrupt + 3) if _holds(population, corrupt, degree, t))
+        least = 2 * threshold - degree - 1
+        tail = float(stats.hypergeom(population, corrupt, degree).sf(least - 1))
+        assert tail * population <= 2.0**-SECURITY_BITS * (1 + 1e-6)
+
+
+def _holds(population, corrupt, degree, threshold):
+    return withstands(population=population, corrupt=corrupt, degree=degree, threshold=threshold)
