@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -161,19 +161,13 @@ class Encoding:
             self.layout.digest() if self.layout is not None else b"",
             struct.pack(f">{len(self.scales)}d", *self.scales),
         ]
-        hasher = hashlib.sha256(_DOMAIN)
-        for part in parts:
-            hasher.update(struct.pack(">Q", len(part)) + part)
-        return hasher.digest()
+        return hash_of_parts(_DOMAIN, parts)
 
     def to_json(self) -> dict[str, Any]:
         """The parameters as a plain JSON object."""
-        layout = None
-        if self.layout is not None:
-            layout = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.layout.specs]
         return {
             "settings": self.settings.to_json(),
-            "layout": layout,
+            "layout": layout_to_json(self.layout),
             "n_max": self.n_max,
             "field_bits": self.field_bits,
             "scales": list(self.scales),
@@ -199,6 +193,21 @@ class Encoding:
             field_bits=data["field_bits"],
             scales=_scales_from_json(data["scales"]),
         )
+
+
+def hash_of_parts(domain: bytes, parts: Iterable[bytes]) -> bytes:
+    """SHA-256 over a domain and parts with their lengths, so that no two lists of parts hash alike; 32 bytes."""
+    hasher = hashlib.sha256(domain)
+    for part in parts:
+        hasher.update(struct.pack(">Q", len(part)) + part)
+    return hasher.digest()
+
+
+def layout_to_json(layout: Layout | None) -> list[list[Any]] | None:
+    """A layout as plain JSON: name, dtype and shape of each tensor."""
+    if layout is None:
+        return None
+    return [[spec.name, spec.dtype, list(spec.shape)] for spec in layout.specs]
 
 
 def layout_from_json(data: object) -> Layout | None:

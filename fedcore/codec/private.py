@@ -14,14 +14,13 @@ delta.)
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fedcore.codec.encoding import Encoding, layout_from_json
+from fedcore.codec.encoding import Encoding, hash_of_parts, layout_from_json, layout_to_json
 from fedcore.codec.settings import CodecSettings
 from fedcore.errors import EncodingError, UnknownKey
 from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
@@ -116,19 +115,13 @@ class PrivateEncoding:
             release.mechanism.encode(),
             struct.pack(">ddQQQ", self.clip, release.variance, release.shares, release.scale, release.dimension),
         ]
-        hasher = hashlib.sha256(_DOMAIN)
-        for part in parts:
-            hasher.update(struct.pack(">Q", len(part)) + part)
-        return hasher.digest()
+        return hash_of_parts(_DOMAIN, parts)
 
     def to_json(self) -> dict[str, Any]:
         """The parameters as a plain JSON object."""
-        layout = None
-        if self.layout is not None:
-            layout = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.layout.specs]
         return {
             "settings": self.settings.to_json(),
-            "layout": layout,
+            "layout": layout_to_json(self.layout),
             "n_max": self.n_max,
             "field_bits": self.field_bits,
             "clip": self.clip,
