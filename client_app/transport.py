@@ -24,6 +24,7 @@ import httpx
 import pydantic
 import tenacity
 
+from client_app.handshake import Handshake
 from client_app.output import clean
 from fedcore.errors import (
     EnvironmentFailure,
@@ -259,7 +260,13 @@ class Transport:
         self, method: str, target: str, digest: bytes, headers: Mapping[str, str], content: Any
     ) -> AsyncIterator[httpx.Response]:
         """Send one signed request and yield its answer, of which only the head has been read."""
-        request = self._client.build_request(method, self.url + target, headers=dict(headers), content=content)
+        request = self._client.build_request(
+            method,
+            self.url + target,
+            headers=dict(headers),
+            content=content,
+            extensions={"trace": Handshake().trace},
+        )
         # Sign what is really sent: httpx normalises the target.
         request.headers.update(self._sign(method, request.url.raw_path.decode("ascii"), digest))
         self.traffic.up += _head_size(request.headers, len(request.url.raw_path))

@@ -441,6 +441,16 @@ async def listening(app: Any, federation: Federation) -> AsyncIterator[None]:
     finally:
         server.should_exit = True
         await running
+        await _drop_connections(server)
+
+
+async def _drop_connections(server: uvicorn.Server) -> None:
+    """Close what the server left open: it does not wait for the end of a TLS shutdown, and the loop ends soon."""
+    connections: set[Any] = server.server_state.connections
+    for connection in list(connections):
+        connection.transport.abort()
+    while connections:
+        await asyncio.sleep(0)
 
 
 class _NoSignals:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi import Response
@@ -164,6 +166,30 @@ class TestTls:
         ):
             with pytest.raises(Unauthorized, match="does not accept this client's signature"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+
+
+class TestHandshake:
+    async def test_a_handshake_that_is_given_up_leaves_no_socket(self, client: Client) -> None:
+        """The other side sees the end of it without the help of the garbage collector."""
+        came, ended = asyncio.Event(), asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.set()
+            await reader.read()
+            writer.close()
+            ended.set()
+
+        address = urlsplit(client.transport.url)
+        gc.disable()
+        try:
+            async with await asyncio.start_server(silent, address.hostname, address.port):
+                sending = asyncio.create_task(client.transport.send("POST", "/v1/heartbeat", HeartbeatIn()))
+                await came.wait()
+                sending.cancel()
+                await asyncio.wait_for(ended.wait(), 10)
+                assert sending.cancelled()
+        finally:
+            gc.enable()
 
 
 class TestModels:
