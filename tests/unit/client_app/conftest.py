@@ -449,7 +449,7 @@ async def _drop_connections(server: uvicorn.Server) -> None:
     connections: set[Any] = server.server_state.connections
     for connection in list(connections):
         connection.transport.abort()
-    while connections:
+    while connections:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0)
 
 
