@@ -182,6 +182,7 @@ class TestHandshake:
             return made
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(1)  # of the client's hello
             came.set()
             await reader.read()
             writer.close()
