@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
+from fedcore.training.losses import Tally, as_features, loss_of, tally
 from fedcore.training.seeds import seeded
 
 _EVALUATION_BATCH = 1024
@@ -67,9 +67,14 @@ class TrainSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Mean loss and accuracy (0 to 1) over `examples` examples."""
+    """Mean loss and accuracy (0 to 1) over the counted targets.
+
+    examples: size of the test part. targets: what was predicted, and the weight of both means when clients' results are
+    averaged: one for each example, but for sequences one for each counted position.
+    """
 
     examples: int
+    targets: int
     loss: float
     accuracy: float
 
@@ -120,35 +125,14 @@ def evaluate(model: nn.Module, data: Split, *, device: torch.device | str = "cpu
     """Mean loss and accuracy of `model` on `data`; its mode and weights stay as they are."""
     was_training = model.training
     model.to(device).eval()
-    loss, correct = 0.0, 0
+    counted = Tally()
     x, y = _tensors(data, device)
     with torch.no_grad():
         for start in range(0, len(data), _EVALUATION_BATCH):
             rows = slice(start, start + _EVALUATION_BATCH)
-            logits, labels = model(as_features(x[rows])), y[rows]
-            loss += float(loss_of(logits, labels)) * len(labels)
-            correct += int((predicted(logits) == labels).sum())
+            counted += tally(model(as_features(x[rows])), y[rows])
     model.train(was_training)
-    return Evaluation(examples=len(data), loss=loss / len(data), accuracy=correct / len(data))
-
-
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of logits [n, classes], or of one logit [n, 1] for two classes."""
-    if logits.shape[1] == 1:
-        return functional.binary_cross_entropy_with_logits(logits.squeeze(1), labels.to(logits.dtype))
-    return functional.cross_entropy(logits, labels)
-
-
-def predicted(logits: Tensor) -> Tensor:
-    """Class of each row, int64 [n]."""
-    if logits.shape[1] == 1:
-        return (logits.squeeze(1) > 0).long()
-    return logits.argmax(dim=1)
-
-
-def as_features(x: Tensor) -> Tensor:
-    """Grey levels (uint8, 0 to 255) become float32 in [0, 1]; other features stay as they are."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
+    return Evaluation(examples=len(data), targets=counted.targets, loss=counted.mean_loss, accuracy=counted.accuracy)
 
 
 def _tensors(data: Split, device: torch.device | str) -> tuple[Tensor, Tensor]:
