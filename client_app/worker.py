@@ -86,14 +86,13 @@ def _run(runner: ClientRunner, request: dict[str, Any]) -> dict[str, Any]:
     try:
         model = ModelState.open(Path(request["model"])) if request["model"] else None
         result = runner.run(Task.model_validate(request["task"]), model)
-        if result.state is not None:
-            result.state.save(Path(request["out"]))
+        result.save(Path(request["out"]))
     except BaseException as error:  # an app may raise SystemExit too, and the next task finds a warm worker
         return _failure(error)
     return {
         "examples": result.examples,
         "metrics": dict(result.metrics),
-        "trained": result.state is not None,
+        "trained": result.trained,
     }
 
 

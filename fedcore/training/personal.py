@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
+
+
+def split_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names that match, and the others."""
+    own = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return own, [name for name in names if name not in own]
 
 
 @torch.no_grad()

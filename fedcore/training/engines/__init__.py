@@ -8,7 +8,7 @@ from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.single import SingleEngine
 from fedcore.training.engines.world import World
 
-__all__ = ["Batch", "Engine", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
+__all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
 
 _ENGINES: dict[str, type[Engine]] = {"single": SingleEngine}
 

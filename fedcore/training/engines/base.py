@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.config import EngineConfig
-from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState, StateSink, TensorSpec
-from fedcore.training.engines.batches import Batch, Rows, own_rows, shared_rows, steps_of
-from fedcore.training.engines.loading import Loaders
+from fedcore.training.engines.batches import Batch, Rows, ordered_rows, own_rows, shared_rows, steps_of
+from fedcore.training.engines.loading import Loaders, TrainingData
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import per_example_cross_entropy
@@ -34,11 +33,16 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What to train. build: makes the model, with whatever weights. optimizer: makes one for a model's parameters."""
+    """What to train.
+
+    build: makes the model. initial: the weights that it makes count, on every rank the same; otherwise a state comes
+    before they are used. optimizer: makes one for a model's parameters.
+    """
 
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     loss: PerExampleLoss = per_example_cross_entropy
+    initial: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +169,7 @@ class Engine(ABC):
 
     def batches(
         self,
-        data: Split | torch.utils.data.Dataset[tuple[Tensor, Tensor]],
+        data: TrainingData,
         *,
         batch_size: int,
         seed: int,
@@ -183,7 +187,19 @@ class Engine(ABC):
         rows = self._rows(len(data), batch_size, epochs, steps, seed, sharded)  # type: ignore[arg-type]
         return self._loaders.batches(data, rows, workers)
 
-    def examples(self, data: Split | torch.utils.data.Dataset[tuple[Tensor, Tensor]], *, sharded: bool = False) -> int:
+    def passes(
+        self, data: TrainingData, *, batch_size: int, sharded: bool = False, workers: int = 0
+    ) -> Iterator[Batch]:
+        """Every example once and in order, for an evaluation; stand-ins have weight 0. batch_size: of one rank."""
+        counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
+        rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
+        return self._loaders.batches(data, rows, workers)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the ranks that have different examples; every rank has to call it."""
+        return self.world.sum(values) / (self.world.size // self.data_size)
+
+    def examples(self, data: TrainingData, *, sharded: bool = False) -> int:
         """Number of examples over all ranks."""
         own = len(data)  # type: ignore[arg-type]
         return sum(self._counts(own)) if sharded else own

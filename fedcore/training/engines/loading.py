@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 from fedcore.data.types import Split
 from fedcore.training.engines.batches import Batch, Rows
 from fedcore.training.losses import as_features
+
+TrainingData: TypeAlias = Split | Dataset[tuple[Tensor, Tensor]]
+"""Arrays in memory, or a map-style dataset of pairs (x, y)."""
 
 _KEPT = 4
 """Data sets whose tensors, or worker processes, are kept: as a rule training and test part of one client."""
@@ -36,7 +39,7 @@ class Loaders:
         self._arrays: dict[int, tuple[Split, Tensor, Tensor]] = {}
         self._loaders: dict[tuple[int, int], tuple[Any, _Order, DataLoader[Any]]] = {}
 
-    def batches(self, data: Split | Dataset[Any], rows: Iterator[Rows], workers: int) -> Iterator[Batch]:
+    def batches(self, data: TrainingData, rows: Iterator[Rows], workers: int) -> Iterator[Batch]:
         """The batches with the given rows; a dataset gives pairs (x, y) of tensors or arrays."""
         if isinstance(data, Split):
             return self._from_arrays(data, rows)
