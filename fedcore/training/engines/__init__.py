@@ -6,11 +6,12 @@ from fedcore.config import EngineConfig
 from fedcore.training.engines.base import Engine, PerExampleLoss, Proximal, Recipe
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.single import SingleEngine
+from fedcore.training.engines.tp import TensorEngine
 from fedcore.training.engines.world import World
 
 __all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
 
-_ENGINES: dict[str, type[Engine]] = {"single": SingleEngine}
+_ENGINES: dict[str, type[Engine]] = {"single": SingleEngine, "tp": TensorEngine, "ddp-tp": TensorEngine}
 
 
 def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World | None = None) -> Engine:

@@ -124,7 +124,7 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """[n, length, heads * head width] -> [n, heads, length, head width]."""
-        return x.unflatten(-1, (-1, self._head_width)).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self._head_width).transpose(1, 2)
 
 
 class MLP(nn.Module):
