@@ -58,7 +58,7 @@ def write_initial(run: Run, path: Path) -> ModelState:
     return state
 
 
-def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None) -> Engine:
+def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None, initial: bool = False) -> Engine:
     """The engine that the run names, on the current process group; for the run's model unless `build` makes another."""
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
@@ -67,7 +67,7 @@ def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None) -> Engi
         return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
     world = World.current()
-    recipe = Recipe(build=build or (lambda: model_of(run)), optimizer=optimizer, initial=False)
+    recipe = Recipe(build=build or (lambda: model_of(run)), optimizer=optimizer, initial=initial)
     return make_engine(recipe, EngineConfig.from_mapping(run.engine, ranks=world.size), world)
 
 

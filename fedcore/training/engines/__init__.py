@@ -5,13 +5,19 @@ from __future__ import annotations
 from fedcore.config import EngineConfig
 from fedcore.training.engines.base import Engine, PerExampleLoss, Proximal, Recipe
 from fedcore.training.engines.batches import Batch
+from fedcore.training.engines.pp import PipelineEngine
 from fedcore.training.engines.single import SingleEngine
 from fedcore.training.engines.tp import TensorEngine
 from fedcore.training.engines.world import World
 
 __all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
 
-_ENGINES: dict[str, type[Engine]] = {"single": SingleEngine, "tp": TensorEngine, "ddp-tp": TensorEngine}
+_ENGINES: dict[str, type[Engine]] = {
+    "single": SingleEngine,
+    "tp": TensorEngine,
+    "ddp-tp": TensorEngine,
+    "pp": PipelineEngine,
+}
 
 
 def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World | None = None) -> Engine:
