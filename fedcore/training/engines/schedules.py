@@ -3,8 +3,8 @@
 With p ranks, the first micro-batch reaches the last rank after p - 1 others have worked on it, and its gradient takes
 as long to come back: the bubble. "gpipe" does all forward passes first, and keeps the activations of all m
 micro-batches. "1f1b" begins each backward pass as early as it can: the bubble is the same, but no rank keeps the
-activations of more than p micro-batches. "interleaved" gives each rank v separate runs of layers, which divides the
-bubble by v and sends v times as much.
+activations of more than p micro-batches. "interleaved" gives each rank v separate runs of layers: about a v-th of the
+bubble, v times as much to send, and activations of some more micro-batches than with "1f1b".
 """
 
 from __future__ import annotations

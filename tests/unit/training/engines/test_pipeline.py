@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
+import sys
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training import seeded
+from fedcore.training.engines.schedules import bubble_fraction
 from tests.support.engine_runs import TINY, Run, engine_of, examples_of, saved, trained, write_initial
 from tests.support.ranks import Ranks
 
@@ -206,3 +211,37 @@ def one_layer():
 def test_models_that_cannot_be_cut_are_refused(two, build, engine, reason):
     for answer in two.run(refusal, build, engine):
         assert re.search(reason, answer)
+
+
+def figure():
+    """The script that draws the figure."""
+    path = Path(__file__).parents[4] / "docs" / "make_pipeline_figure.py"
+    spec = importlib.util.spec_from_file_location("make_pipeline_figure", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def recorded(schedule, micro_batches):
+    return figure().record(schedule, micro_batches)
+
+
+@pytest.mark.parametrize("micro_batches", [4, 8])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_ranks_are_idle_as_long_as_the_formula_says(four, schedule, micro_batches):
+    runs = 2 if schedule == "interleaved" else 1
+    drawn = figure()
+    works = drawn.timeline(four.run(recorded, schedule, micro_batches), runs)
+    assert len(works) == 2 * 4 * runs * micro_batches
+    idle = bubble_fraction(schedule, ranks=4, micro_batches=micro_batches)
+    assert drawn.idle_fraction(works, 4) == idle
+    kept = {"gpipe": [micro_batches] * 4, "1f1b": [4, 3, 2, 1]}.get(schedule)
+    assert kept is None or [drawn.most_kept(works, rank) for rank in range(4)] == kept
+
+
+def test_the_bubble_shrinks_with_more_micro_batches_and_more_runs():
+    assert bubble_fraction("gpipe", ranks=4, micro_batches=8) == Fraction(3, 11)
+    assert bubble_fraction("1f1b", ranks=4, micro_batches=32) == Fraction(3, 35)
+    assert bubble_fraction("interleaved", ranks=4, micro_batches=8) == Fraction(3, 19)
+    assert bubble_fraction("interleaved", ranks=4, micro_batches=8, runs=4) == Fraction(3, 35)
