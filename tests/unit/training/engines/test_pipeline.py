@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training import seeded
 from fedcore.training.engines.schedules import bubble_fraction
-from tests.support.engine_runs import TINY, Run, engine_of, examples_of, saved, trained, write_initial
+from tests.support.gpt_runs import TINY, Run, engine_of, examples_of, saved, trained, write_initial
 from tests.support.ranks import Ranks
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")

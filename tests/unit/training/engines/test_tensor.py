@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training.engines.plan import ParallelPlan
-from tests.support.engine_runs import TINY, Run, engine_of, examples_of, saved, trained, write_initial
+from tests.support.gpt_runs import TINY, Run, engine_of, examples_of, saved, trained, write_initial
 from tests.support.ranks import Ranks
 
 TP = {"engine": "tp"}
