@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from client_app.agent import Agent
+from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
 from client_app.ledger import FolderLock, Ledger
 from client_app.output import Output
@@ -101,6 +102,7 @@ async def run(options: Options) -> int:
                     state_dir=state_dir,
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
+                    eligibility=Eligibility.of(kit.policy.eligibility),
                 )
                 return await _until_signal(client_, worker)
     finally:
