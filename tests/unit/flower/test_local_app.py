@@ -195,7 +195,7 @@ class TestPersonal:
 
     def test_ditto_trains_a_model_of_its_own_and_sends_the_other(self):
         plain = Client(app()).train(initial())
-        near, far = (Client(app(personal=Personal(ditto=mu))) for mu in (1.0, 0.01))
+        near, far = (Client(app(personal=Personal(ditto=mu))) for mu in (3.0, 0.01))
         for client in (near, far):
             assert same(client.train(initial()), plain)  # what is sent is what FedAvg sends
         assert distance(near.store.load(), initial()) < 0.7 * distance(far.store.load(), initial())
