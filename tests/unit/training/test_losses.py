@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fedcore.data import Split
 from fedcore.errors import UsageError
-from fedcore.training import evaluate, seeded
+from fedcore.training import evaluate, local_engine, seeded
 from fedcore.training.losses import IGNORED, Tally, loss_of, per_example_cross_entropy, predicted, tally
 from fedcore.training.models import char_lstm
 
@@ -106,7 +106,7 @@ def test_evaluation_counts_the_characters_of_sequences():
     y[rng.random(y.shape) < 0.3] = IGNORED
     with seeded(0):
         model = char_lstm(7, embedding=3, hidden=5)
-    result = evaluate(model, Split(x=x, y=y))
+    result = evaluate(local_engine(model), Split(x=x, y=y))
     with torch.no_grad():
         logits = model(torch.from_numpy(x))
     counted = torch.from_numpy(y) != IGNORED
@@ -121,4 +121,4 @@ def test_uniform_predictions_cost_the_log_of_the_classes():
     model = nn.Sequential(nn.Embedding(9, 9))
     nn.init.zeros_(model[0].weight)
     x = np.zeros((4, 3), np.int64)
-    assert evaluate(model, Split(x=x, y=x)).loss == pytest.approx(math.log(9), rel=1e-6)
+    assert evaluate(local_engine(model), Split(x=x, y=x)).loss == pytest.approx(math.log(9), rel=1e-6)
