@@ -151,7 +151,7 @@ class TestSharing:
 class TestPersonal:
     def test_what_is_personal_never_leaves_and_comes_back(self):
         """FedPer: two clients with opposite labels share a body, and each keeps a head that suits it."""
-        shared = app(personal=Personal(patterns=("head.*",)))
+        shared = app(personal=lambda config: Personal(patterns=("head.*",)))
         clients = [Client(shared, 1), Client(shared, 2)]
         model = initial(leave_out=("head",))
         for server_round in range(1, 16):
@@ -165,13 +165,19 @@ class TestPersonal:
         plain = Client(app(), 1).train(initial(), 1)
         assert Client(app(), 2).test(plain)["accuracy"] < 0.6
 
+    def test_a_server_begins_with_what_is_shared(self):
+        shared = app(personal=lambda config: Personal(patterns=("head.*",)))
+        arrays = shared.initial_arrays(CONFIG)
+        assert list(arrays) == list(initial(leave_out=("head",)))
+        assert np.array_equal(arrays["body.weight"].numpy(), initial()["body.weight"])
+
     def test_the_server_cannot_send_what_is_personal(self):
-        client = Client(app(personal=Personal(patterns=("norm.*",))))
+        client = Client(app(personal=lambda config: Personal(patterns=("norm.*",))))
         with pytest.raises(ConfigurationError, match="norm"):
             client.train(initial())
 
     def test_a_client_that_kept_nothing_begins_with_the_app_s_own_values(self):
-        shared = app(personal=Personal(patterns=("head.*",)))
+        shared = app(personal=lambda config: Personal(patterns=("head.*",)))
         model = initial(leave_out=("head",))
         first = Client(shared, 1).test(model)
         Client(shared, 2).train(model)  # the engine now holds the head of another client
@@ -180,10 +186,10 @@ class TestPersonal:
     @pytest.mark.parametrize("patterns", [("tail.*",), ("*",)])
     def test_patterns_that_match_nothing_or_everything_are_refused(self, patterns):
         with pytest.raises(ConfigurationError):
-            Client(app(personal=Personal(patterns=patterns))).train(initial())
+            Client(app(personal=lambda config: Personal(patterns=patterns))).train(initial())
 
     def test_the_fine_tuned_model_is_kept_and_measured_beside_the_global_one(self):
-        client = Client(app(personal=Personal(keep_model=True)))
+        client = Client(app(personal=lambda config: Personal(keep_model=True)))
         before = client.test(initial())
         assert before["personal_accuracy"] == before["accuracy"]  # nothing kept yet
         trained = client.train(initial())
@@ -195,7 +201,8 @@ class TestPersonal:
 
     def test_ditto_trains_a_model_of_its_own_and_sends_the_other(self):
         plain = Client(app()).train(initial())
-        near, far = (Client(app(personal=Personal(ditto=mu))) for mu in (3.0, 0.01))
+        near = Client(app(personal=lambda config: Personal(ditto=3.0)))
+        far = Client(app(personal=lambda config: Personal(ditto=0.01)))
         for client in (near, far):
             assert same(client.train(initial()), plain)  # what is sent is what FedAvg sends
         assert distance(near.store.load(), initial()) < 0.7 * distance(far.store.load(), initial())
