@@ -94,7 +94,7 @@ class _Recipe:
             build=lambda: self.model(config),
             optimizer=self.optimizer(config).build,
             loss=self.loss,
-            initial=personal.has_patterns,
+            initial=personal.parts,
         )
         engine = make_engine(recipe, engine_config, world)
         averaged = self.optimizer_state == "average"

@@ -15,7 +15,7 @@ from fedcore.flower.result import Write
 from fedcore.state import Layout, MemorySink, ModelState
 from fedcore.training.engines import Engine, Proximal
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries
-from fedcore.training.personal import split_names
+from fedcore.training.personal import personal_names
 from fedcore.wire import MetricValue
 
 PREFIX = "personal_"
@@ -25,25 +25,27 @@ PREFIX = "personal_"
 class Personal:
     """What stays on the client.
 
-    patterns: names of parameters and buffers, with * and ?, that never leave it and are never overwritten: the head
-    (FedPer, Arivazhagan et al. 2019) or the normalisation layers (FedBN, Li et al. 2021).
+    patterns: names of parameters and buffers, with * and ?, that never leave it and are never overwritten, such as the
+    head (FedPer, Arivazhagan et al. 2019). batch_norm: nor do the layers of batch normalisation (FedBN, Li et al. 2021).
     keep_model: keep the model as it was after the local training, fine-tuned, for use on the client.
     ditto: strength of the pull of a second, personal model towards the global one (Ditto, Li et al. 2021); 0 for none.
     """
 
     patterns: tuple[str, ...] = ()
+    batch_norm: bool = False
     keep_model: bool = False
     ditto: float = 0.0
 
     def __post_init__(self) -> None:
         if self.ditto < 0:
             raise ConfigurationError(f"the pull of ditto cannot be {self.ditto}")
-        if self.ditto and (self.patterns or self.keep_model):
-            raise ConfigurationError("ditto keeps a whole personal model; it goes with neither patterns nor keep_model")
+        if self.ditto and (self.parts or self.keep_model):
+            raise ConfigurationError("ditto keeps a whole personal model; it goes with no other way of keeping one")
 
     @property
-    def has_patterns(self) -> bool:
-        return bool(self.patterns)
+    def parts(self) -> bool:
+        """Whether some tensors stay on the client."""
+        return bool(self.patterns) or self.batch_norm
 
     @property
     def whole(self) -> bool:
@@ -67,8 +69,12 @@ class Personalization:
     @classmethod
     def of(cls, personal: Personal, engine: Engine, *, averaged: bool) -> Self:
         """Raises ConfigurationError for a pattern that matches nothing, or all."""
-        names = [entry.spec.name for entry in engine.entries()]
-        own = frozenset(split_names(names, personal.patterns)[0]) if personal.patterns else frozenset[str]()
+        own: frozenset[str] = frozenset()
+        if personal.parts:
+            with torch.device("meta"):  # the whole model, of which a rank may hold a part only, for its names
+                own = frozenset(
+                    personal_names(engine.recipe.build(), personal.patterns, batch_norm=personal.batch_norm)
+                )
         made = cls(personal=personal, own=own, initial=None, averaged=averaged)
         if own:
             entries = made._own_entries(engine)

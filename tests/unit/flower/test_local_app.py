@@ -183,6 +183,11 @@ class TestPersonal:
         Client(shared, 2).train(model)  # the engine now holds the head of another client
         assert Client(shared, 1).test(model) == first
 
+    def test_fedbn_keeps_the_normalisation(self):
+        shared = app(personal=lambda config: Personal(batch_norm=True))
+        state = Client(shared).train(initial(leave_out=("norm",)))
+        assert list(state) == ["body.weight", "body.bias", "head.weight", "head.bias"]
+
     @pytest.mark.parametrize("patterns", [("tail.*",), ("*",)])
     def test_patterns_that_match_nothing_or_everything_are_refused(self, patterns):
         with pytest.raises(ConfigurationError):
