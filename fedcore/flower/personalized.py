@@ -26,7 +26,8 @@ class Personal:
     """What stays on the client.
 
     patterns: names of parameters and buffers, with * and ?, that never leave it and are never overwritten, such as the
-    head (FedPer, Arivazhagan et al. 2019). batch_norm: nor do the layers of batch normalisation (FedBN, Li et al. 2021).
+    head (FedPer, Arivazhagan et al. 2019). batch_norm: the same for all layers of batch normalisation (FedBN, Li et al.
+    2021).
     keep_model: keep the model as it was after the local training, fine-tuned, for use on the client.
     ditto: strength of the pull of a second, personal model towards the global one (Ditto, Li et al. 2021); 0 for none.
     """
