@@ -51,12 +51,11 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
     assert all(".lora_A." in name or ".lora_B." in name for name in start)
     assert state.layout.nbytes == 4 * ADAPTER_PARAMETERS
     trainings = [exchange for exchange in exchanges if exchange["message_type"] == "train"]
-    assert len(trainings) == 3
-    for exchange in trainings:
+    # The first exchange takes 32 bits a parameter, those after it 16, and a little is for the metrics.
+    for exchange, width in zip(trainings, (4, 2, 2), strict=True):
         assert len(exchange["survivors"]) == 3
         assert set(exchange["bytes_down"].values()) == {4 * ADAPTER_PARAMETERS}
-        # Two bytes a parameter and a little for the metrics: a small part of the base, let alone of both.
-        assert max(exchange["bytes_up"].values()) < 2 * ADAPTER_PARAMETERS + 1000 < BASE_PARAMETERS
+        assert max(exchange["bytes_up"].values()) < width * ADAPTER_PARAMETERS + 1000 < BASE_PARAMETERS
 
     # Every client of the simulation trained this very model object: its frozen part is what it was.
     now = dict(model.named_parameters())

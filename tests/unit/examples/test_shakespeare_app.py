@@ -6,7 +6,6 @@ from flwr.app import ArrayRecord
 
 from fedcore.data import load_shakespeare
 from fedcore.data.shakespeare import NO_TARGET
-from fedcore.training import derive_seed
 from tests.unit.examples.flower_messages import app_modules, context, message, project, run_app, run_config
 
 
@@ -26,7 +25,6 @@ def test_one_client_learns_to_guess_characters():
     # Equal chances for 75 characters cost ln 75 = 4.32; the frequencies of characters alone about 3.2.
     assert before["eval_loss"] == pytest.approx(np.log(75), abs=0.05)
     assert after["eval_loss"] < 3.6
-    assert after["eval_acc"] > 0.1
 
 
 def test_every_role_is_a_client_and_results_count_characters():
@@ -40,26 +38,22 @@ def test_every_role_is_a_client_and_results_count_characters():
     for i, (train, test) in zip((0, 500, 1159), parts, strict=True):
         assert set(train.groups) == set(test.groups) == {i}
         assert len(train) == (data.train.groups == i).sum()
-    assert tested["num-examples"] == (parts[1][1].y != NO_TARGET).sum()
-
-
-def test_no_client_reports_more_examples_than_the_settings_allow():
-    data = load_shakespeare()
-    windows = np.bincount(data.train.groups).max()
-    characters = np.bincount(data.test.groups, weights=(data.test.y != NO_TARGET).sum(axis=1)).max()
-    assert max(windows, characters) <= project("shakespeare")["tool"]["fedcore"]["w-max"]
+    counted = np.bincount(data.test.groups, weights=(data.test.y != NO_TARGET).sum(axis=1))
+    assert tested["num-examples"] == counted[500]
+    # No client reports more than the app's settings allow.
+    allowed = project("shakespeare")["tool"]["fedcore"]["w-max"]
+    assert max(np.bincount(data.train.groups).max(), counted.max()) <= allowed
 
 
 def test_the_same_seed_draws_the_same_roles():
-    settings = {"num_server_rounds": 2, "fraction_train": 0.002, "fraction_evaluate": 0.0}
+    settings = {"num_server_rounds": 1, "fraction_train": 0.002, "fraction_evaluate": 0.0, "batch_size": 0}
 
     def drawn(seed):
         grid = run_app("shakespeare", clients=1160, seed=seed, **settings)
         return [each.metadata.src_node_id for each in grid.replies]
 
     first = drawn(1)
-    # A fifth of a per cent of 1,160 nodes, in each of two rounds.
-    assert len(first) == 4
+    # A fifth of a per cent of 1,160 nodes.
+    assert len(first) == 2
     assert drawn(1) == first
     assert drawn(2) != first
-    assert derive_seed("sampled nodes", 1) != derive_seed("sampled nodes", 2)
