@@ -13,6 +13,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.flower.keeping import Store
 from fedcore.flower.result import Write
 from fedcore.state import Layout, MemorySink, ModelState
+from fedcore.training.adapters import adapter_names
 from fedcore.training.engines import Engine, Proximal
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries
 from fedcore.training.personal import personal_names
@@ -58,25 +59,30 @@ class Personal:
 class Personalization:
     """Carries out a `Personal` on one engine.
 
-    own: names of the tensors that stay. initial: their values when the engine was made, for a client that has kept
-    nothing yet. averaged: whether the optimizer's state is part of what the server holds.
+    own: names of the tensors that stay. frozen: names of those that never change and are the same everywhere. initial:
+    the values of the client's own when the engine was made, for one that has kept nothing yet. averaged: whether the
+    optimizer's state is part of what the server holds.
     """
 
     personal: Personal
     own: frozenset[str]
+    frozen: frozenset[str]
     initial: ModelState | None
     averaged: bool
 
     @classmethod
-    def of(cls, personal: Personal, engine: Engine, *, averaged: bool) -> Self:
-        """Raises ConfigurationError for a pattern that matches nothing, or all."""
+    def of(cls, personal: Personal, engine: Engine, *, averaged: bool, adapter: bool) -> Self:
+        """Raises ConfigurationError for a pattern that matches nothing, or all, and for an adapter that is all or none."""
         own: frozenset[str] = frozenset()
         if personal.parts:
             with torch.device("meta"):  # the whole model, of which a rank may hold a part only, for its names
                 own = frozenset(
                     personal_names(engine.recipe.build(), personal.patterns, batch_norm=personal.batch_norm)
                 )
-        made = cls(personal=personal, own=own, initial=None, averaged=averaged)
+        frozen: frozenset[str] = frozenset()
+        if adapter:
+            frozen = frozenset(entry.spec.name for entry in engine.entries()) - set(adapter_names(engine.module))
+        made = cls(personal=personal, own=own, frozen=frozen, initial=None, averaged=averaged)
         if own:
             entries = made._own_entries(engine)
             sink = MemorySink(_layout(entries)) if engine.world.rank == 0 else None
@@ -129,7 +135,7 @@ class Personalization:
     # --- which tensors --------------------------------------------------------------------------------------------
 
     def _shared_entries(self, engine: Engine) -> list[Entry]:
-        return [entry for entry in engine.entries() if entry.spec.name not in self.own]
+        return [entry for entry in engine.entries() if entry.spec.name not in self.own | self.frozen]
 
     def _own_entries(self, engine: Engine) -> list[Entry]:
         return [entry for entry in engine.entries() if entry.spec.name in self.own]
