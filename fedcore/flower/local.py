@@ -145,10 +145,16 @@ class LocalApp(ClientApp):
         warm = self._engine_for(job.config, engine_config)
         work = warm.personalization
         if trains:
-            work.prepare(warm.engine, model, store, lambda proximal: self._fit(warm, replace(job, proximal=proximal)))
+            work.prepare(
+                warm.engine,
+                model,
+                store,
+                job.server_round,
+                lambda proximal: self._fit(warm, replace(job, proximal=proximal)),
+            )
             metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
             examples, rest = _split(metrics)
-            work.keep(warm.engine, store, about={"round": job.server_round, "metrics": rest})
+            work.keep(warm.engine, store, job.server_round, rest)
             layout, write = work.shared(warm.engine)
             return LocalResult(examples=examples, metrics=rest, layout=layout, write=write)
         examples, rest = _split(work.evaluate(warm.engine, model, store, lambda: self._evaluate(warm.engine, job)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.keeping import Store
+from fedcore.flower.keeping import Kept, Store
 from fedcore.flower.result import Write
 from fedcore.state import Layout, MemorySink, ModelState
 from fedcore.training.adapters import adapter_names
@@ -72,7 +72,7 @@ class Personalization:
 
     @classmethod
     def of(cls, personal: Personal, engine: Engine, *, averaged: bool, adapter: bool) -> Self:
-        """Raises ConfigurationError for a pattern that matches nothing, or all, and for an adapter that is all or none."""
+        """Raises ConfigurationError for patterns that match nothing or all, and for an adapter that is all or none."""
         own: frozenset[str] = frozenset()
         if personal.parts:
             with torch.device("meta"):  # the whole model, of which a rank may hold a part only, for its names
@@ -95,7 +95,8 @@ class Personalization:
         engine: Engine,
         model: ModelState | None,
         store: Store,
-        fit: Callable[[Proximal], object],
+        server_round: int,
+        fit: Callable[[Proximal], Mapping[str, MetricValue]],
     ) -> None:
         """Put the model that is to be trained into the engine; with ditto, train the personal one with `fit` first."""
         if self.personal.ditto:
@@ -104,14 +105,14 @@ class Personalization:
             kept = self._kept(engine, store)
             if kept.exists:
                 load_entries(self._whole_entries(engine), kept.state, engine.world)
-            fit(Proximal(mu=self.personal.ditto, anchor=anchor))
-            self._save(engine, store, {})
+            metrics = fit(Proximal(mu=self.personal.ditto, anchor=anchor))
+            self._save(engine, store, server_round, metrics)
         self._receive(engine, model, store)
 
-    def keep(self, engine: Engine, store: Store, about: Mapping[str, Any]) -> None:
+    def keep(self, engine: Engine, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
         """After the training: keep what stays."""
         if self.own or self.personal.keep_model:
-            self._save(engine, store, about)
+            self._save(engine, store, server_round, metrics)
 
     def shared(self, engine: Engine) -> tuple[Layout, Write]:
         """What goes to the server: its layout, and what writes it."""
@@ -157,22 +158,24 @@ class Personalization:
             source = _part(kept.state, entries) if kept.exists else self.initial
             load_entries(entries, source, engine.world)
 
-    def _kept(self, engine: Engine, store: Store) -> _Kept:
+    def _kept(self, engine: Engine, store: Store) -> _Found:
         """What the store has; rank 0 decides, since another machine has none."""
-        state = store.load() if engine.world.rank == 0 else None
+        state = store.load(_layout(self._whole_entries(engine))) if engine.world.rank == 0 else None
         exists = torch.tensor(float(state is not None), device=engine.device)
-        return _Kept(bool(engine.world.sum(exists) > 0), state)
+        return _Found(bool(engine.world.sum(exists) > 0), state)
 
-    def _save(self, engine: Engine, store: Store, about: Mapping[str, Any]) -> None:
+    def _save(self, engine: Engine, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
         entries = self._whole_entries(engine)
         if engine.world.rank == 0:
+            own = tuple(entry.spec.name for entry in entries if self.personal.whole or entry.spec.name in self.own)
+            about = Kept(server_round=server_round, personal=own, metrics=dict(metrics))
             store.save(_layout(entries), partial(save_entries, entries, world=engine.world), about)
         else:
             save_entries(entries, None, engine.world)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Found:
     exists: bool
     state: ModelState | None
 
