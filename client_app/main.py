@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+import click
 import typer
 
 from client_app.agent import Agent
+from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
+from client_app.export import export
 from client_app.ledger import FolderLock, Ledger
 from client_app.output import Output
 from client_app.transport import Transport, signer, tls_context
@@ -26,6 +29,7 @@ from fedcore.flower.bundle import AppBundle
 from fedcore.wire import Scalar
 
 app = typer.Typer(add_completion=False)
+app.command()(export)
 INTERRUPTED: Final = 130
 _MASK_THREADS: Final = 4
 
@@ -42,10 +46,15 @@ class Options:
     json: bool = False
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def client(
-    kit: Annotated[Path, typer.Option(help="This client's kit, a folder that `fedcore provision` made.")],
-    app_dir: Annotated[Path, typer.Option("--app", help="The Flower app that this client agrees to run.")],
+    context: typer.Context,
+    kit: Annotated[
+        Path | None, typer.Option(help="This client's kit, a folder that `fedcore provision` made; required.")
+    ] = None,
+    app_dir: Annotated[
+        Path | None, typer.Option("--app", help="The Flower app that this client agrees to run; required.")
+    ] = None,
     node_config: Annotated[
         str, typer.Option(metavar="'K=V ...'", help="Overrides of the kit's node config, as TOML values.")
     ] = "",
@@ -64,6 +73,10 @@ def client(
     Ctrl-C or SIGTERM leaves an open round in good order; the exit status is then 130 for Ctrl-C and 0 for SIGTERM.
     A second signal ends it at once. What the kit's policy.toml does not allow is refused, whatever the server says.
     """
+    if context.invoked_subcommand is not None:
+        return
+    if kit is None or app_dir is None:  # not required by their types, since `fedcore client export` goes without
+        raise click.MissingParameter(param_type="option", param_hint="'--kit'" if kit is None else "'--app'")
     options = Options(kit=kit, app=app_dir, node_config=node_config, data_dir=data_dir, state_dir=state_dir, json=json)
     try:
         status = asyncio.run(run(options))
@@ -101,6 +114,7 @@ async def run(options: Options) -> int:
                     state_dir=state_dir,
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
+                    eligibility=Eligibility.of(kit.policy.eligibility),
                 )
                 return await _until_signal(client_, worker)
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
-from flwr.app import Context, Message, MetricRecord, RecordDict, UserConfig
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -25,7 +25,7 @@ from fedcore.flower.keeping import ContextStore, Store
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, state_from_arrays
 from fedcore.flower.result import LocalResult
-from fedcore.state import ModelState
+from fedcore.state import MemorySink, ModelState
 from fedcore.training.engines import Engine, EngineConfig, PerExampleLoss, Proximal, Recipe, World, make_engine
 from fedcore.training.losses import per_example_cross_entropy
 from fedcore.training.optimizers import OptimizerConfig
@@ -67,17 +67,22 @@ def local_app(
     train: Work,
     evaluate: Work,
     loss: PerExampleLoss = per_example_cross_entropy,
-    personal: Personal | None = None,
+    personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
+    adapter: bool = False,
 ) -> LocalApp:
     """A ClientApp that trains and evaluates on an engine.
 
-    model, optimizer: made from the run config. loss: of each example. personal: what stays on the client.
-    optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
-    (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
+    model, optimizer, personal: made from the run config; personal says what stays on the client. loss: of each
+    example. optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last
+    round (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
+    adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
+    every client and on the server.
     """
-    recipe = _Recipe(model=model, optimizer=optimizer, loss=loss)
-    return LocalApp(recipe, train, evaluate, personal or Personal(), optimizer_state)
+    recipe = _Recipe(
+        model=model, optimizer=optimizer, loss=loss, personal=personal, optimizer_state=optimizer_state, adapter=adapter
+    )
+    return LocalApp(recipe, train, evaluate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +90,22 @@ class _Recipe:
     model: Callable[[UserConfig], nn.Module]
     optimizer: Callable[[UserConfig], OptimizerConfig]
     loss: PerExampleLoss
+    personal: Callable[[UserConfig], Personal]
+    optimizer_state: OptimizerState
+    adapter: bool
 
-    def build(self, config: UserConfig, *, initial: bool) -> Recipe:
-        return Recipe(
-            build=lambda: self.model(config), optimizer=self.optimizer(config).build, loss=self.loss, initial=initial
+    def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> _Warm:
+        personal = self.personal(config)
+        recipe = Recipe(
+            build=lambda: self.model(config),
+            optimizer=self.optimizer(config).build,
+            loss=self.loss,
+            initial=personal.parts or self.adapter,
         )
+        engine = make_engine(recipe, engine_config, world)
+        averaged = self.optimizer_state == "average"
+        work = Personalization.of(personal, engine, averaged=averaged, adapter=self.adapter)
+        return _Warm(dict(config), engine, work)
 
 
 @dataclass(slots=True)
@@ -106,12 +122,9 @@ class _Warm:
 class LocalApp(ClientApp):
     """What `local_app` makes; its engine stays warm from one task to the next."""
 
-    def __init__(
-        self, recipe: _Recipe, train: Work, evaluate: Work, personal: Personal, optimizer_state: OptimizerState
-    ) -> None:
+    def __init__(self, recipe: _Recipe, train: Work, evaluate: Work) -> None:
         super().__init__()
         self._recipe, self._train, self._evaluate = recipe, train, evaluate
-        self._personal, self._optimizer_state = personal, optimizer_state
         self._warm: _Warm | None = None
         self.train()(self._answer)
         self.evaluate()(self._answer)
@@ -132,14 +145,28 @@ class LocalApp(ClientApp):
         warm = self._engine_for(job.config, engine_config)
         work = warm.personalization
         if trains:
-            work.prepare(warm.engine, model, store, lambda proximal: self._fit(warm, replace(job, proximal=proximal)))
+            work.prepare(
+                warm.engine,
+                model,
+                store,
+                job.server_round,
+                lambda proximal: self._fit(warm, replace(job, proximal=proximal)),
+            )
             metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
             examples, rest = _split(metrics)
-            work.keep(warm.engine, store, about={"round": job.server_round, "metrics": rest})
+            work.keep(warm.engine, store, job.server_round, rest)
             layout, write = work.shared(warm.engine)
             return LocalResult(examples=examples, metrics=rest, layout=layout, write=write)
         examples, rest = _split(work.evaluate(warm.engine, model, store, lambda: self._evaluate(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)
+
+    def initial_arrays(self, config: UserConfig) -> ArrayRecord:
+        """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state."""
+        warm = self._recipe.warm(config, EngineConfig(), World())
+        layout, write = warm.personalization.shared(warm.engine)
+        sink = MemorySink(layout)
+        write(sink)
+        return arrays_from_state(sink.state())
 
     def _fit(self, warm: _Warm, job: LocalJob) -> Metrics:
         self._begin(warm, job.client)
@@ -147,9 +174,9 @@ class LocalApp(ClientApp):
 
     def _begin(self, warm: _Warm, client: int) -> None:
         """The optimizer as the round begins; in a simulation one engine serves many clients."""
-        if self._optimizer_state == "reset":
+        if self._recipe.optimizer_state == "reset":
             warm.engine.reset_optimizer()
-        elif self._optimizer_state == "keep" and warm.client != client:
+        elif self._recipe.optimizer_state == "keep" and warm.client != client:
             warm.histories[warm.client] = warm.engine.optimizer.state_dict()
             warm.engine.reset_optimizer()
             if client in warm.histories:
@@ -160,10 +187,7 @@ class LocalApp(ClientApp):
         if self._warm is None or self._warm.config != config:
             if self._warm is not None:
                 self._warm.engine.close()
-            recipe = self._recipe.build(config, initial=self._personal.has_patterns)
-            engine = make_engine(recipe, engine_config, World.current())
-            averaged = self._optimizer_state == "average"
-            self._warm = _Warm(dict(config), engine, Personalization.of(self._personal, engine, averaged=averaged))
+            self._warm = self._recipe.warm(config, engine_config, World.current())
         return self._warm
 
     def _answer(self, message: Message, context: Context) -> Message:

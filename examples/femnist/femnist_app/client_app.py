@@ -3,7 +3,7 @@
 from fedcore.data import Split
 from fedcore.flower.local import LocalJob, Metrics, local_app
 from fedcore.training import Engine, derive_seed, evaluate, train
-from femnist_app.task import initial_model, local_data, optimizer
+from femnist_app.task import initial_model, local_data, optimizer, personal
 
 
 def fit(engine: Engine, job: LocalJob) -> Metrics:
@@ -42,4 +42,10 @@ def _round_seed(job: LocalJob) -> int:
     return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))
 
 
-app = local_app(model=lambda config: initial_model(int(config["seed"])), optimizer=optimizer, train=fit, evaluate=test)
+app = local_app(
+    model=lambda config: initial_model(int(config["seed"])),
+    optimizer=optimizer,
+    train=fit,
+    evaluate=test,
+    personal=personal,
+)

@@ -24,7 +24,7 @@ from fedcore.training.engines.loading import Loaders, TrainingData
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import per_example_cross_entropy
-from fedcore.training.personal import add_proximal_gradient
+from fedcore.training.proximal import add_proximal_gradient
 from fedcore.training.seeds import derive_seed
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]

@@ -81,6 +81,9 @@ class Client:
         job = self._job(server_round, message)
         return self.app.run(job, model, trains=True, store=self.store).state()
 
+    def kept(self):
+        return self.store.load(initial().layout)
+
     def test(self, model, server_round=1):
         return self.app.run(self._job(server_round, {}), model, trains=False, store=self.store).metrics
 
@@ -151,7 +154,7 @@ class TestSharing:
 class TestPersonal:
     def test_what_is_personal_never_leaves_and_comes_back(self):
         """FedPer: two clients with opposite labels share a body, and each keeps a head that suits it."""
-        shared = app(personal=Personal(patterns=("head.*",)))
+        shared = app(personal=lambda config: Personal(patterns=("head.*",)))
         clients = [Client(shared, 1), Client(shared, 2)]
         model = initial(leave_out=("head",))
         for server_round in range(1, 16):
@@ -165,29 +168,40 @@ class TestPersonal:
         plain = Client(app(), 1).train(initial(), 1)
         assert Client(app(), 2).test(plain)["accuracy"] < 0.6
 
+    def test_a_server_begins_with_what_is_shared(self):
+        shared = app(personal=lambda config: Personal(patterns=("head.*",)))
+        arrays = shared.initial_arrays(CONFIG)
+        assert list(arrays) == list(initial(leave_out=("head",)))
+        assert np.array_equal(arrays["body.weight"].numpy(), initial()["body.weight"])
+
     def test_the_server_cannot_send_what_is_personal(self):
-        client = Client(app(personal=Personal(patterns=("norm.*",))))
+        client = Client(app(personal=lambda config: Personal(patterns=("norm.*",))))
         with pytest.raises(ConfigurationError, match="norm"):
             client.train(initial())
 
     def test_a_client_that_kept_nothing_begins_with_the_app_s_own_values(self):
-        shared = app(personal=Personal(patterns=("head.*",)))
+        shared = app(personal=lambda config: Personal(patterns=("head.*",)))
         model = initial(leave_out=("head",))
         first = Client(shared, 1).test(model)
         Client(shared, 2).train(model)  # the engine now holds the head of another client
         assert Client(shared, 1).test(model) == first
 
+    def test_fedbn_keeps_the_normalisation(self):
+        shared = app(personal=lambda config: Personal(batch_norm=True))
+        state = Client(shared).train(initial(leave_out=("norm",)))
+        assert list(state) == ["body.weight", "body.bias", "head.weight", "head.bias"]
+
     @pytest.mark.parametrize("patterns", [("tail.*",), ("*",)])
     def test_patterns_that_match_nothing_or_everything_are_refused(self, patterns):
         with pytest.raises(ConfigurationError):
-            Client(app(personal=Personal(patterns=patterns))).train(initial())
+            Client(app(personal=lambda config: Personal(patterns=patterns))).train(initial())
 
     def test_the_fine_tuned_model_is_kept_and_measured_beside_the_global_one(self):
-        client = Client(app(personal=Personal(keep_model=True)))
+        client = Client(app(personal=lambda config: Personal(keep_model=True)))
         before = client.test(initial())
         assert before["personal_accuracy"] == before["accuracy"]  # nothing kept yet
         trained = client.train(initial())
-        assert same(client.store.load(), trained)
+        assert same(client.kept(), trained)
         after = client.test(initial())
         assert after["accuracy"] == before["accuracy"]
         assert after["personal_accuracy"] > after["accuracy"]
@@ -195,13 +209,14 @@ class TestPersonal:
 
     def test_ditto_trains_a_model_of_its_own_and_sends_the_other(self):
         plain = Client(app()).train(initial())
-        near, far = (Client(app(personal=Personal(ditto=mu))) for mu in (1.0, 0.01))
+        near = Client(app(personal=lambda config: Personal(ditto=3.0)))
+        far = Client(app(personal=lambda config: Personal(ditto=0.01)))
         for client in (near, far):
             assert same(client.train(initial()), plain)  # what is sent is what FedAvg sends
-        assert distance(near.store.load(), initial()) < 0.7 * distance(far.store.load(), initial())
-        first = near.store.load()
+        assert distance(near.kept(), initial()) < 0.7 * distance(far.kept(), initial())
+        first = near.kept()
         near.train(initial(), 2)
-        assert not same(near.store.load(), first)  # it goes on from where it was
+        assert not same(near.kept(), first)  # it goes on from where it was
         assert set(near.test(initial())) == {"accuracy", "personal_accuracy"}
 
     def test_ditto_goes_with_no_other_way(self):
