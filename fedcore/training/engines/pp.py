@@ -17,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from fedcore.training.engines.base import Engine
 from fedcore.training.engines.batches import Batch
+from fedcore.training.engines.building import unplaced
 from fedcore.training.engines.schedules import Schedule, check_micro_batches, make_schedule
 from fedcore.training.engines.stages import Cut, Stage, cut
 from fedcore.training.engines.transfer import Entry
@@ -47,8 +48,9 @@ class PipelineEngine(Engine):
     def _build(self) -> None:
         runs = 2 if self.config.schedule == "interleaved" else 1
         check_micro_batches(self.config.schedule, ranks=self.world.size, micro_batches=self.micro_batches)
-        self._cut = cut(self.recipe, self.world.size, runs=runs)
-        self.module = self.model = self._cut.keep(self.recipe, self.world.rank, self.device)
+        self.module = self.model = unplaced(self.recipe)
+        self._cut = cut(self.module, self.world.size, runs=runs)
+        self._cut.keep(self.module, self.world.rank, self.device)
         self._schedules: dict[_Shape, Schedule] = {}
         self._shared = self._groups()
 

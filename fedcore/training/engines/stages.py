@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.errors import ConfigurationError
-from fedcore.training.engines.base import Recipe
-from fedcore.training.engines.building import outline, place, tied_names, unplaced
+from fedcore.training.engines.building import outline, place, tied_names
 from fedcore.training.engines.plan import plan_of
 
 
@@ -47,16 +46,14 @@ class Cut:
         """Numbers of the stages of a rank."""
         return list(range(rank, len(self.stages), self.ranks))
 
-    def keep(self, recipe: Recipe, rank: int, device: torch.device) -> nn.Module:
-        """The model in which only the pieces of `rank` are left, on `device`; the names are those of the whole."""
-        module = unplaced(recipe)
+    def keep(self, module: nn.Module, rank: int, device: torch.device) -> None:
+        """Leave only the pieces of `rank` in the model that was cut, and move them to `device`; names stay."""
         own = {piece for stage in self.own_stages(rank) for piece in self.stages[stage]}
         for piece in itertools.chain.from_iterable(self.stages):
             if piece not in own:
                 path, _, name = piece.rpartition(".")
                 setattr(module.get_submodule(path), name, nn.Identity())
         place(module, device)
-        return module
 
     def boundaries(self, example: Tensor) -> list[Tensor]:
         """What enters each stage, and what leaves the last one, as tensors without memory. example: a micro-batch."""
@@ -90,13 +87,13 @@ class Stage(nn.Module):
         return x if self._sent is None else x.to(self._sent).contiguous()
 
 
-def cut(recipe: Recipe, ranks: int, *, runs: int = 1) -> Cut:
-    """Cut the recipe's model so that the stage with the most parameters has as few as can be.
+def cut(module: nn.Module, ranks: int, *, runs: int = 1) -> Cut:
+    """Where to cut a model so that the stage with the most parameters has as few as can be.
 
     runs: stages of each rank. Raises ConfigurationError for a model that does not say how to cut it, or has too few
     pieces.
     """
-    whole = outline(recipe.build)
+    whole = outline(module)
     pieces = plan_of(whole).pieces
     if not pieces:
         raise ConfigurationError(
