@@ -151,18 +151,21 @@ def frozen_and_masked():
     return nn.Sequential(*layers)
 
 
-def fine_tuned(engine):
-    """Losses of three steps, and the state at the end."""
-    made = engine_of(Run(engine=engine), build=frozen_and_masked, initial=True)
+def fine_tuned(engine, initial):
+    """Losses of three steps, and the state at the end; from the model's own weights, or from the same as a state."""
+    made = engine_of(Run(engine=engine), build=frozen_and_masked, initial=initial)
+    if not initial:
+        made.load(ModelState.from_arrays({n: t.numpy() for n, t in frozen_and_masked().state_dict().items()}))
     generator = np.random.default_rng(0)
     data = Split(x=generator.normal(size=(12, 8)).astype(np.float32), y=generator.integers(0, 3, 12))
     losses = [float(made.total(made.step(batch))) for batch in made.batches(data, batch_size=0, seed=0, steps=3)]
     return losses, saved(made)
 
 
-def test_a_sequential_model_keeps_its_own_weights_and_constants(two):
-    alone, state = fine_tuned({})
-    (losses, found), _ = two.run(fine_tuned, {"engine": "pp", "schedule": "gpipe", "micro-batches": 1})
+@pytest.mark.parametrize("initial", [True, False], ids=["own weights", "loaded weights"])
+def test_a_sequential_model_keeps_what_no_state_holds(two, initial):
+    alone, state = fine_tuned({}, True)
+    (losses, found), _ = two.run(fine_tuned, {"engine": "pp", "schedule": "gpipe", "micro-batches": 1}, initial)
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
     assert list(found) == list(state)
     for name, array in found.items():
