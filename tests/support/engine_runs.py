@@ -23,7 +23,7 @@ FEATURES, CLASSES, LENGTH = 12, 5, 6
 
 
 class Tied(nn.Module):
-    """Next-token scores whose embedding and output layer are one tensor, with a buffer that no state holds."""
+    """Next-token scores whose embedding and output layer are one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +69,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "layers": layers,
     "norm": lambda: layers(norm=True),
     "dropout": lambda: layers(dropout=0.4),
+    # Wide enough for a low-rank approximation to be worth while.
+    "wide": lambda: nn.Sequential(
+        nn.Linear(FEATURES, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, CLASSES)
+    ),
     "tied": Tied,
     "positions": Positions,
 }

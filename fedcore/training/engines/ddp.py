@@ -6,22 +6,11 @@ import contextlib
 import gc
 from contextlib import AbstractContextManager
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from fedcore.training.engines.base import Engine
 from fedcore.training.engines.blocks import prepare
-
-_POWERSGD_RANK = 4
-"""Rank of the approximation: 2 is enough for a ResNet, 4 for an LSTM (Vogels et al. 2019, section 5)."""
-
-_POWERSGD_START = 10
-"""Steps with exact gradients first: early gradients change too fast for an approximation that builds on the last."""
+from fedcore.training.engines.hooks import register_hook
 
 
 class DdpEngine(Engine):
@@ -44,20 +33,14 @@ class DdpEngine(Engine):
             # pass would drop what the others saw.
             forward_sync_buffers=False,
         )
-        self._register_hook()
-
-    def _register_hook(self) -> None:
-        if self.config.hook == "fp16":
-            self.model.register_comm_hook(None, fp16_compress_hook)
-        elif self.config.hook == "bf16":
-            self.model.register_comm_hook(None, bf16_hook)
-        elif self.config.hook == "powersgd":
-            state = PowerSGDState(
-                process_group=None, matrix_approximation_rank=_POWERSGD_RANK, start_powerSGD_iter=_POWERSGD_START
-            )
-            self.model.register_comm_hook(state, powerSGD_hook)
+        register_hook(self.model, self.config.hook)
+        self._traced = not self.config.static_graph
 
     def _synchronised(self, last: bool) -> AbstractContextManager[object]:
+        if not self._traced:
+            # With a static graph the first backward pass decides what is sent when, and may not be left out.
+            self._traced = True
+            return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.model.no_sync()
 
     def close(self) -> None:
@@ -65,22 +48,3 @@ class DdpEngine(Engine):
         super().close()
         del self.model, self.optimizer
         gc.collect()
-
-
-def bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a bucket of gradients, rounded to bfloat16, over the ranks; a Future of the bucket's buffer.
-
-    gloo cannot add bfloat16. There the rounded values are sent as float32, which saves nothing, but gives the numbers
-    that training over NCCL has.
-    """
-    buffer = bucket.buffer()
-    sent = (buffer / dist.get_world_size()).to(torch.bfloat16)
-    if dist.get_backend() == "gloo":
-        sent = sent.to(buffer.dtype)
-
-    def unpack(reduced: torch.futures.Future[list[Tensor]]) -> Tensor:
-        buffer.copy_(reduced.value()[0])
-        return buffer
-
-    averaged: torch.futures.Future[Tensor] = dist.all_reduce(sent, async_op=True).get_future().then(unpack)
-    return averaged

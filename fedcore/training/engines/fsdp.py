@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcore.training.engines.base import Engine, local
 from fedcore.training.engines.batches import Batch
@@ -40,8 +40,13 @@ class FsdpEngine(Engine):
 
     def _shard(self) -> None:
         mesh, precision, offload = self._mesh(), self._mixed_precision(), self._offload()
+        if self.config.precision == "bf16":
+            # Batch norm computes with its running statistics, which stay float32, and cannot mix the two.
+            for norm in [part for part in self.module.modules() if isinstance(part, _BatchNorm)]:
+                fully_shard(norm, mesh=mesh, offload_policy=offload)
         for block in _separate_blocks(self.module):
-            fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
+            if not isinstance(block, FSDPModule):
+                fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
         fully_shard(self.module, mesh=mesh, mp_policy=precision, offload_policy=offload)
 
     def _mesh(self) -> DeviceMesh:
@@ -51,21 +56,19 @@ class FsdpEngine(Engine):
         return init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
     def _mixed_precision(self) -> MixedPrecisionPolicy:
-        """Blocks are gathered and computed in bfloat16, gradients are summed in float32.
+        """Parameters are gathered as bfloat16, and gradients summed in float32.
 
-        Not autocast: it would keep a bfloat16 copy of every gathered block for the backward pass.
+        Autocast, under which the model runs as with every other engine, has then nothing to convert. Alone it would
+        keep a bfloat16 copy of each gathered block until the backward pass.
         """
         if self.config.precision == "fp32":
             return MixedPrecisionPolicy()
-        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
     def _offload(self) -> OffloadPolicy:
         if not self.config.offload:
             return OffloadPolicy()
         return CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _synchronised(self, last: bool) -> Iterator[None]:
