@@ -5,12 +5,14 @@ from __future__ import annotations
 from fedcore.config import EngineConfig
 from fedcore.training.engines.base import Engine, PerExampleLoss, Proximal, Recipe
 from fedcore.training.engines.batches import Batch
+from fedcore.training.engines.ddp import DdpEngine
+from fedcore.training.engines.fsdp import FsdpEngine
 from fedcore.training.engines.single import SingleEngine
 from fedcore.training.engines.world import World
 
 __all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
 
-_ENGINES: dict[str, type[Engine]] = {"single": SingleEngine}
+_ENGINES: dict[str, type[Engine]] = {"single": SingleEngine, "ddp": DdpEngine, "fsdp": FsdpEngine, "hsdp": FsdpEngine}
 
 
 def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World | None = None) -> Engine:
