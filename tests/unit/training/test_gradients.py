@@ -5,6 +5,7 @@ model's, a few out of every tensor of a larger one. The second check moves all p
 a training step does, and takes a central difference of the loss.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,8 +66,9 @@ def drawn(case: Case) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def test_every_shipped_model_is_checked():
-    missing = {name for name in models.__all__ if name not in CASES}
-    assert missing == set()
+    shipped = {name for name in models.__all__ if inspect.isfunction(getattr(models, name))}
+    assert "char_lstm" in shipped
+    assert shipped - CASES.keys() == set()
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
