@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, Us
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedcore.errors import AppError
+from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.keeping import ContextStore, Store
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, state_from_arrays
@@ -96,11 +96,13 @@ class _Recipe:
 
     def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> _Warm:
         personal = self.personal(config)
+        if personal.ditto and self.optimizer_state != "reset":
+            raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
         recipe = Recipe(
             build=lambda: self.model(config),
             optimizer=self.optimizer(config).build,
             loss=self.loss,
-            initial=personal.parts or self.adapter,
+            keep_weights=personal.parts or self.adapter,
         )
         engine = make_engine(recipe, engine_config, world)
         averaged = self.optimizer_state == "average"
@@ -145,27 +147,19 @@ class LocalApp(ClientApp):
         warm = self._engine_for(job.config, engine_config)
         work = warm.personalization
         if trains:
-            work.prepare(
-                warm.engine,
-                model,
-                store,
-                job.server_round,
-                lambda proximal: self._fit(warm, replace(job, proximal=proximal)),
-            )
+            work.prepare(model, store, job.server_round, lambda pull: self._fit(warm, replace(job, proximal=pull)))
             metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
             examples, rest = _split(metrics)
-            work.keep(warm.engine, store, job.server_round, rest)
-            layout, write = work.shared(warm.engine)
-            return LocalResult(examples=examples, metrics=rest, layout=layout, write=write)
-        examples, rest = _split(work.evaluate(warm.engine, model, store, lambda: self._evaluate(warm.engine, job)))
+            work.keep(store, job.server_round, rest)
+            return LocalResult(examples=examples, metrics=rest, layout=work.layout(), write=work.write)
+        examples, rest = _split(work.evaluate(model, store, lambda: self._evaluate(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)
 
     def initial_arrays(self, config: UserConfig) -> ArrayRecord:
         """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state."""
         warm = self._recipe.warm(config, EngineConfig(), World())
-        layout, write = warm.personalization.shared(warm.engine)
-        sink = MemorySink(layout)
-        write(sink)
+        sink = MemorySink(warm.personalization.layout())
+        warm.personalization.write(sink)
         return arrays_from_state(sink.state())
 
     def _fit(self, warm: _Warm, job: LocalJob) -> Metrics:

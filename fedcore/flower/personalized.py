@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import torch
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.keeping import Kept, Store
-from fedcore.flower.result import Write
-from fedcore.state import Layout, MemorySink, ModelState
+from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.adapters import adapter_names
 from fedcore.training.engines import Engine, Proximal
-from fedcore.training.engines.transfer import Entry, load_entries, save_entries
 from fedcore.training.personal import personal_names
 from fedcore.wire import MetricValue
 
@@ -59,14 +56,15 @@ class Personal:
 class Personalization:
     """Carries out a `Personal` on one engine.
 
-    own: names of the tensors that stay. frozen: names of those that never change and are the same everywhere. initial:
-    the values of the client's own when the engine was made, for one that has kept nothing yet. averaged: whether the
-    optimizer's state is part of what the server holds.
+    shared: names of the tensors that come from the server and go to it. own: of those that stay. initial: the values
+    of these when the engine was made, for a client that has kept nothing yet; None on ranks other than 0. averaged:
+    whether the optimizer's state is shared, too.
     """
 
+    engine: Engine
     personal: Personal
+    shared: frozenset[str]
     own: frozenset[str]
-    frozen: frozenset[str]
     initial: ModelState | None
     averaged: bool
 
@@ -76,23 +74,31 @@ class Personalization:
         own: frozenset[str] = frozenset()
         if personal.parts:
             with torch.device("meta"):  # the whole model, of which a rank may hold a part only, for its names
-                own = frozenset(
-                    personal_names(engine.recipe.build(), personal.patterns, batch_norm=personal.batch_norm)
-                )
-        frozen: frozenset[str] = frozenset()
-        if adapter:
-            frozen = frozenset(entry.spec.name for entry in engine.entries()) - set(adapter_names(engine.module))
-        made = cls(personal=personal, own=own, frozen=frozen, initial=None, averaged=averaged)
+                model = engine.recipe.build()
+            own = frozenset(personal_names(model, personal.patterns, batch_norm=personal.batch_norm))
+        names = {spec.name for spec in engine.layout().specs}
+        kept = own | (names - set(adapter_names(engine.module)) if adapter else set())
+        shared = {
+            spec.name for spec in engine.layout(optimizer=averaged).specs if _of_model(spec.name, names) not in kept
+        }
+        initial = None
         if own:
-            entries = made._own_entries(engine)
-            sink = MemorySink(_layout(entries)) if engine.world.rank == 0 else None
-            save_entries(entries, sink, engine.world)
-            made.initial = sink.state() if sink is not None else None
-        return made
+            sink = MemorySink(engine.layout(only=own)) if engine.world.rank == 0 else None
+            engine.save(sink, only=own)
+            initial = sink.state() if sink is not None else None
+        return cls(
+            engine=engine,
+            personal=personal,
+            shared=frozenset(shared),
+            own=own,
+            initial=initial,
+            averaged=averaged,
+        )
+
+    # --- around a training ----------------------------------------------------------------------------------------
 
     def prepare(
         self,
-        engine: Engine,
         model: ModelState | None,
         store: Store,
         server_round: int,
@@ -100,92 +106,83 @@ class Personalization:
     ) -> None:
         """Put the model that is to be trained into the engine; with ditto, train the personal one with `fit` first."""
         if self.personal.ditto:
-            self._load_shared(engine, model)
-            anchor = engine.snapshot()
-            kept = self._kept(engine, store)
-            if kept.exists:
-                load_entries(self._whole_entries(engine), kept.state, engine.world)
+            self._load_shared(model)
+            anchor = self.engine.snapshot()
+            self._load_kept(store)
             metrics = fit(Proximal(mu=self.personal.ditto, anchor=anchor))
-            self._save(engine, store, server_round, metrics)
-        self._receive(engine, model, store)
+            self._save(store, server_round, metrics)
+        self._receive(model, store)
 
-    def keep(self, engine: Engine, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
+    def keep(self, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
         """After the training: keep what stays."""
         if self.own or self.personal.keep_model:
-            self._save(engine, store, server_round, metrics)
+            self._save(store, server_round, metrics)
 
-    def shared(self, engine: Engine) -> tuple[Layout, Write]:
-        """What goes to the server: its layout, and what writes it."""
-        entries = self._shared_entries(engine)
-        return _layout(entries), partial(save_entries, entries, world=engine.world)
+    def layout(self) -> Layout:
+        """Of what goes to the server."""
+        return self.engine.layout(optimizer=self.averaged, only=self.shared)
+
+    def write(self, sink: StateSink | None) -> None:
+        """Write what goes to the server; rank 0 gives the sink."""
+        self.engine.save(sink, optimizer=self.averaged, only=self.shared)
+
+    # --- around an evaluation -------------------------------------------------------------------------------------
 
     def evaluate(
-        self, engine: Engine, model: ModelState | None, store: Store, test: Callable[[], Mapping[str, MetricValue]]
+        self, model: ModelState | None, store: Store, test: Callable[[], Mapping[str, MetricValue]]
     ) -> dict[str, MetricValue]:
         """The metrics of the global model, and of the personal one beside them where the client keeps a whole one."""
-        self._receive(engine, model, store)
+        self._receive(model, store)
         metrics = dict(test())
         if not self.personal.whole:
             return metrics
-        kept = self._kept(engine, store)
-        if kept.exists:
-            load_entries(self._whole_entries(engine), kept.state, engine.world)
-        own = test() if kept.exists else metrics
+        own = test() if self._load_kept(store) else metrics
         return metrics | {f"{PREFIX}{name}": value for name, value in own.items() if name != "num-examples"}
-
-    # --- which tensors --------------------------------------------------------------------------------------------
-
-    def _shared_entries(self, engine: Engine) -> list[Entry]:
-        return [entry for entry in engine.entries() if entry.spec.name not in self.own | self.frozen]
-
-    def _own_entries(self, engine: Engine) -> list[Entry]:
-        return [entry for entry in engine.entries() if entry.spec.name in self.own]
-
-    def _whole_entries(self, engine: Engine) -> list[Entry]:
-        return engine.entries()
 
     # --- in and out -----------------------------------------------------------------------------------------------
 
-    def _load_shared(self, engine: Engine, model: ModelState | None) -> None:
-        load_entries(self._shared_entries(engine), model, engine.world)
+    def _load_shared(self, model: ModelState | None) -> None:
+        self.engine.load(model, optimizer=self.averaged, only=self.shared)
 
-    def _receive(self, engine: Engine, model: ModelState | None, store: Store) -> None:
+    def _receive(self, model: ModelState | None, store: Store) -> None:
         """The global tensors from the server, the client's own from its store."""
-        self._load_shared(engine, model)
+        self._load_shared(model)
         if self.own:
-            kept = self._kept(engine, store)
-            entries = self._own_entries(engine)
-            source = _part(kept.state, entries) if kept.exists else self.initial
-            load_entries(entries, source, engine.world)
+            exists, state = self._kept(store)
+            source = _part(state, self.own) if exists else self.initial
+            self.engine.load(source, only=self.own)
 
-    def _kept(self, engine: Engine, store: Store) -> _Found:
-        """What the store has; rank 0 decides, since another machine has none."""
-        state = store.load(_layout(self._whole_entries(engine))) if engine.world.rank == 0 else None
-        exists = torch.tensor(float(state is not None), device=engine.device)
-        return _Found(bool(engine.world.sum(exists) > 0), state)
+    def _load_kept(self, store: Store) -> bool:
+        """Put the whole model of the client into the engine, if there is one."""
+        exists, state = self._kept(store)
+        if exists:
+            self.engine.load(state)
+        return exists
 
-    def _save(self, engine: Engine, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
-        entries = self._whole_entries(engine)
-        if engine.world.rank == 0:
-            own = tuple(entry.spec.name for entry in entries if self.personal.whole or entry.spec.name in self.own)
-            about = Kept(server_round=server_round, personal=own, metrics=dict(metrics))
-            store.save(_layout(entries), partial(save_entries, entries, world=engine.world), about)
-        else:
-            save_entries(entries, None, engine.world)
+    def _kept(self, store: Store) -> tuple[bool, ModelState | None]:
+        """Whether the store has a model, and on rank 0 the model: another machine has no store."""
+        state = store.load(self.engine.layout()) if self.engine.world.rank == 0 else None
+        exists = torch.tensor(float(state is not None), device=self.engine.device)
+        return bool(self.engine.world.sum(exists) > 0), state
 
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    exists: bool
-    state: ModelState | None
-
-
-def _layout(entries: list[Entry]) -> Layout:
-    return Layout(specs=tuple(entry.spec for entry in entries))
+    def _save(self, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
+        layout = self.engine.layout()
+        if self.engine.world.rank != 0:
+            self.engine.save(None)
+            return
+        names = (spec.name for spec in layout.specs)
+        own = tuple(name for name in names if self.personal.whole or name in self.own)
+        store.save(layout, self.engine.save, Kept(server_round=server_round, personal=own, metrics=dict(metrics)))
 
 
-def _part(state: ModelState | None, entries: list[Entry]) -> ModelState | None:
-    """The tensors of `entries` out of a whole state."""
+def _of_model(name: str, names: Collection[str]) -> str:
+    """The model's tensor that `name` belongs to: `optimizer.exp_avg.head.weight` belongs to `head.weight`."""
+    return name if name in names else name.split(".", 2)[-1]
+
+
+def _part(state: ModelState | None, names: Collection[str]) -> ModelState | None:
+    """The named tensors out of a whole state."""
     if state is None:
         return None
-    return ModelState(_layout(entries), {entry.spec.name: state[entry.spec.name] for entry in entries})
+    specs = tuple(spec for spec in state.layout.specs if spec.name in names)
+    return ModelState(Layout(specs=specs), {spec.name: state[spec.name] for spec in specs})

@@ -16,16 +16,20 @@ from torch import Tensor, nn
 
 from fedcore.errors import ConfigurationError
 
-# Read when huggingface_hub is imported, by whatever below imports it first.
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# For processes that this one starts; huggingface_hub reads it when it is imported.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 try:
+    import huggingface_hub.constants
     import peft
     import transformers
 except ImportError as missing:
     raise ConfigurationError(
         f"{missing.name} is not installed: pip install 'fedcore[huggingface]' on the server and on every client"
     ) from missing
+
+# For this process, in which an app may have imported it before this module.
+huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 class CausalLM(nn.Module):

@@ -11,7 +11,6 @@ from fedcore.training.engines import Engine, EngineConfig, Proximal, Recipe, Wor
 from fedcore.training.engines.loading import TrainingData
 from fedcore.training.losses import Tally, tally
 from fedcore.training.optimizers import OptimizerConfig
-from fedcore.training.seeds import derive_seed, seeded
 
 _EVALUATION_BATCH = 1024
 
@@ -74,8 +73,7 @@ def train(
     )
     taken, seen, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
     engine.model.train()
-    # Ranks with different examples draw different dropout masks.
-    with seeded(derive_seed("rank", seed, engine.data_rank) if engine.data_rank else seed):
+    with engine.seeded(seed):
         for batch in batches:
             loss += engine.step(batch, clip_norm=clip_norm, proximal=proximal)
             taken += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 from collections.abc import Iterator
 
@@ -34,7 +35,9 @@ def seeded(seed: int) -> Iterator[None]:
     drawn in another. Initial weights and dropout draw from these generators.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    # Only the device that this process computes on; a loader process that was forked must not ask which it is.
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
@@ -43,3 +46,11 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def be_deterministic() -> None:
+    """From now on this process refuses operations whose result may differ from run to run, with a RuntimeError."""
+    # cuBLAS reads it when it starts: https://docs.nvidia.com/cuda/cublas, section "Results reproducibility".
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedcore.data.types import Split
-from fedcore.state import Layout, MemorySink, ModelState
+from fedcore.state import MemorySink, ModelState
 from fedcore.training import seeded
 from fedcore.training.engines import Engine, EngineConfig, Recipe, World, make_engine
 from fedcore.training.models import GPT, GPTConfig
@@ -58,7 +58,7 @@ def write_initial(run: Run, path: Path) -> ModelState:
     return state
 
 
-def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None, initial: bool = False) -> Engine:
+def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None, keep_weights: bool = False) -> Engine:
     """The engine that the run names, on the current process group; for the run's model unless `build` makes another."""
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
@@ -67,7 +67,7 @@ def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None, initial
         return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
     world = World.current()
-    recipe = Recipe(build=build or (lambda: model_of(run)), optimizer=optimizer, initial=initial)
+    recipe = Recipe(build=build or (lambda: model_of(run)), optimizer=optimizer, keep_weights=keep_weights)
     return make_engine(recipe, EngineConfig.from_mapping(run.engine, ranks=world.size), world)
 
 
@@ -84,9 +84,10 @@ def trained(run: Run, path: Path, *, everywhere: bool = True) -> Outcome:
     engine.load(ModelState.open(path) if first or everywhere else None)
     data, losses = examples_of(run), []
     engine.model.train()
-    for batch in engine.batches(data, batch_size=run.batch_size, seed=5, steps=run.steps):
-        loss = engine.step(batch, clip_norm=run.clip_norm)
-        losses.append(float(engine.total(loss)) / batch.total)
+    with engine.seeded(11):
+        for batch in engine.batches(data, batch_size=run.batch_size, seed=5, steps=run.steps):
+            loss = engine.step(batch, clip_norm=run.clip_norm)
+            losses.append(float(engine.total(loss)) / batch.total)
     engine.model.eval()
     logits = next(iter(engine.passes(data, batch_size=run.examples)))
     output = engine.outputs(logits) if run.evaluate else None
@@ -100,7 +101,7 @@ def trained(run: Run, path: Path, *, everywhere: bool = True) -> Outcome:
 
 def saved(engine: Engine) -> dict[str, np.ndarray]:
     """The engine's state on rank 0, nothing on the others."""
-    sink = MemorySink(Layout(specs=engine.specs())) if engine.world.rank == 0 else None
+    sink = MemorySink(engine.layout()) if engine.world.rank == 0 else None
     engine.save(sink)
     return {} if sink is None else dict(sink.state())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fedcore.config import EngineConfig
 from fedcore.training.engines.base import Engine, PerExampleLoss, Proximal, Recipe
 from fedcore.training.engines.batches import Batch
+from fedcore.training.engines.ddp import DdpEngine
+from fedcore.training.engines.fsdp import FsdpEngine
 from fedcore.training.engines.pp import PipelineEngine
 from fedcore.training.engines.single import SingleEngine
 from fedcore.training.engines.tp import TensorEngine
@@ -14,6 +16,9 @@ __all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Rec
 
 _ENGINES: dict[str, type[Engine]] = {
     "single": SingleEngine,
+    "ddp": DdpEngine,
+    "fsdp": FsdpEngine,
+    "hsdp": FsdpEngine,
     "tp": TensorEngine,
     "ddp-tp": TensorEngine,
     "pp": PipelineEngine,

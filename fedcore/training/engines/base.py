@@ -8,24 +8,27 @@ optimizer.
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fedcore.config import EngineConfig
 from fedcore.errors import ConfigurationError
-from fedcore.state import ModelState, StateSink, TensorSpec
+from fedcore.state import Layout, ModelState, StateSink
 from fedcore.training.engines.batches import Batch, Rows, ordered_rows, own_rows, shared_rows, steps_of
+from fedcore.training.engines.history import optimizer_entries
 from fedcore.training.engines.loading import Loaders, TrainingData
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import per_example_cross_entropy
 from fedcore.training.proximal import add_proximal_gradient
-from fedcore.training.seeds import derive_seed
+from fedcore.training.seeds import be_deterministic, derive_seed, seeded
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(output of the model, targets [n, ...]) -> the loss of each example [n]."""
@@ -35,14 +38,15 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 class Recipe:
     """What to train.
 
-    build: makes the model. initial: the weights that it makes count, on every rank the same; otherwise a state comes
-    before they are used. optimizer: makes one for a model's parameters.
+    build: makes the model, whose weights come with `Engine.load`; until then they mean nothing. keep_weights: those
+    that `build` gives, the same on every rank, do mean something, as where only an adapter's are loaded; a sharding
+    engine then needs memory for the whole model when it starts. optimizer: makes one for a model's parameters.
     """
 
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     loss: PerExampleLoss = per_example_cross_entropy
-    initial: bool = True
+    keep_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,8 @@ class Engine(ABC):
         self.config = config
         self.world = world
         self._loaders = Loaders(world.device)
+        if config.deterministic:
+            be_deterministic()
         self._build()
         self.reset_optimizer()
 
@@ -93,6 +99,13 @@ class Engine(ABC):
     def reset_optimizer(self) -> None:
         """A new optimizer without any history."""
         self.optimizer = self.recipe.optimizer(self.module)
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """Around the training of one round: what the model draws, as for dropout, is then a function of `seed`.
+
+        Ranks that get different examples draw different numbers.
+        """
+        return seeded(seed if self.data_size == 1 else derive_seed("rank", seed, self.data_rank))
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -126,8 +139,9 @@ class Engine(ABC):
         """Scale the gradient of the whole model to an L2 norm of at most `max_norm`; returns the norm before."""
         norm = self.world.sum(self._squared_norm()).sqrt()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        gradients = [_local(p.grad) for p in self.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, scale.to(gradients[0].device))
+        gradients = [local(p.grad) for p in self.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, scale.to(gradients[0].device))
         return norm
 
     def parameters(self) -> list[nn.Parameter]:
@@ -136,7 +150,7 @@ class Engine(ABC):
 
     def snapshot(self) -> list[Tensor]:
         """A copy of this rank's part of the parameters, for `Proximal`."""
-        return [_local(p.detach()).clone() for p in self.parameters()]
+        return [local(p.detach()).clone() for p in self.parameters()]
 
     def _loss_sum(self, piece: Batch) -> Tensor:
         with self._precision():
@@ -154,16 +168,19 @@ class Engine(ABC):
 
     def _squared_norm(self) -> Tensor:
         """This rank's part of the squared norm of the gradient, such that the sum over all ranks is the whole."""
-        squares = torch.zeros((), device=self.device)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                norm = torch.linalg.vector_norm(_local(parameter.grad), dtype=torch.float32)
-                squares += norm.square().to(self.device) / self._copies(parameter)
-        return squares
+        held = [(local(p.grad), self._copies(p)) for p in self.parameters() if p.grad is not None]
+        if not held:
+            return torch.zeros((), device=self.device)
+        norms = torch._foreach_norm([gradient for gradient, _ in held], dtype=torch.float32)
+        copies = torch.tensor([number for _, number in held], dtype=torch.float32, device=self.device)
+        return (torch.stack(norms).to(self.device).square() / copies).sum()
 
     def _copies(self, parameter: nn.Parameter) -> int:
         """How many ranks hold the same elements of a parameter that this rank holds."""
-        return self.world.size
+        if not isinstance(parameter, DTensor):
+            return self.world.size
+        sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+        return self.world.size // math.prod(size for size, placement in sizes if placement.is_shard())
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -182,10 +199,10 @@ class Engine(ABC):
 
         data: arrays, or a map-style dataset of (x, y) that `workers` processes read. batch_size: over all ranks; 0 is
         one full batch. epochs, steps: exactly one is positive. sharded: each rank reads data of its own, instead of
-        all reading the same. Raises ConfigurationError for settings that mean nothing.
+        all reading the same. Raises ConfigurationError for settings that mean nothing, on all ranks alike.
         """
         rows = self._rows(len(data), batch_size, epochs, steps, seed, sharded)  # type: ignore[arg-type]
-        return self._loaders.batches(data, rows, workers)
+        return self._loaders.batches(data, rows, workers=workers, seed=seed)
 
     def passes(
         self, data: TrainingData, *, batch_size: int, sharded: bool = False, workers: int = 0
@@ -193,7 +210,7 @@ class Engine(ABC):
         """Every example once and in order, for an evaluation; stand-ins have weight 0. batch_size: of one rank."""
         counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
         rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
-        return self._loaders.batches(data, rows, workers)
+        return self._loaders.batches(data, rows, workers=workers)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks that have different examples; every rank has to call it."""
@@ -229,36 +246,56 @@ class Engine(ABC):
     def outputs(self, batch: Batch) -> Tensor | None:
         """The model's output [n, ...] for a batch; None on a rank of a pipeline that does not have it."""
         with self._precision():
-            output: Tensor = self.model(batch.x)
+            output: Tensor = self.module(batch.x)
         return output.float()
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def load(self, state: ModelState | None) -> None:
+    def load(self, state: ModelState | None, *, optimizer: bool = False, only: Collection[str] | None = None) -> None:
         """Set parameters and buffers to those of a state, which a rank other than 0 need not have.
 
-        Raises EncodingError where names or shapes differ from the model's.
+        optimizer: the state has the optimizer's tensors, too. only: names that it has, by default all. Raises
+        EncodingError, on every rank, where names, dtypes or shapes differ from the model's.
         """
-        load_entries(self.entries(), state, self.world)
+        load_entries(self.entries(optimizer=optimizer, only=only), state, self.world)
 
-    def save(self, sink: StateSink | None) -> None:
-        """Write parameters and buffers, tensor by tensor; rank 0 gives the sink."""
-        save_entries(self.entries(), sink, self.world)
+    def save(self, sink: StateSink | None, *, optimizer: bool = False, only: Collection[str] | None = None) -> None:
+        """Write parameters and buffers, and what the optimizer keeps of its history, tensor by tensor.
 
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Names, dtypes and whole shapes of what `save` writes, in the order of the model's state_dict."""
-        return tuple(entry.spec for entry in self.entries())
+        Rank 0 gives the sink. Floating point buffers, such as running means, are averaged over the ranks first: each
+        rank has seen its own share of the examples. Other buffers are rank 0's.
+        """
+        self._average_buffers()
+        save_entries(self.entries(optimizer=optimizer, only=only), sink, self.world)
 
-    def entries(self) -> list[Entry]:
-        """The tensors of the model's state, in the order of its state_dict."""
-        return [Entry.of(name, tensor) for name, tensor in self.module.state_dict(keep_vars=True).items()]
+    def layout(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> Layout:
+        """Names, dtypes and whole shapes of what `save` writes."""
+        return Layout(specs=tuple(entry.spec for entry in self.entries(optimizer=optimizer, only=only)))
+
+    def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
+        """The tensors of the model's state, in the order of its state_dict, then the optimizer's.
+
+        A tensor with two names has two entries, as in state_dict. The optimizer's are called
+        `optimizer.<what>.<parameter>`.
+        """
+        entries = [Entry.of(name, tensor) for name, tensor in self.module.state_dict(keep_vars=True).items()]
+        if optimizer:
+            entries += optimizer_entries(self.optimizer, list(self.module.named_parameters()))
+        return [entry for entry in entries if only is None or entry.spec.name in only]
 
     def close(self) -> None:
         """Let go of what must not outlive the process group."""
         self._loaders.close()
 
+    def _average_buffers(self) -> None:
+        if self.data_size == 1:
+            return
+        kept = self.module.state_dict(keep_vars=True)
+        for name, buffer in self.module.named_buffers():
+            if name in kept and buffer.is_floating_point():
+                self.world.sum(buffer).div_(self.world.size)
 
-def _local(tensor: Tensor) -> Tensor:
+
+def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank holds."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -4,6 +4,9 @@ A batch is the examples of one optimizer step, over all ranks: its size and the 
 the number of ranks. The order of the examples is a function of the seed alone. Each data-parallel rank takes one
 consecutive share of every batch; shares differ by at most one example. Where each rank has data of its own (`sharded`),
 it walks through them at the pace that makes all ranks end with the same step, however uneven they are.
+
+A rank's loss is the sum over its examples divided by `Batch.total`, so that every example of a batch has the same
+weight in the gradient, whoever works on it, in whichever micro-batch.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ def shared_rows(examples: int, size: int, steps: int, *, seed: int, rank: int, r
     generator = torch.Generator().manual_seed(seed)
     done = 0
     while done < steps:
-        order = torch.arange(examples) if size >= examples else torch.randperm(examples, generator=generator)
+        order = _order(examples, generator, shuffled=size < examples)
         for rows in torch.split(order, size)[: steps - done]:
             done += 1
             if ranks == 1:
@@ -92,21 +95,25 @@ def shared_rows(examples: int, size: int, steps: int, *, seed: int, rank: int, r
 
 
 def own_rows(counts: Sequence[int], size: int, steps: int, *, seed: int, rank: int) -> Iterator[Rows]:
-    """This rank's rows of `steps` batches of about `size`, where rank r alone can read its `counts[r]` examples.
+    """This rank's rows of `steps` batches of `size`, where rank r alone can read its `counts[r]` examples.
 
-    A pass has S = ceil(sum(counts) / size) steps; in step s a rank takes its examples from s * count / S on. seed: has
-    to be another one on each rank, or they go through their data in the same order.
+    A pass takes every example once. Its batches are consecutive pieces of one sequence, in which the examples of each
+    rank are spread evenly: a rank with a third of the examples has about a third of each batch. seed: has to be
+    another one on each rank, or they go through their data in the same order.
     """
+    examples = sum(counts)
+    places = torch.cat([(torch.arange(count, dtype=torch.float64) + 0.5) / count for count in counts])
+    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))[places.argsort(stable=True)]
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), (owners == rank).cumsum(0)]).tolist()
     generator = torch.Generator().manual_seed(seed)
-    passes = math.ceil(sum(counts) / size)
     done = 0
     while done < steps:
-        order = torch.randperm(counts[rank], generator=generator)
-        for step in range(min(passes, steps - done)):
+        order = _order(counts[rank], generator, shuffled=size < examples)
+        for first in range(0, examples, size)[: steps - done]:
             done += 1
-            ends = [((count * step) // passes, (count * (step + 1)) // passes) for count in counts]
-            total = sum(stop - start for start, stop in ends)
-            start, stop = ends[rank]
+            last = min(first + size, examples)
+            start, stop = before[first], before[last]
+            total = last - first
             yield Rows(order[start:stop], total) if stop > start else Rows(order[:1], total, empty=True)
 
 
@@ -124,3 +131,8 @@ def ordered_rows(
     for start in range(0, longest, size):
         rows = own[start : start + size]
         yield Rows(rows, len(rows)) if len(rows) else Rows(torch.zeros(1, dtype=torch.int64), 0, empty=True)
+
+
+def _order(examples: int, generator: torch.Generator, *, shuffled: bool) -> Tensor:
+    """Of one pass. A full batch keeps the order of the data, which would change only rounding."""
+    return torch.randperm(examples, generator=generator) if shuffled else torch.arange(examples)

@@ -6,7 +6,10 @@ work come from torch.distributed.pipelining; see `fedcore.training.engines.sched
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +20,13 @@ from torch.distributed.pipelining import PipelineStage
 
 from fedcore.training.engines.base import Engine
 from fedcore.training.engines.batches import Batch
-from fedcore.training.engines.building import unplaced
+from fedcore.training.engines.blocks import prepare
+from fedcore.training.engines.building import tied_names, unplaced
+from fedcore.training.engines.history import optimizer_entries
 from fedcore.training.engines.schedules import Schedule, check_micro_batches, make_schedule
 from fedcore.training.engines.stages import Cut, Stage, cut
 from fedcore.training.engines.transfer import Entry
+from fedcore.training.seeds import derive_seed, seeded
 
 _KEPT = 4
 """Shapes of micro-batches whose buffers are kept: as a rule whole and last batch, in training and in evaluation."""
@@ -51,6 +57,7 @@ class PipelineEngine(Engine):
         self.module = self.model = unplaced(self.recipe)
         self._cut = cut(self.module, self.world.size, runs=runs)
         self._cut.keep(self.module, self.world.rank, self.device)
+        prepare(self.module, self.config)
         self._schedules: dict[_Shape, Schedule] = {}
         self._shared = self._groups()
 
@@ -70,6 +77,10 @@ class PipelineEngine(Engine):
     def total(self, values: Tensor) -> Tensor:
         """The sum over all ranks, of which only the last has losses; every rank has to call it."""
         return self.world.sum(values)
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """As `Engine.seeded`; ranks draw different numbers, since they have different layers."""
+        return seeded(derive_seed("stage", seed, self.world.rank))
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -186,14 +197,33 @@ class PipelineEngine(Engine):
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def entries(self) -> list[Entry]:
-        """The tensors of the whole model's state, in the order of its state_dict; other ranks' have no tensor."""
-        own = self.module.state_dict(keep_vars=True)
-        return [
-            replace(
-                Entry.of(name, tensor), tensor=own[name].detach() if name in own else None, owner=self._cut.owner(name)
-            )
+    def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
+        """As `Engine.entries`, of the whole model on every rank; what another rank holds has no tensor."""
+        own = {name: tensor.detach() for name, tensor in self.module.state_dict(keep_vars=True).items()}
+        entries = [
+            replace(Entry.of(name, tensor), owner=self._cut.owner(name))
             for name, tensor in self._cut.whole.state_dict(keep_vars=True).items()
+        ]
+        if optimizer:
+            names = {name: names[0] for names in tied_names(self._cut.whole) for name in names}
+            parameters = [(names.get(name, name), p) for name, p in self.module.named_parameters()]
+            own |= {entry.spec.name: entry.tensor for entry in optimizer_entries(self.optimizer, parameters)}
+            entries += self._history
+        return [
+            replace(entry, tensor=own.get(entry.spec.name))
+            for entry in entries
+            if only is None or entry.spec.name in only
+        ]
+
+    @functools.cached_property
+    def _history(self) -> list[Entry]:
+        """What an optimizer of the whole model would keep, without memory."""
+        whole = self._cut.whole
+        optimizer = self.recipe.optimizer(whole)
+        return [
+            replace(entry, owner=self._cut.owner(name))
+            for name, parameter in whole.named_parameters()
+            for entry in optimizer_entries(optimizer, [(name, parameter)])
         ]
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
 """State into the ranks and out of them, one tensor at a time.
 
-No rank holds more of the whole model than one tensor beside its own part. Where all ranks can read the file, each takes
-its part of the memory map; otherwise rank 0 hands the tensors out.
+No rank holds more of the whole model than one tensor beside its own part. Where all ranks can read the file, each
+copies its part out of the memory map; otherwise rank 0 sends each rank its part. Out of the ranks, the parts go to
+rank 0, which writes each of them to its place in the file.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,9 +17,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from fedcore.errors import EncodingError
+from fedcore.errors import EncodingError, UsageError
 from fedcore.state import Layout, ModelState, StateSink, TensorSpec
 from fedcore.training.engines.world import World
 
@@ -26,48 +28,62 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
+_KEPT_BYTES = 1 << 26
+"""How much of a mapped file may stay in memory while it is read."""
+
+Part = tuple[slice, ...]
+"""The elements of a tensor that one rank holds: a range for each dimension."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One tensor of a model's state.
 
     spec: of the whole tensor. tensor: what this rank holds of it, None for nothing. owner: a rank that holds all of it;
-    of a DTensor every rank holds a part.
+    of a DTensor every rank holds a part. nonnegative: values below zero, which a mean with noise may have, are loaded
+    as zero.
     """
 
     spec: TensorSpec
     tensor: Tensor | None
     owner: int = 0
+    nonnegative: bool = False
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor) -> Self:
+    def of(cls, name: str, tensor: Tensor, *, nonnegative: bool = False) -> Self:
         """For a parameter or buffer of this rank; EncodingError for a dtype that no state can hold."""
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             raise EncodingError(f"tensor {name!r} is {tensor.dtype}, which a model's state cannot hold")
-        return cls(TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape)), tensor.detach())
+        spec = TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape))
+        return cls(spec, tensor.detach(), nonnegative=nonnegative)
 
 
 def load_entries(entries: Sequence[Entry], state: ModelState | None, world: World) -> None:
-    """Fill the entries from a state; raises EncodingError where it is another model's."""
-    if state is not None:
-        Layout(specs=tuple(entry.spec for entry in entries)).check_same(state.layout, what="the model that was sent")
-    without = torch.tensor(float(state is None), device=world.device)
-    everywhere = float(world.sum(without)) == 0
+    """Fill the entries from a state that at least rank 0 has; raises EncodingError where it is another model's."""
+    everywhere = _agree(entries, state, world)
+    read = 0
     for entry in entries:
         whole = None if state is None else torch_view(state[entry.spec.name], entry.spec)
-        if not everywhere:
-            whole = _from_rank_0(whole, entry.spec, world)
-        if entry.tensor is not None and whole is not None:
-            _fill(entry.tensor, whole)
+        if everywhere:
+            _fill(entry, whole)
+        elif isinstance(entry.tensor, DTensor):
+            _hand_out_parts(entry, entry.tensor, whole, world)
+        else:
+            _hand_out(entry, whole, world)
+        read += entry.spec.nbytes
+        if state is not None and read > _KEPT_BYTES:
+            state.release()
+            read = 0
 
 
 def save_entries(entries: Iterable[Entry], sink: StateSink | None, world: World) -> None:
     """Write the whole tensors to rank 0's sink."""
     for entry in entries:
-        whole = entry.tensor.full_tensor() if isinstance(entry.tensor, DTensor) else entry.tensor
-        if entry.owner != 0:
-            whole = _to_rank_0(whole, entry, world)
+        if isinstance(entry.tensor, DTensor):
+            _collect_parts(entry.spec, entry.tensor, sink, world)
+            continue
+        whole = entry.tensor if entry.owner == 0 else _to_rank_0(entry, world)
         if sink is not None and whole is not None:
             sink.write(entry.spec, 0, numpy_view(whole, entry.spec))
 
@@ -87,34 +103,124 @@ def numpy_view(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
     return found
 
 
-def _empty(spec: TensorSpec, world: World) -> Tensor:
-    dtype = next(torch_dtype for torch_dtype, name in _DTYPES.items() if name == spec.dtype)
-    return torch.empty(spec.shape, dtype=dtype, device=world.device)
+def part_of(tensor: DTensor, rank: int) -> Part:
+    """What `rank` holds of a tensor that is sharded in the manner of torch.chunk, mesh dimension by mesh dimension.
+
+    Raises UsageError for any other way.
+    """
+    mesh = tensor.device_mesh
+    (coordinate,) = (mesh.mesh == rank).nonzero().tolist()
+    bounds = [(0, length) for length in tensor.shape]
+    for size, index, placement in zip(mesh.shape, coordinate, tensor.placements, strict=True):
+        if type(placement) not in (Shard, Replicate):
+            raise UsageError(f"a tensor with placement {placement} cannot be put together")
+        if isinstance(placement, Shard):
+            dimension = placement.dim % tensor.ndim
+            start, stop = bounds[dimension]
+            chunk = math.ceil((stop - start) / size)
+            first = min(start + index * chunk, stop)
+            bounds[dimension] = (first, min(first + chunk, stop))
+    return tuple(slice(start, stop) for start, stop in bounds)
 
 
-def _from_rank_0(whole: Tensor | None, spec: TensorSpec, world: World) -> Tensor:
-    sent = _empty(spec, world)
-    if world.rank == 0 and whole is not None:
-        sent.copy_(whole)
-    dist.broadcast(sent, src=0)
-    return sent
-
-
-def _to_rank_0(whole: Tensor | None, entry: Entry, world: World) -> Tensor | None:
-    if world.rank == entry.owner and whole is not None:
-        dist.send(whole.contiguous(), dst=0)
-        return None
-    if world.rank != 0:
-        return None
-    received = _empty(entry.spec, world)
-    dist.recv(received, src=entry.owner)
-    return received
+def _agree(entries: Sequence[Entry], state: ModelState | None, world: World) -> bool:
+    """Whether every rank has the state. If one rank has to raise, all do: they would wait for it otherwise."""
+    error: Exception | None = None
+    if state is not None:
+        try:
+            Layout(specs=tuple(entry.spec for entry in entries)).check_same(
+                state.layout, what="the model that was sent"
+            )
+        except EncodingError as raised:
+            error = raised
+    elif world.rank == 0:
+        error = UsageError("rank 0 needs the state that is to be loaded")
+    refused, without = world.sum(torch.tensor([error is not None, state is None], device=world.device).float()).tolist()
+    if error is not None:
+        raise error
+    if refused:
+        raise EncodingError("another rank refused the state")
+    return not without
 
 
 @torch.no_grad()
-def _fill(held: Tensor, whole: Tensor) -> None:
-    if isinstance(held, DTensor):
-        part = distribute_tensor(whole.to(held.device), held.device_mesh, held.placements, src_data_rank=None)
-        held.to_local().copy_(part.to_local())
-    else:
-        held.copy_(whole)
+def _fill(entry: Entry, whole: Tensor | None) -> None:
+    """Copy this rank's part out of the whole tensor."""
+    if isinstance(entry.tensor, DTensor) and whole is not None:
+        _set(entry, whole[part_of(entry.tensor, dist.get_rank())])
+    elif whole is not None:
+        _set(entry, whole)
+
+
+@torch.no_grad()
+def _set(entry: Entry, values: Tensor) -> None:
+    if entry.tensor is None:
+        return
+    held = entry.tensor.to_local() if isinstance(entry.tensor, DTensor) else entry.tensor
+    held.copy_(values)
+    if entry.nonnegative:
+        held.clamp_(min=0)
+
+
+def _hand_out(entry: Entry, whole: Tensor | None, world: World) -> None:
+    """Rank 0's tensor to all ranks."""
+    sent = _empty(entry.spec.shape, entry.spec, world) if world.rank or whole is None else whole.to(world.device)
+    dist.broadcast(sent, src=0)
+    _set(entry, sent)
+
+
+def _hand_out_parts(entry: Entry, tensor: DTensor, whole: Tensor | None, world: World) -> None:
+    """To each rank its part of rank 0's tensor."""
+    if world.rank or whole is None:
+        own = tensor.to_local()
+        if own.numel():
+            received = _empty(own.shape, entry.spec, world)
+            dist.recv(received, src=0)
+            _set(entry, received)
+        return
+    for rank in range(1, world.size):
+        part = whole[part_of(tensor, rank)]
+        if part.numel():
+            dist.send(part.contiguous().to(world.device), dst=rank)
+    _fill(entry, whole)
+
+
+def _collect_parts(spec: TensorSpec, tensor: DTensor, sink: StateSink | None, world: World) -> None:
+    """The parts of a tensor to rank 0; each from the first of the ranks that hold it."""
+    holders: dict[tuple[tuple[int, int], ...], int] = {}
+    for rank in range(world.size):
+        holders.setdefault(tuple((part.start, part.stop) for part in part_of(tensor, rank)), rank)
+    # Whole rows lie together in the file, and need not be put together first.
+    rows_only = all(not isinstance(p, Shard) or p.dim % tensor.ndim == 0 for p in tensor.placements)
+    whole = None if rows_only or sink is None else torch.empty(spec.shape, dtype=tensor.dtype)
+    for bounds, rank in holders.items():
+        shape = tuple(stop - start for start, stop in bounds)
+        part = _from_rank(rank, tensor.to_local(), shape, spec, world) if math.prod(shape) else None
+        if whole is not None and part is not None:
+            whole[tuple(slice(start, stop) for start, stop in bounds)] = part
+        elif sink is not None and part is not None:
+            sink.write(spec, bounds[0][0] * math.prod(shape[1:]), numpy_view(part, spec))
+    if whole is not None and sink is not None:
+        sink.write(spec, 0, numpy_view(whole, spec))
+
+
+def _from_rank(rank: int, held: Tensor, shape: Sequence[int], spec: TensorSpec, world: World) -> Tensor | None:
+    """On rank 0, what `rank` holds; None on the others."""
+    if rank == 0 or world.rank not in (0, rank):
+        return held if world.rank == 0 else None
+    if world.rank == rank:
+        dist.send(held.detach().contiguous().to(world.device), dst=0)
+        return None
+    received = _empty(shape, spec, world)
+    dist.recv(received, src=rank)
+    return received
+
+
+def _to_rank_0(entry: Entry, world: World) -> Tensor | None:
+    held = _empty((0,), entry.spec, world) if entry.tensor is None else entry.tensor
+    return _from_rank(entry.owner, held, entry.spec.shape, entry.spec, world)
+
+
+def _empty(shape: Sequence[int], spec: TensorSpec, world: World) -> Tensor:
+    dtype = next(torch_dtype for torch_dtype, name in _DTYPES.items() if name == spec.dtype)
+    return torch.empty(tuple(shape), dtype=dtype, device=world.device)

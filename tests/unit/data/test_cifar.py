@@ -63,10 +63,10 @@ def test_files_follow_one_another_and_planes_stay_planes(install):
     assert data.train.x.shape == (5 * PER_FILE, 3, 32, 32)
     assert data.test.x.shape == (PER_FILE, 3, 32, 32)
     assert (data.train.x.dtype, data.train.y.dtype, data.classes) == (np.uint8, np.int64, 10)
-    third = records(2)
-    np.testing.assert_array_equal(data.train.y[2 * PER_FILE : 3 * PER_FILE], third[:, 0])
-    # Green, row 5, column 7 of the second image of the third file.
-    assert data.train.x[2 * PER_FILE + 1, 1, 5, 7] == third[1, 1 + 1024 + 5 * 32 + 7]
+    fourth = records(3)
+    np.testing.assert_array_equal(data.train.y[3 * PER_FILE : 4 * PER_FILE], fourth[:, 0])
+    # Green, row 5, column 7 of the second image of the fourth file.
+    assert data.train.x[3 * PER_FILE + 1, 1, 5, 7] == fourth[1, 1 + 1024 + 5 * 32 + 7]
     np.testing.assert_array_equal(data.test.y, records(5)[:, 0])
 
 

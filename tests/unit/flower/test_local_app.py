@@ -21,6 +21,7 @@ from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train
 
 CONFIG = {"lr": 0.1}
+SHARED = ("body.weight", "body.bias", "norm.weight", "norm.bias")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype(np.float32)
 DATA = {
@@ -278,6 +279,25 @@ class TestOptimizerState:
         one.train(model)
         two.train(model)
         assert same(one.train(model), again)
+
+    def test_the_average_travels_with_the_model(self):
+        averaged = app(momentum=0.9, optimizer_state="average", personal=lambda config: Personal(patterns=("head.*",)))
+        arrays = averaged.initial_arrays(CONFIG)
+        momenta = [name for name in arrays if name.startswith("optimizer.momentum_buffer.")]
+        assert momenta == [f"optimizer.momentum_buffer.{part}" for part in SHARED]
+        model = ModelState.from_arrays({name: array.numpy() for name, array in arrays.items()})
+        client = Client(averaged)
+        first = client.train(model)
+        assert first.layout == model.layout
+        assert all(np.abs(first[name]).max() > 0 for name in momenta)
+        # What comes with the model is what counts, not what the client did before.
+        again = client.train(first, 2)
+        forgotten = ModelState.from_arrays({name: first[name] * (name not in momenta) for name in first})
+        assert not same(again, client.train(forgotten, 2))
+
+    def test_ditto_needs_fresh_momenta(self):
+        with pytest.raises(ConfigurationError, match="ditto"):
+            Client(app(optimizer_state="keep", personal=lambda config: Personal(ditto=1.0))).train(initial())
 
 
 def test_saving_writes_a_file_that_holds_the_new_model(tmp_path: Path):

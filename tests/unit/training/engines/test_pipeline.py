@@ -151,10 +151,10 @@ def frozen_and_masked():
     return nn.Sequential(*layers)
 
 
-def fine_tuned(engine, initial):
+def fine_tuned(engine, keep_weights):
     """Losses of three steps, and the state at the end; from the model's own weights, or from the same as a state."""
-    made = engine_of(Run(engine=engine), build=frozen_and_masked, initial=initial)
-    if not initial:
+    made = engine_of(Run(engine=engine), build=frozen_and_masked, keep_weights=keep_weights)
+    if not keep_weights:
         made.load(ModelState.from_arrays({n: t.numpy() for n, t in frozen_and_masked().state_dict().items()}))
     generator = np.random.default_rng(0)
     data = Split(x=generator.normal(size=(12, 8)).astype(np.float32), y=generator.integers(0, 3, 12))
