@@ -99,10 +99,21 @@ def trained(run: Run, path: Path, *, everywhere: bool = True) -> Outcome:
     )
 
 
-def saved(engine: Engine) -> dict[str, np.ndarray]:
-    """The engine's state on rank 0, nothing on the others."""
-    sink = MemorySink(engine.layout()) if engine.world.rank == 0 else None
-    engine.save(sink)
+def with_history(run, path, with_optimizer):
+    """Train, save with the optimizer's state; or load such a file, train, and save again."""
+    engine = engine_of(run)
+    first = engine.world.rank == 0
+    start = with_optimizer if with_optimizer.exists() else path
+    engine.load(ModelState.open(start) if first else None, optimizer=start is with_optimizer)
+    for batch in engine.batches(examples_of(run), batch_size=run.batch_size, seed=5, steps=run.steps):
+        engine.step(batch)
+    return saved(engine, optimizer=True)
+
+
+def saved(engine: Engine, **what: Any) -> dict[str, np.ndarray]:
+    """The engine's state on rank 0, nothing on the others; `what` as for Engine.save."""
+    sink = MemorySink(engine.layout(**what)) if engine.world.rank == 0 else None
+    engine.save(sink, **what)
     return {} if sink is None else dict(sink.state())
 
 

@@ -19,7 +19,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training import seeded
 from fedcore.training.engines.schedules import bubble_fraction
-from tests.support.gpt_runs import TINY, Run, engine_of, examples_of, saved, trained, write_initial
+from tests.support.gpt_runs import TINY, Run, engine_of, examples_of, saved, trained, with_history, write_initial
 from tests.support.ranks import Ranks
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -28,6 +28,7 @@ RUNS = {
     "50 steps": Run(),
     "clipped, float32": Run(clip_norm=0.5, steps=5, dtype=torch.float32),
     "adam, head of its own": Run(model=dataclasses.replace(TINY, tied=False), optimizer="adam", steps=5),
+    "checkpointed": Run(engine={"checkpoint": True}, steps=3),
     "fewer examples than micro-batches": Run(batch_size=3, steps=9),
 }
 
@@ -48,7 +49,7 @@ def check_same(ranks, run, engine, path):
     """Losses are float32 in every case."""
     state = write_initial(run, path)
     alone = trained(run, path)
-    together = ranks.run(trained, dataclasses.replace(run, engine={"engine": "pp", **engine}), path)
+    together = ranks.run(trained, dataclasses.replace(run, engine={**run.engine, "engine": "pp", **engine}), path)
     for outcome in together:
         np.testing.assert_allclose(outcome.losses, alone.losses, rtol=1e-5)
     assert alone.losses[-1] < alone.losses[0]
@@ -130,6 +131,39 @@ def test_a_state_of_rank_0_alone_comes_back_as_it_was(two, tmp_path):
         np.testing.assert_array_equal(array, state[name], err_msg=name)
     assert set(first) | set(last) == set(state)
     assert not set(first) & set(last)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_history_of_the_optimizer_travels(two, tmp_path, optimizer):
+    run = Run(steps=3, optimizer=optimizer)
+    start, middle = tmp_path / "start.safetensors", tmp_path / "middle.safetensors"
+    write_initial(run, start)
+    alone = with_history(run, start, middle)
+    ranks = dataclasses.replace(run, engine={"engine": "pp", "schedule": "interleaved"})
+    together, _ = two.run(with_history, ranks, start, middle)
+    assert list(together) == list(alone)
+    assert any(name.startswith("optimizer.") for name in alone)
+    ModelState.from_arrays(alone).save(middle)
+    again, (resumed, _) = with_history(run, start, middle), two.run(with_history, ranks, start, middle)
+    for name, array in again.items():
+        np.testing.assert_allclose(together[name], alone[name], atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(resumed[name], array, atol=1e-9, err_msg=name)
+
+
+def test_part_of_a_state(two, tmp_path):
+    run = Run(engine={"engine": "pp"})
+    state = write_initial(run, tmp_path / "start.safetensors")
+    names = ["blocks.0.mlp_norm.weight", "head.output.weight"]
+    found, _ = two.run(part_of_state, run, tmp_path / "start.safetensors", names)
+    assert list(found) == names
+    for name in names:
+        np.testing.assert_array_equal(found[name], state[name])
+
+
+def part_of_state(run, path, names):
+    engine = engine_of(run)
+    engine.load(ModelState.open(path))
+    return saved(engine, only=names)
 
 
 class Masked(nn.Linear):
