@@ -278,7 +278,7 @@ class Engine(ABC):
         A tensor with two names has two entries, as in state_dict. The optimizer's are called
         `optimizer.<what>.<parameter>`.
         """
-        entries = [Entry.of(name, tensor) for name, tensor in self.module.state_dict(keep_vars=True).items()]
+        entries = state_entries(self.module)
         if optimizer:
             entries += optimizer_entries(self.optimizer, list(self.module.named_parameters()))
         return [entry for entry in entries if only is None or entry.spec.name in only]
@@ -294,6 +294,11 @@ class Engine(ABC):
         for name, buffer in self.module.named_buffers():
             if name in kept and buffer.is_floating_point():
                 self.world.sum(buffer).div_(self.world.size)
+
+
+def state_entries(module: nn.Module) -> list[Entry]:
+    """The tensors of a module's state_dict."""
+    return [Entry.of(name, tensor) for name, tensor in module.state_dict(keep_vars=True).items()]
 
 
 def local(tensor: Tensor) -> Tensor:
