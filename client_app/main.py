@@ -14,10 +14,12 @@ import typer
 
 from client_app.agent import Agent
 from client_app.exchange import Client, prepare_state_dir
+from client_app.failures import AppFailed
+from client_app.group import GroupSettings, RankGroup
 from client_app.ledger import FolderLock, Ledger
 from client_app.output import Output
+from client_app.supervisor import LocalGroup
 from client_app.transport import Transport, signer, tls_context
-from client_app.workers import AppFailed, Worker, WorkerSettings
 from fedcore.config import parse_assignments
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure, FedcoreError
 from fedcore.federation import ClientKit
@@ -78,13 +80,13 @@ def client(
 async def run(options: Options) -> int:
     """Run the agent until a signal comes; returns the exit status. Raises FedcoreError."""
     kit = ClientKit.load(options.kit)
-    settings = worker_settings(kit, options)
+    settings = group_settings(kit, options)
     lock = FolderLock(kit.folder)
     state_dir = _state_dir(options.state_dir or kit.folder / "state")
     output = Output(name=kit.name, as_json=options.json)
     try:
         with Ledger(state_dir) as ledger:
-            worker = Worker(settings, output)
+            group = LocalGroup(settings, output)
             transport = Transport(
                 url=kit.server_url,
                 tls=tls_context(kit.ca_file),
@@ -96,19 +98,19 @@ async def run(options: Options) -> int:
                     kit=kit,
                     app_sha256=settings.app_sha256,
                     transport=transport,
-                    work=worker,
+                    work=group,
                     ledger=ledger,
                     state_dir=state_dir,
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                 )
-                return await _until_signal(client_, worker)
+                return await _until_signal(client_, group)
     finally:
         lock.close()
 
 
-def worker_settings(kit: ClientKit, options: Options) -> WorkerSettings:
-    """Check the installed app against the policy, and put together what the worker needs."""
+def group_settings(kit: ClientKit, options: Options) -> GroupSettings:
+    """Check the installed app against the policy, and put together what the ranks need."""
     FlowerApp.load(options.app)  # a broken pyproject.toml shows here, before anything is started
     sha256 = AppBundle.from_folder(options.app).sha256
     pinned = kit.policy.app_sha256
@@ -119,7 +121,7 @@ def worker_settings(kit: ClientKit, options: Options) -> WorkerSettings:
         )
     if options.data_dir is not None and not options.data_dir.is_dir():
         raise ConfigurationError(f"--data-dir: there is no folder {options.data_dir}")
-    return WorkerSettings(
+    return GroupSettings(
         app=options.app.resolve(),
         app_sha256=sha256,
         client_id=kit.client_id,
@@ -128,9 +130,9 @@ def worker_settings(kit: ClientKit, options: Options) -> WorkerSettings:
     )
 
 
-async def _until_signal(client_: Client, worker: Worker) -> int:
+async def _until_signal(client_: Client, group: RankGroup) -> int:
     loop = asyncio.get_running_loop()
-    agent = asyncio.ensure_future(_serve(client_, worker))
+    agent = asyncio.ensure_future(_serve(client_, group))
     caught: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
@@ -146,14 +148,14 @@ async def _until_signal(client_: Client, worker: Worker) -> int:
     return INTERRUPTED if signal.SIGINT in caught else 0
 
 
-async def _serve(client_: Client, worker: Worker) -> None:
+async def _serve(client_: Client, group: RankGroup) -> None:
     output = client_.output
     output.info("start", f"app {client_.app_sha256}, policy: {_policy_text(client_)}")
     try:
-        await worker.start()
+        await group.start()
         await Agent(client_).run()
     finally:
-        await worker.stop()
+        await group.stop()
 
 
 def _policy_text(client_: Client) -> str:

@@ -137,18 +137,18 @@ def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
     assert "2 clients are left at step 'input', 3 are needed" in done.stderr
 
 
-def test_a_killed_worker_costs_its_client_one_exchange(federation: Deployment) -> None:
+def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> None:
     run = federation.submit(pause=PAUSE, num_server_rounds=2)
     run.wait_for_training()
-    federation.worker("client-4").kill()
+    federation.ranks("client-4")[0].kill()
     dropped = run.wait_for("dropped", client="client-4")
-    assert dropped["reason"] == "withdrew: worker-died"
+    assert dropped["reason"] == "withdrew: worker-died, rank-killed"
     done = run.finish()
     assert done.status == 0, done.stderr
     assert trained(done) == [["client-1", "client-2", "client-3"], list(NAMES)]
     expected = step_of(NAMES, step_of(NAMES[:3], problem.initial()["weight"]))
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=1e-5)
-    assert "the worker ended without an answer (signal SIGKILL)" in federation.log("client-4")
+    assert "rank 0 ended by signal SIGKILL" in federation.log("client-4")
     assert federation.process("client-4").poll() is None, "the agent lives"
 
 

@@ -221,11 +221,10 @@ class Deployment:
         """The last started process of that name."""
         return self._living[name]
 
-    def worker(self, name: str) -> psutil.Process:
-        """The worker process of a client."""
+    def ranks(self, name: str) -> list[psutil.Process]:
+        """The rank processes of a client on one machine, in the order of their start."""
         children = psutil.Process(self.process(name).pid).children()
-        (worker,) = (child for child in children if "client_app.worker" in child.cmdline())
-        return worker
+        return [child for child in children if "client_app.rank" in child.cmdline()]
 
     # --- hurting ------------------------------------------------------------------------------------------------
 

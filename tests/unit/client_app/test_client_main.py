@@ -169,7 +169,7 @@ class TestBadInput:
         (folder / "sleeper.py").write_text("1 / 0\n")
         status, message = fails(kit, folder)
         assert status == 2
-        assert message.splitlines()[-1].endswith("the app raised ZeroDivisionError: division by zero")
+        assert message.splitlines()[-1].endswith("rank 0 raised ZeroDivisionError: division by zero")
 
     @pytest.mark.parametrize("text", ["site='north", "nonsense", "site=[1]"])
     def test_a_node_config_that_is_none(self, kit: Path, app_dir: Path, text: str) -> None:
