@@ -50,7 +50,12 @@ def main() -> None:
         leave(1)
     agent.send(ready)
     while True:
-        agent.send(run(runner, rank, agent.receive()))
+        request = agent.receive()
+        try:
+            answer = run(runner, rank, request)
+        except BaseException as error:  # an app may raise SystemExit too, and the next task finds a warm rank
+            answer = describe(error)
+        agent.send(answer)
 
 
 def _join(listening: int | None) -> None:
@@ -88,19 +93,16 @@ def load(greeting: Line) -> tuple[ClientRunner, Line]:
 
 
 def run(runner: ClientRunner, rank: int, request: Line) -> Line:
-    """Run one task; the answer to it. An app may raise SystemExit too, and the next task finds a warm rank."""
+    """Run one task; the answer to it. Raises what the app raises, AppError, or StorageFull."""
     from fedcore.state import ModelState
     from fedcore.wire import Task
 
-    try:
-        model = ModelState.open(Path(request["model"])) if request["model"] else None
-        result = runner.run(Task.model_validate(request["task"]), model)
-        if rank != 0:
-            return {"done": True}
-        if result.state is not None:
-            result.state.save(Path(request["out"]))
-    except BaseException as error:
-        return describe(error)
+    model = ModelState.open(Path(request["model"])) if request["model"] else None
+    result = runner.run(Task.model_validate(request["task"]), model)
+    if rank != 0:
+        return {"done": True}
+    if result.state is not None:
+        result.state.save(Path(request["out"]))
     return {"examples": result.examples, "metrics": dict(result.metrics), "trained": result.state is not None}
 
 

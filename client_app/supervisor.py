@@ -16,6 +16,7 @@ from client_app.channel import AgentEnd, Line
 from client_app.failures import RANK_HUNG, RANK_KILLED, PeerLost, RankFailed, failure_from
 from client_app.group import START_SECONDS, GroupSettings, Life, RankGroup, check_app, finish, relay
 from client_app.output import Output
+from fedcore.errors import AppError, StorageFull
 
 LOOPBACK: Final = "127.0.0.1"
 _BLAME_SECONDS: Final = 1.0
@@ -32,6 +33,9 @@ class LocalGroup(RankGroup):
         """Process ids of the ranks that run; empty while they start."""
         life = self.present
         return tuple(rank.process.pid for rank in life.ranks) if isinstance(life, _LocalLife) else ()
+
+    def _stays_warm(self, error: BaseException) -> bool:
+        return self.settings.ranks == 1 and isinstance(error, AppError | StorageFull)
 
     async def _launch(self) -> Life:
         life = _LocalLife()
