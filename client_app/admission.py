@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from client_app.eligibility import NotEligible
 from client_app.failures import AppFailed, RankFailed
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import (
@@ -177,14 +178,15 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
             return WithdrawIn(reason=_reason(check), check=check)
         case AppError() | DataError() | EncodingError() | WorkerDied():
             return _local_failure(error)
+        case NotEligible():
+            return WithdrawIn(reason=WithdrawalReason.NOT_ELIGIBLE)
         case StorageFull():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="storage-full")
         case Refused(kind=kind) if kind in _OVER:
             return None
-        case Refused(kind=kind) if kind in set(ProblemKind):  # anything else could be text of the server's choice
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check=f"server-{kind}")
-        case Refused():
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="refused")
+        case Refused(kind=kind):  # an unknown kind could be text of the server's choice
+            check = f"server-{kind}" if kind in set(ProblemKind) else "refused"
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check=check)
         case ServerUnreachable() | Unauthorized():
             return None
         case RoundFailed():

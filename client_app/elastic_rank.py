@@ -101,10 +101,11 @@ def _serve(meeting: Meeting, place: Place, agent: RankEnd | None, options: argpa
         local_rank=place.local_rank,
         local_world_size=place.nodes[place.node],
     )
-    models = _Models(meeting, place, options.folder, distributed.new_group(list(place.heads), backend="gloo"))
     runner, ready = load({**greeting, "app": str(options.app)})
     if ready["app_sha256"] != greeting["app_sha256"]:
         raise AppError(f"machine {place.node} has another app in {options.app} than machine 0")
+    heads = None if runner.hands_model_out else distributed.new_group(list(place.heads), backend="gloo")
+    models = _Models(meeting, place, options.folder, heads)
     others = range(1, place.world_size)
     meeting.post(f"ready/{place.rank}", {})
     if agent is not None:
@@ -136,7 +137,10 @@ def _lead(meeting: Meeting, runner: ClientRunner, models: _Models, number: int, 
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The global model on every machine. heads: a gloo group of the first rank of each."""
+    """The global model as a file on every machine.
+
+    heads: a gloo group of the first rank of each; None where the app's engine hands the model out.
+    """
 
     meeting: Meeting
     place: Place
@@ -145,7 +149,7 @@ class _Models:
 
     def send(self, request: Line) -> None:
         """On rank 0: broadcast the file."""
-        if request["model"]:
+        if request["model"] and self.heads is not None:
             size = Path(request["model"]).stat().st_size
             content = torch.from_file(request["model"], shared=False, size=size, dtype=torch.uint8)
             for start in range(0, size, _CHUNK):
@@ -156,6 +160,8 @@ class _Models:
         model: str | None = request["model"]
         if model is None or self.place.node == 0:
             return model
+        if self.heads is None:
+            return None
         path, there = self.folder / f"global-{number}.safetensors", f"model/{number}/{self.place.node}"
         if self.place.local_rank == 0:
             self._receive(path, request["model_bytes"])

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import click
 import typer
 
 from client_app.agent import Agent
 from client_app.elastic import ElasticGroup, serve_node
+from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
+from client_app.export import export
 from client_app.failures import AppFailed
 from client_app.group import GroupSettings, RankGroup
 from client_app.ledger import FolderLock, Ledger
@@ -23,7 +26,7 @@ from client_app.output import Output
 from client_app.shape import GroupShape
 from client_app.supervisor import LocalGroup
 from client_app.transport import Transport, signer, tls_context
-from fedcore.config import parse_assignments
+from fedcore.config import EngineConfig, parse_assignments
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure, FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.flower.app import FlowerApp
@@ -31,6 +34,7 @@ from fedcore.flower.bundle import AppBundle
 from fedcore.wire import Scalar
 
 app = typer.Typer(add_completion=False)
+app.command()(export)
 INTERRUPTED: Final = 130
 _MASK_THREADS: Final = 4
 
@@ -49,12 +53,15 @@ class Options:
     json: bool = False
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def client(
-    app_dir: Annotated[Path, typer.Option("--app", help="The Flower app that this client agrees to run.")],
+    context: typer.Context,
     kit: Annotated[
         Path | None,
-        typer.Option(help="This client's kit, a folder that `fedcore provision` made; machine 0 alone needs it."),
+        typer.Option(help="This client's kit, a folder that `fedcore provision` made; required on machine 0."),
+    ] = None,
+    app_dir: Annotated[
+        Path | None, typer.Option("--app", help="The Flower app that this client agrees to run; required.")
     ] = None,
     node_config: Annotated[
         str, typer.Option(metavar="'K=V ...'", help="Overrides of the kit's node config, as TOML values.")
@@ -87,6 +94,12 @@ def client(
     Ctrl-C or SIGTERM leaves an open round in good order; the exit status is then 130 for Ctrl-C and 0 for SIGTERM.
     A second signal ends it at once. What the kit's policy.toml does not allow is refused, whatever the server says.
     """
+    if context.invoked_subcommand is not None:
+        return
+    needed = {"'--app'": app_dir, **({"'--kit'": kit} if node_rank == 0 else {})}
+    if missing := [name for name, value in needed.items() if value is None]:
+        # Not required by their types, since `fedcore client export` goes without.
+        raise click.MissingParameter(param_type="option", param_hint=missing[0])
     try:
         options = Options(
             kit=kit,
@@ -137,6 +150,7 @@ async def run(options: Options) -> int:
                     state_dir=state_dir,
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
+                    eligibility=Eligibility.of(kit.policy.eligibility),
                 )
                 return await _until_signal(_serve(client_, group), output)
     finally:
@@ -179,6 +193,8 @@ def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
             f"policy.toml agrees to the app {pinned[:12]}… only, {options.app} is {sha256}; install the agreed app, "
             "or change app-sha256"
         )
+    shape = options.shape
+    EngineConfig.from_mapping(options.engine, ranks=shape.nproc_per_node * shape.nnodes)
     if options.data_dir is not None and not options.data_dir.is_dir():
         raise ConfigurationError(f"--data-dir: there is no folder {options.data_dir}")
     return GroupSettings(
@@ -188,7 +204,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
         node_config={**(kit.node_config if kit is not None else {}), **_node_config(options.node_config)},
         data_dir=options.data_dir.resolve() if options.data_dir else None,
         engine=options.engine,
-        ranks=options.shape.nproc_per_node,
+        ranks=shape.nproc_per_node,
     )
 
 

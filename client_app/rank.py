@@ -10,8 +10,8 @@ ends itself with all processes that the app started.
     agent -> rank   {"task": {...}, "model": PATH or null, "out": PATH}                      repeated
     rank -> agent   {"examples": ..., "metrics": {...}, "trained": true} or {"failed": KIND, "text": ...}
 
-Every rank gets every task. Rank 0 alone writes the new model to `out` and tells what came out; the others answer
-{"done": true}.
+Every rank gets every task. Rank 0 alone writes the new model to `out`, for which the others may have to hand over their
+parts, and tells what came out; they answer {"done": true}.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _join(listening: int | None) -> None:
 
 def load(greeting: Line) -> tuple[ClientRunner, Line]:
     """Import the app; raises what that raises. The line says which app it was."""
+    from fedcore.config import EngineConfig
     from fedcore.flower.app import FlowerApp
     from fedcore.flower.bundle import AppBundle
     from fedcore.flower.clientside import ClientRunner
@@ -87,7 +88,10 @@ def load(greeting: Line) -> tuple[ClientRunner, Line]:
     folder = Path(greeting["app"])
     sha256 = AppBundle.from_folder(folder).sha256
     runner = ClientRunner(
-        app=FlowerApp.load(folder), client_id=greeting["client_id"], node_config=greeting["node_config"]
+        app=FlowerApp.load(folder),
+        client_id=greeting["client_id"],
+        node_config=greeting["node_config"],
+        engine=EngineConfig.from_mapping(greeting["engine"], ranks=int(os.environ["WORLD_SIZE"])),
     )
     return runner, {"ready": True, "app_sha256": sha256}
 
@@ -99,11 +103,10 @@ def run(runner: ClientRunner, rank: int, request: Line) -> Line:
 
     model = ModelState.open(Path(request["model"])) if request["model"] else None
     result = runner.run(Task.model_validate(request["task"]), model)
+    result.save(Path(request["out"]) if rank == 0 else None)
     if rank != 0:
         return {"done": True}
-    if result.state is not None:
-        result.state.save(Path(request["out"]))
-    return {"examples": result.examples, "metrics": dict(result.metrics), "trained": result.state is not None}
+    return {"examples": result.examples, "metrics": dict(result.metrics), "trained": result.trained}
 
 
 def end() -> None:

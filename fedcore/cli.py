@@ -210,7 +210,7 @@ def build(only: str = "") -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    commands: dict[str, Callable[..., Any]] = {
+    commands: dict[str, Callable[..., Any] | typer.Typer] = {
         "provision": provision_command,
         "simulate": simulate_command,
         "compare": compare_command,
@@ -222,7 +222,11 @@ def build(only: str = "") -> typer.Typer:
         commands, installed = {}, {only: installed[only]}
     commands |= {name: found.load() for name, found in installed.items()}
     for name in sorted(commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
-        app.command(name)(commands[name])
+        command = commands[name]
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     app.callback()(_root)
     return app
 

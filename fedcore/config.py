@@ -1,7 +1,7 @@
-"""Settings of a run: how updates are aggregated, encoded and waited for.
+"""Settings of a run (how updates are aggregated, encoded and waited for) and of a client's ranks.
 
-An app may set them in its pyproject.toml under `[tool.fedcore]`, the operator overrides them with `--set key=value`.
-Keys are kebab-case there; an unknown key is an error that names the nearest one.
+For a run, an app may set them in its pyproject.toml under `[tool.fedcore]`, the operator overrides them with
+`--set key=value`. Keys are kebab-case there; an unknown key is an error that names the nearest one.
 """
 
 from __future__ import annotations
@@ -113,18 +113,80 @@ class JobSettings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:
         """Build from kebab-case keys; raises UnknownKey or ConfigurationError."""
-        hints = typing.get_type_hints(cls)
-        known = {_kebab(field.name): field.name for field in dataclasses.fields(cls)}
-        arguments: dict[str, Any] = {}
-        for key, value in values.items():
-            if key not in known:
-                raise UnknownKey(key, known, where)
-            arguments[known[key]] = _checked(key, value, hints[known[key]], where)
-        return cls(**arguments)
+        return cls(**_arguments(cls, values, where))
 
     def to_mapping(self) -> dict[str, Any]:
         """The inverse of `from_mapping`: every key, kebab-case."""
         return {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How the ranks of one client train one model together; the owner of the machines decides it, not the app.
+
+    engine: "single"; "ddp" (a replica on each rank, gradients averaged); "fsdp" (parameters, gradients and optimizer
+        state sharded over all ranks); "hsdp" (sharded within groups of `shard` ranks, replicated between them); "tp"
+        (each layer split over all ranks); "ddp-tp" (split over `tensor` ranks, replicated between such groups); "pp"
+        (consecutive layers on consecutive ranks).
+    precision: "fp32", or "bf16" for autocast of the forward pass; parameters and sums stay in float32.
+    micro_batches: pieces in which a rank works through its share of a batch, one after another (gradient
+        accumulation); for "pp" the micro-batches of the schedule, 0 for twice the number of ranks.
+    hook: what DDP sends: "none" for float32 gradients, "fp16" or "bf16", or "powersgd" for a low-rank approximation.
+    static_graph: tells DDP that every step uses the same parameters.
+    shard, tensor: ranks of one group; see `engine`.
+    schedule: order of the pipeline's work; "interleaved" gives each rank two separate runs of layers.
+    offload: "fsdp" and "hsdp" keep parameters, gradients and optimizer state in the memory of the host.
+    checkpoint: keep only the inputs of each block for the backward pass, and compute the rest again.
+    compile: compile the model with torch.compile.
+    deterministic: refuse operations that may give another result the next time.
+    """
+
+    engine: Literal["single", "ddp", "fsdp", "hsdp", "tp", "ddp-tp", "pp"] = "single"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    micro_batches: int = 0
+    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    static_graph: bool = False
+    shard: int = 0
+    tensor: int = 0
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    offload: bool = False
+    checkpoint: bool = False
+    compile: bool = False
+    deterministic: bool = False
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, ranks: int, where: str = "--engine-set") -> Self:
+        """Build from kebab-case keys for a group of `ranks`; more than one rank means "ddp" unless the keys say other.
+
+        Raises UnknownKey, or ConfigurationError for settings that do not fit each other or the number of ranks.
+        """
+        chosen = {"engine": "ddp" if ranks > 1 else "single", **values}
+        config = cls(**_arguments(cls, chosen, where))
+        config.check(ranks)
+        return config
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The inverse of `from_mapping`: every key, kebab-case."""
+        return {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def check(self, ranks: int) -> None:
+        """Raise ConfigurationError unless a group of `ranks` can be set up like this."""
+        if self.engine == "single" and ranks > 1:
+            raise ConfigurationError(f"engine single is for one rank, not {ranks}; ddp is the usual choice")
+        if self.engine == "pp" and ranks < 2:
+            raise ConfigurationError("engine pp needs at least two ranks; see --nproc-per-node")
+        if self.micro_batches < 0:
+            raise ConfigurationError(f"micro-batches cannot be {self.micro_batches}; 0 stands for the default")
+        for name, size, engine in (("shard", self.shard, "hsdp"), ("tensor", self.tensor, "ddp-tp")):
+            if (self.engine == engine) != (size > 0):
+                raise ConfigurationError(f"{name} is for engine {engine}, which needs it: the ranks of one group")
+            if size and ranks % size:
+                raise ConfigurationError(f"{name} = {size} does not divide the {ranks} ranks")
+        only = {"hook": ("ddp",), "static_graph": ("ddp",), "offload": ("fsdp", "hsdp"), "schedule": ("pp",)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, engines in only.items():
+            if getattr(self, name) != defaults[name] and self.engine not in engines:
+                raise ConfigurationError(f"{_kebab(name)} is for engine {' or '.join(engines)}, not {self.engine}")
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
@@ -150,6 +212,18 @@ def override(defaults: Mapping[str, Any], changes: Mapping[str, Any], where: str
             raise UnknownKey(key, merged, where)
         merged[key] = _same_type(key, value, merged[key], where)
     return merged
+
+
+def _arguments(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Arguments for the dataclass `cls` from kebab-case keys, each checked against its annotation."""
+    hints = typing.get_type_hints(cls)
+    known = {_kebab(name): name for name in hints}
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UnknownKey(key, known, where)
+        arguments[known[key]] = _checked(key, value, hints[known[key]], where)
+    return arguments
 
 
 def _same_type(key: str, value: Any, default: Any, where: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.client_on_battery import UNPLUGGED
 from support.deployment import LIVENESS_SECONDS, Deployment, Ended, command_lines, wait_until
 from support.tiny import TINY, load_problem
 
@@ -150,6 +151,37 @@ def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> 
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=1e-5)
     assert "rank 0 ended by signal SIGKILL" in federation.log("client-4")
     assert federation.process("client-4").poll() is None, "the agent lives"
+
+
+def test_an_unplugged_client_sits_out_until_it_is_plugged_in(federation: Deployment) -> None:
+    policy, battery = federation.kit("client-3") / "policy.toml", federation.folder / "battery"
+    before = policy.read_text()
+    federation.stop("client-3")
+    said = len(federation.log("client-3"))
+    try:
+        policy.write_text(before.replace("on-power-only = false", "on-power-only = true"))
+        battery.write_text(UNPLUGGED)
+        federation.start_client("client-3", battery=battery)
+        federation.wait_for_log("client-3", "connected", after=said)
+        others = ["client-1", "client-2", "client-4"]
+        without = federation.submit().finish()
+        assert trained(without) == [others]
+        assert_sum_is_of(without, others)
+        battery.write_text("plugged in")
+        federation.wait_for_log("client-3", "eligible again", after=said)
+        run = federation.submit(pause=PAUSE, num_server_rounds=2, settings=ALL_FOUR)
+        run.wait_for_training()
+        battery.write_text(UNPLUGGED)
+        dropped = run.wait_for("dropped", client="client-3")
+        assert dropped["reason"] == "withdrew: not-eligible"
+        battery.write_text("plugged in")
+        done = run.finish()
+        assert done.status == 0, done.stderr
+        assert trained(done) == [others, list(NAMES)]
+        assert "left the exchange, not eligible: on battery" in federation.log("client-3")
+    finally:
+        policy.write_text(before)
+        federation.stop("client-3")
 
 
 def test_a_frozen_agent_is_dropped_and_comes_back(federation: Deployment) -> None:

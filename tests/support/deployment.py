@@ -26,6 +26,7 @@ from support.tiny import TINY
 MARK = "FEDCORE_TEST_MARK"
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 DYING_CLIENT = Path(__file__).with_name("client_that_dies.py")
+CLIENT_ON_BATTERY = Path(__file__).with_name("client_on_battery.py")
 LIVENESS_SECONDS = 7.0
 """Two heartbeats and a bit: short, and yet longer than a busy machine keeps a living client from saying so."""
 QUICK = {
@@ -175,9 +176,15 @@ class Deployment:
         for name in names:
             self.wait_for_log(name, "connected", after=said[name])
 
-    def start_client(self, name: str, *options: str | Path, dies_after: str = "") -> subprocess.Popen[str]:
-        """Start one client; `dies_after` names the request after which it is killed."""
-        program = [sys.executable, DYING_CLIENT, dies_after] if dies_after else [*FEDCORE, "client"]
+    def start_client(
+        self, name: str, *options: str | Path, dies_after: str = "", battery: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start one client; `dies_after` names the request that kills it, `battery` the file of its power."""
+        program: list[str | Path] = [*FEDCORE, "client"]
+        if dies_after:
+            program = [sys.executable, DYING_CLIENT, dies_after]
+        elif battery is not None:
+            program = [sys.executable, CLIENT_ON_BATTERY, battery]
         return self._start(name, [*program, "--kit", self.kit(name), "--app", self.app, *options])
 
     def _start(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:

@@ -150,6 +150,7 @@ class Scripted:
     parts: dict[int, bytes] = field(default_factory=dict)
     withdrawals: list[WithdrawIn] = field(default_factory=list)
     joins: int = 0
+    heartbeat_seconds: float = 0.2
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
     tasks: deque[Task] = field(default_factory=deque)
     polls: list[dict[str, str]] = field(default_factory=list)
@@ -362,7 +363,7 @@ class Scripted:
                     federation="testing",
                     name="client-1",
                     version="0",
-                    heartbeat_seconds=0.2,
+                    heartbeat_seconds=self.heartbeat_seconds,
                     roster_sha256=self.kits[1].roster.hash().hex(),
                 )
                 return self.say("join", answer)

@@ -1,0 +1,23 @@
+"""Engines: one model trained by one rank or by many, behind one interface."""
+
+from __future__ import annotations
+
+from fedcore.config import EngineConfig
+from fedcore.training.engines.base import Engine, PerExampleLoss, Proximal, Recipe
+from fedcore.training.engines.batches import Batch
+from fedcore.training.engines.single import SingleEngine
+from fedcore.training.engines.world import World
+
+__all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
+
+_ENGINES: dict[str, type[Engine]] = {"single": SingleEngine}
+
+
+def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World | None = None) -> Engine:
+    """The engine that `config` names, on the ranks of `world`; by default one rank, or the current process group.
+
+    Raises ConfigurationError for a model or a number of ranks that the engine cannot work with.
+    """
+    world = world or World.current()
+    config = config or EngineConfig.from_mapping({}, ranks=world.size)
+    return _ENGINES[config.engine](recipe, config, world)

@@ -1,0 +1,264 @@
+"""The interface of the engines, and all that they have in common.
+
+An engine holds one model, its optimizer and the ranks that train it. Whatever the engine, a step means the same: the
+gradient of the mean loss over the whole batch, clipped by its norm over the whole model, then one step of the
+optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.config import EngineConfig
+from fedcore.errors import ConfigurationError
+from fedcore.state import ModelState, StateSink, TensorSpec
+from fedcore.training.engines.batches import Batch, Rows, ordered_rows, own_rows, shared_rows, steps_of
+from fedcore.training.engines.loading import Loaders, TrainingData
+from fedcore.training.engines.transfer import Entry, load_entries, save_entries
+from fedcore.training.engines.world import World
+from fedcore.training.losses import per_example_cross_entropy
+from fedcore.training.proximal import add_proximal_gradient
+from fedcore.training.seeds import derive_seed
+
+PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""(output of the model, targets [n, ...]) -> the loss of each example [n]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What to train.
+
+    build: makes the model. initial: the weights that it makes count, on every rank the same; otherwise a state comes
+    before they are used. optimizer: makes one for a model's parameters.
+    """
+
+    build: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    loss: PerExampleLoss = per_example_cross_entropy
+    initial: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proximal:
+    """A pull towards `anchor` (`Engine.snapshot`): the step also descends mu / 2 times the squared distance from it."""
+
+    mu: float
+    anchor: list[Tensor]
+
+
+class Engine(ABC):
+    """One model on one or more ranks. Every rank has to make the same calls in the same order.
+
+    model: what a loop calls; for "pp" the layers of this rank only, so that a loop of your own uses `step`. module: the
+    model without what the engine wrapped around it. data_rank, data_size: this rank's place among those that get
+    different examples, and their number.
+    """
+
+    model: nn.Module
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, recipe: Recipe, config: EngineConfig, world: World) -> None:
+        config.check(world.size)
+        self.recipe = recipe
+        self.config = config
+        self.world = world
+        self._loaders = Loaders(world.device)
+        self._build()
+        self.reset_optimizer()
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def data_rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def data_size(self) -> int:
+        return self.world.size
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Make `model` and `module` on this rank's device."""
+
+    def reset_optimizer(self) -> None:
+        """A new optimizer without any history."""
+        self.optimizer = self.recipe.optimizer(self.module)
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch, *, clip_norm: float = 0.0, proximal: Proximal | None = None) -> Tensor:
+        """One optimizer step on a batch. clip_norm: bound on the L2 norm of the gradient, 0 for none.
+
+        Returns this rank's part of the sum of the examples' losses before the step, a float32 scalar.
+        """
+        self.optimizer.zero_grad()
+        loss = self.backward(batch)
+        if proximal is not None:
+            add_proximal_gradient(self.parameters(), proximal.anchor, proximal.mu)
+        if clip_norm:
+            self.clip(clip_norm)
+        self.optimizer.step()
+        return loss
+
+    def backward(self, batch: Batch) -> Tensor:
+        """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
+        pieces = batch.split(self.config.micro_batches or 1)
+        total = torch.zeros((), device=self.device)
+        for number, piece in enumerate(pieces, start=1):
+            with self._synchronised(number == len(pieces)):
+                loss = self._loss_sum(piece)
+                # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all of them.
+                (loss * (self.data_size / piece.total)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the gradient of the whole model to an L2 norm of at most `max_norm`; returns the norm before."""
+        norm = self.world.sum(self._squared_norm()).sqrt()
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        gradients = [_local(p.grad) for p in self.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, scale.to(gradients[0].device))
+        return norm
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that are trained; on a sharding engine, DTensors of which this rank holds a part."""
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def snapshot(self) -> list[Tensor]:
+        """A copy of this rank's part of the parameters, for `Proximal`."""
+        return [_local(p.detach()).clone() for p in self.parameters()]
+
+    def _loss_sum(self, piece: Batch) -> Tensor:
+        with self._precision():
+            losses = self.recipe.loss(self.model(piece.x), piece.y)
+        return losses.sum() if piece.weights is None else (losses * piece.weights).sum()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.config.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _synchronised(self, last: bool) -> AbstractContextManager[object]:
+        """Around one micro-batch; before the last one nothing has to be sent."""
+        return contextlib.nullcontext()
+
+    def _squared_norm(self) -> Tensor:
+        """This rank's part of the squared norm of the gradient, such that the sum over all ranks is the whole."""
+        squares = torch.zeros((), device=self.device)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                norm = torch.linalg.vector_norm(_local(parameter.grad), dtype=torch.float32)
+                squares += norm.square().to(self.device) / self._copies(parameter)
+        return squares
+
+    def _copies(self, parameter: nn.Parameter) -> int:
+        """How many ranks hold the same elements of a parameter that this rank holds."""
+        return self.world.size
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def batches(
+        self,
+        data: TrainingData,
+        *,
+        batch_size: int,
+        seed: int,
+        epochs: int = 0,
+        steps: int = 0,
+        sharded: bool = False,
+        workers: int = 0,
+    ) -> Iterator[Batch]:
+        """This rank's share of each batch, in an order that `seed` alone decides.
+
+        data: arrays, or a map-style dataset of (x, y) that `workers` processes read. batch_size: over all ranks; 0 is
+        one full batch. epochs, steps: exactly one is positive. sharded: each rank reads data of its own, instead of
+        all reading the same. Raises ConfigurationError for settings that mean nothing.
+        """
+        rows = self._rows(len(data), batch_size, epochs, steps, seed, sharded)  # type: ignore[arg-type]
+        return self._loaders.batches(data, rows, workers)
+
+    def passes(
+        self, data: TrainingData, *, batch_size: int, sharded: bool = False, workers: int = 0
+    ) -> Iterator[Batch]:
+        """Every example once and in order, for an evaluation; stand-ins have weight 0. batch_size: of one rank."""
+        counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
+        rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
+        return self._loaders.batches(data, rows, workers)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the ranks that have different examples; every rank has to call it."""
+        return self.world.sum(values) / (self.world.size // self.data_size)
+
+    def examples(self, data: TrainingData, *, sharded: bool = False) -> int:
+        """Number of examples over all ranks."""
+        own = len(data)  # type: ignore[arg-type]
+        return sum(self._counts(own)) if sharded else own
+
+    def _rows(self, own: int, batch_size: int, epochs: int, steps: int, seed: int, sharded: bool) -> Iterator[Rows]:
+        counts = self._counts(own) if sharded else [own]
+        if not all(counts):
+            raise ConfigurationError("a rank has no examples; each needs at least one where data are sharded")
+        size, steps = steps_of(sum(counts), batch_size=batch_size, epochs=epochs, steps=steps)
+        if sharded:
+            seed = derive_seed("order of a shard", seed, self.data_rank)
+            return own_rows(counts, size, steps, seed=seed, rank=self.data_rank)
+        return shared_rows(own, size, steps, seed=seed, rank=self.data_rank, ranks=self.data_size)
+
+    def _counts(self, own: int) -> list[int]:
+        """How many examples each data-parallel rank has of its own."""
+        if self.data_size == 1:
+            return [own]
+        counts = torch.zeros(self.data_size, dtype=torch.int64, device=self.device)
+        counts[self.data_rank] = own
+        # Ranks that share their data say the same thing several times.
+        return [count * self.data_size // self.world.size for count in self.world.sum(counts).tolist()]
+
+    # --- evaluation ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def outputs(self, batch: Batch) -> Tensor | None:
+        """The model's output [n, ...] for a batch; None on a rank of a pipeline that does not have it."""
+        with self._precision():
+            output: Tensor = self.model(batch.x)
+        return output.float()
+
+    # --- state --------------------------------------------------------------------------------------------------
+
+    def load(self, state: ModelState | None) -> None:
+        """Set parameters and buffers to those of a state, which a rank other than 0 need not have.
+
+        Raises EncodingError where names or shapes differ from the model's.
+        """
+        load_entries(self.entries(), state, self.world)
+
+    def save(self, sink: StateSink | None) -> None:
+        """Write parameters and buffers, tensor by tensor; rank 0 gives the sink."""
+        save_entries(self.entries(), sink, self.world)
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Names, dtypes and whole shapes of what `save` writes, in the order of the model's state_dict."""
+        return tuple(entry.spec for entry in self.entries())
+
+    def entries(self) -> list[Entry]:
+        """The tensors of the model's state, in the order of its state_dict."""
+        return [Entry.of(name, tensor) for name, tensor in self.module.state_dict(keep_vars=True).items()]
+
+    def close(self) -> None:
+        """Let go of what must not outlive the process group."""
+        self._loaders.close()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

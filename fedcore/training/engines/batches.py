@@ -1,0 +1,126 @@
+"""Which rank works on which examples.
+
+A batch is the examples of one optimizer step, over all ranks: its size and the learning rate mean the same whatever
+the number of ranks. The order of the examples is a function of the seed alone. Each data-parallel rank takes one
+consecutive share of every batch; shares differ by at most one example. Where each rank has data of its own (`sharded`),
+it walks through them at the pace that makes all ranks end with the same step, however uneven they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcore.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rank's share of a batch.
+
+    x, y: inputs and targets [n, ...]. total: examples of the batch over all ranks. weights: float32 [n], or None for
+    all ones; a rank with no share gets one example of weight 0, since it has to take part in the collectives.
+    """
+
+    x: Tensor
+    y: Tensor
+    total: int
+    weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def split(self, pieces: int) -> list[Batch]:
+        """Micro-batches, always `pieces` of them: the ranks have to do the same number of passes."""
+        if pieces == 1:
+            return [self]
+        weights = torch.ones(len(self), device=self.x.device) if self.weights is None else self.weights
+        parts = zip(*(torch.tensor_split(t, pieces) for t in (self.x, self.y, weights)), strict=True)
+        return [
+            Batch(x, y, self.total, w)
+            if len(y)
+            else Batch(self.x[:1], self.y[:1], self.total, torch.zeros_like(weights[:1]))
+            for x, y, w in parts
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One rank's share of a batch, as row numbers. empty: the only row is a stand-in of weight 0."""
+
+    rows: Tensor | slice
+    total: int
+    empty: bool = False
+
+
+def steps_of(examples: int, *, batch_size: int, epochs: int, steps: int) -> tuple[int, int]:
+    """Batch size and number of steps that the settings mean; raises ConfigurationError when they mean nothing.
+
+    batch_size: 0 means one full batch. epochs, steps: exactly one is positive.
+    """
+    if (epochs > 0) == (steps > 0) or min(epochs, steps) < 0:
+        raise ConfigurationError(f"set either epochs or steps to a positive number (epochs {epochs}, steps {steps})")
+    if batch_size < 0:
+        raise ConfigurationError(f"batch size cannot be {batch_size}; 0 means one full batch")
+    if examples == 0:
+        raise ConfigurationError("this client has no examples to train or test on")
+    size = min(batch_size or examples, examples)
+    return size, steps or epochs * math.ceil(examples / size)
+
+
+def shared_rows(examples: int, size: int, steps: int, *, seed: int, rank: int, ranks: int) -> Iterator[Rows]:
+    """This rank's rows of `steps` batches of `size`, where every rank can read all examples.
+
+    Every pass over the data has an order of its own. A full batch keeps the order of the data: there it would change
+    only rounding, and so a full batch on all data is the pooled gradient step.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    done = 0
+    while done < steps:
+        order = torch.arange(examples) if size >= examples else torch.randperm(examples, generator=generator)
+        for rows in torch.split(order, size)[: steps - done]:
+            done += 1
+            if ranks == 1:
+                yield Rows(slice(None) if size >= examples else rows, len(rows))
+                continue
+            share = torch.tensor_split(rows, ranks)[rank]
+            yield Rows(share, len(rows)) if len(share) else Rows(rows[:1], len(rows), empty=True)
+
+
+def own_rows(counts: Sequence[int], size: int, steps: int, *, seed: int, rank: int) -> Iterator[Rows]:
+    """This rank's rows of `steps` batches of about `size`, where rank r alone can read its `counts[r]` examples.
+
+    A pass has S = ceil(sum(counts) / size) steps; in step s a rank takes its examples from s * count / S on. seed: has
+    to be another one on each rank, or they go through their data in the same order.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    passes = math.ceil(sum(counts) / size)
+    done = 0
+    while done < steps:
+        order = torch.randperm(counts[rank], generator=generator)
+        for step in range(min(passes, steps - done)):
+            done += 1
+            ends = [((count * step) // passes, (count * (step + 1)) // passes) for count in counts]
+            total = sum(stop - start for start, stop in ends)
+            start, stop = ends[rank]
+            yield Rows(order[start:stop], total) if stop > start else Rows(order[:1], total, empty=True)
+
+
+def ordered_rows(
+    examples: int, size: int, *, rank: int, ranks: int, counts: Sequence[int] | None = None
+) -> Iterator[Rows]:
+    """This rank's rows of one pass in order, in pieces of at most `size`; each rank makes the same number of pieces.
+
+    counts: examples of each rank where each has its own; otherwise all ranks can read the same `examples`.
+    """
+    if (sum(counts) if counts is not None else examples) == 0:
+        raise ConfigurationError("this client has no examples to train or test on")
+    own = torch.arange(examples) if counts is not None else torch.tensor_split(torch.arange(examples), ranks)[rank]
+    longest = max(counts) if counts is not None else math.ceil(examples / ranks)
+    for start in range(0, longest, size):
+        rows = own[start : start + size]
+        yield Rows(rows, len(rows)) if len(rows) else Rows(torch.zeros(1, dtype=torch.int64), 0, empty=True)

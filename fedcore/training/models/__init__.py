@@ -1,0 +1,22 @@
+"""The models of the examples and of the published results that we compare with.
+
+Each function makes a model with freshly drawn weights; `seeded` (fedcore.training.seeds) around the call fixes them.
+The names of the tensors stay the same from release to release, since saved models and layouts refer to them.
+"""
+
+from fedcore.training.models.convolutional import lenet, mcmahan_cnn, small_cnn
+from fedcore.training.models.dense import digits_mlp, logistic_regression, mcmahan_2nn, mlp
+from fedcore.training.models.recurrent import char_lstm
+from fedcore.training.models.resnet import resnet18_groupnorm
+
+__all__ = [
+    "char_lstm",
+    "digits_mlp",
+    "lenet",
+    "logistic_regression",
+    "mcmahan_2nn",
+    "mcmahan_cnn",
+    "mlp",
+    "resnet18_groupnorm",
+    "small_cnn",
+]
