@@ -1,8 +1,8 @@
 """The model that a client keeps for itself: on its own disk, from round to round, never sent.
 
 A folder holds one local model: `record.json` says what it is and which safetensors file has its tensors. These are
-written first, under a new name; the record takes its place last, in one rename. So whatever ends the process, the folder
-holds the old model or the new one, whole.
+written first, under a new name; the record takes its place last, in one rename. So whatever ends the process, the
+folder holds the old model or the new one, whole.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ no communication. The anchor is sharded as the parameters are.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -52,8 +53,8 @@ def proximal_term(parameters: Sequence[Tensor], anchor: Sequence[Tensor], mu: fl
     total = torch.zeros((), device=_local(pairs[0][0]).device if pairs else None)
     for chunk in _chunks(pairs):
         pulls = torch._foreach_sub([_local(w) for w, _ in chunk], [_local(w0) for _, w0 in chunk])
-        norms = torch._foreach_norm(pulls, 2, torch.float32)
-        total += torch.stack(norms).square().sum()
+        wide = functools.reduce(torch.promote_types, (pull.dtype for pull in pulls), torch.float32)
+        total += torch.stack(torch._foreach_norm(pulls, 2, wide)).square().sum()
     return total * (mu / 2)
 
 

@@ -59,6 +59,13 @@ def test_json_of_the_commands_without_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_export_says_that_a_client_has_no_model_of_its_own(readable: Deployment, tmp_path: Path) -> None:
+    done = fedcore("client", "export", "--kit", readable.kit("client-1"), "--out", tmp_path / "model")
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedcore client export: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_events_and_summary_of_a_plain_run_say_plain(readable: Deployment) -> None:
     said = len(readable.log("client-1"))
     done = readable.submit(settings={"aggregation": "plain"}).finish()
