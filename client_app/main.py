@@ -96,10 +96,9 @@ def client(
     """
     if context.invoked_subcommand is not None:
         return
-    needed = {"'--app'": app_dir, **({"'--kit'": kit} if node_rank == 0 else {})}
-    if missing := [name for name, value in needed.items() if value is None]:
-        # Not required by their types, since `fedcore client export` goes without.
-        raise click.MissingParameter(param_type="option", param_hint=missing[0])
+    no_kit = kit is None and node_rank == 0
+    if no_kit or app_dir is None:  # not required by their types, since `fedcore client export` goes without
+        raise click.MissingParameter(param_type="option", param_hint="'--kit'" if no_kit else "'--app'")
     try:
         options = Options(
             kit=kit,
