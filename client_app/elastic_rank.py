@@ -52,7 +52,7 @@ def main() -> None:
         sys.exit(str(error))
     place.to_environment()
     agent = _call(options.folder / SOCKET, meeting.clone()) if place.rank == 0 else None
-    meeting.when_failed(place.rank, _teller(agent), end)
+    meeting.when_failed(place, _teller(agent), end)
     try:
         _serve(meeting, place, agent, options)
     except BaseException as error:

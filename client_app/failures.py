@@ -23,7 +23,7 @@ RANK_KILLED: Final = "rank-killed"
 RANK_HUNG: Final = "rank-hung"
 OUT_OF_MEMORY: Final = "out-of-memory"
 
-_PEER_LOST: Final = "peer-lost"
+PEER_LOST: Final = "peer-lost"
 """On the way to the agent alone: this rank is well, but a collective broke because another rank ended."""
 _LOST_PEER_TEXTS: Final = ("gloo/transport/", "Connection closed by peer", "Connection reset by peer")
 _NO_MEMORY_TEXT: Final = "can't allocate memory"
@@ -64,7 +64,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     if _is_out_of_memory(error):
         return {"failed": OUT_OF_MEMORY, "text": _last_line(error)}
     if _is_lost_peer(error):
-        return {"failed": _PEER_LOST, "text": _last_line(error)}
+        return {"failed": PEER_LOST, "text": _last_line(error)}
     return {"failed": RANK_EXCEPTION, "text": "".join(traceback.format_exception(error))}
 
 
@@ -80,6 +80,8 @@ def failure_from(answer: Mapping[str, Any], rank: int) -> FedcoreError:
             return RankFailed(f"rank {rank} is out of memory ({text})", OUT_OF_MEMORY)
         case "peer-lost":
             return PeerLost(rank, text)
+        case "rank-killed":
+            return RankFailed(text, RANK_KILLED)
         case _:
             return AppFailed(text, rank=rank)
 

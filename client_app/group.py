@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from client_app.channel import Line
 from client_app.failures import RANK_HUNG, RANK_KILLED, RankFailed
 from client_app.output import Output
-from fedcore.errors import AppError, FedcoreError
+from fedcore.errors import AppError
 from fedcore.wire import MetricValue, Scalar, Task
 
 START_SECONDS: Final = 180.0
@@ -157,7 +157,7 @@ class RankGroup(ABC):
                 life = await asyncio.shield(starting)
         except TimeoutError:
             raise RankFailed(f"the ranks were not ready within {seconds:.0f} s", RANK_HUNG) from None
-        except FedcoreError:
+        except Exception:
             self._starting = None  # the next call tries again
             raise
         if self._watching is None:

@@ -9,7 +9,9 @@
 | task/N           | rank 0            | the N-th task                                      |
 | model/N/R        | rank 0 of machine | that the model of task N lies there                |
 | done/N/K         | rank K            | that it has done its part                          |
+| host             | one rank          | its number: the store is in its process            |
 | failure          | any rank, once    | the first failure, after which all ranks end       |
+| here/K           | rank K            | that it knows of the failure, and so is not lost   |
 | heard            | rank 0            | that the agent knows of it                         |
 
 The store lives as long as one start of the ranks; torchrun makes a new one for the next.
@@ -24,18 +26,21 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 from client_app.channel import Line
-from client_app.failures import describe
+from client_app.failures import PEER_LOST, RANK_KILLED, describe
 from client_app.group import START_SECONDS
 from fedcore.errors import ConfigurationError
 
 _FAILURE: Final = "failure"
 _HEARD: Final = "heard"
 _HEARING: Final = timedelta(seconds=2)
+_ROLL_CALL: Final = timedelta(seconds=0.1)
+"""Shorter than torchrun takes to notice a rank's end, since it then ends the others of that machine."""
 _PATIENCE: Final = timedelta(hours=1)
 
 
@@ -70,21 +75,23 @@ class Place:
 class Meeting:
     """One rank's connection to the store; every thread needs its own, since a wait holds it."""
 
-    def __init__(self, store: TCPStore) -> None:
+    def __init__(self, store: TCPStore, *, is_host: bool = False) -> None:
         self.store = store
+        self.is_host = is_host
 
     @classmethod
     def join(cls) -> Meeting:
         """Connect as torchrun's environment says; its rank 0, wherever that is, holds the store."""
+        is_host = os.environ["RANK"] == "0"
         store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             int(os.environ["WORLD_SIZE"]),
-            is_master=os.environ["RANK"] == "0",
+            is_master=is_host,
             timeout=timedelta(seconds=START_SECONDS),
             wait_for_workers=False,
         )
-        return cls(store)
+        return cls(store, is_host=is_host)
 
     def clone(self) -> Meeting:
         """Another connection to the same store."""
@@ -127,20 +134,47 @@ class Meeting:
         with contextlib.suppress(DistNetworkError):  # then all ranks know that something is wrong
             self.store.compare_set(_FAILURE, "", json.dumps({**describe(error), "rank": rank}))
 
-    def when_failed(self, rank: int, tell: Callable[[Line], None] | None, end: Callable[[], None]) -> None:
-        """In a thread: at the first failure of any rank `tell` the agent, where this rank has one, and `end`."""
-        threading.Thread(target=self.clone()._watch, args=(rank, tell, end), name="failures", daemon=True).start()
+    def when_failed(self, place: Place, tell: Callable[[Line], None] | None, end: Callable[[], None]) -> None:
+        """In a thread: at the first failure of any rank `tell` the agent, on rank 0, and `end` this process."""
+        if self.is_host:
+            self.post("host", {"rank": place.rank})
+        own = self.clone()
+        watch = partial(own._follow, place.rank) if tell is None else partial(own._lead, place, tell)
 
-    def _watch(self, rank: int, tell: Callable[[Line], None] | None, end: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                watch()
+            finally:
+                end()
+
+        threading.Thread(target=run, name="failures", daemon=True).start()
+
+    def _follow(self, rank: int) -> None:
+        with contextlib.suppress(DistNetworkError, DistStoreError):  # rank 0 is gone, or the store
+            self.read(_FAILURE)
+            self.post(f"here/{rank}", {})
+            self.store.wait([_HEARD], _HEARING)  # the store may be in this very process
+
+    def _lead(self, place: Place, tell: Callable[[Line], None]) -> None:
+        host = self.read("host")["rank"]
         try:
             failure = self.read(_FAILURE)
-            if tell is None:
-                self.store.wait([_HEARD], _HEARING)  # the store may be in this very process
-            else:
-                tell(failure)
-                self.store.set(_HEARD, "1")
-        except (DistNetworkError, DistStoreError) as error:
-            if tell is not None:
-                tell({**describe(error), "rank": rank})
-        finally:
-            end()
+            absent = self._absent(range(1, place.world_size)) if failure["failed"] == PEER_LOST else []
+        except DistNetworkError:
+            failure, absent = {}, [host]
+        tell(_lost(absent) if absent else failure)
+        with contextlib.suppress(DistNetworkError):
+            self.store.set(_HEARD, "1")
+
+    def _absent(self, ranks: Iterable[int]) -> list[int]:
+        """The ranks that do not answer although all know of a failure by now."""
+        keys = {rank: f"here/{rank}" for rank in ranks}
+        with contextlib.suppress(DistStoreError):
+            self.store.wait(list(keys.values()), _ROLL_CALL)
+        return [rank for rank, key in keys.items() if not self.store.check([key])]
+
+
+def _lost(ranks: list[int]) -> Line:
+    names = ", ".join(map(str, ranks))
+    text = f"rank{'s' if len(ranks) > 1 else ''} {names} ended, killed or with the machine"
+    return {"failed": RANK_KILLED, "text": text, "rank": ranks[0]}

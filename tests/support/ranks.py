@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterable
+from io import StringIO
 from pathlib import Path
+
+import psutil
 
 PYPROJECT = """
 [project]
@@ -88,3 +94,25 @@ def write_app(folder: Path) -> Path:
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "modes.py").write_text(MODES)
     return folder
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Wait for the end of processes that should end by themselves."""
+    deadline = time.monotonic() + 10
+    for pid in pids:
+        while alive(pid):
+            assert time.monotonic() < deadline, f"process {pid} is still there"
+            time.sleep(0.02)
+
+
+async def said(log: StringIO, text: str) -> None:
+    """Wait until an agent has said `text`."""
+    deadline = time.monotonic() + 30
+    while text not in log.getvalue():
+        assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{log.getvalue()}"
+        await asyncio.sleep(0.02)

@@ -7,16 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from support.ranks import PYPROJECT, write_app
+from support.ranks import PYPROJECT, alive, said, wait_until_gone, write_app
 
 from client_app.failures import AppFailed, RankFailed
 from client_app.group import GroupSettings
@@ -66,25 +64,6 @@ def task(make_task: Callable[..., Task]) -> Callable[..., Task]:
         return make_task(run=f"{mode}{config}", run_config={"mode": mode, **config}, seconds=seconds)
 
     return in_mode
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def wait_until_gone(pids: Iterable[int]) -> None:
-    deadline = time.monotonic() + 10
-    for pid in pids:
-        while alive(pid):
-            assert time.monotonic() < deadline, f"process {pid} is still there"
-            time.sleep(0.02)
-
-
-async def said(log: StringIO, text: str) -> None:
-    deadline = time.monotonic() + 30
-    while text not in log.getvalue():
-        assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{log.getvalue()}"
-        await asyncio.sleep(0.02)
 
 
 async def test_one_process_stays_warm_and_survives_what_the_app_raises(
