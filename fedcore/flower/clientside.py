@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -19,12 +20,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.config import EngineConfig
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.keeping import ContextStore, Store
+from fedcore.flower.keeping import ContextStore, DiskStore, Store
 from fedcore.flower.loading import load_object
 from fedcore.flower.local import LocalApp, LocalJob
 from fedcore.flower.records import arrays_from_state, config_from_json, message_from, run_id_of, state_from_arrays
 from fedcore.flower.result import LocalResult, write_state
-from fedcore.state import Layout, ModelState
+from fedcore.state import Layout, LocalStore, ModelState
 from fedcore.wire import MetricValue, Scalar, Task
 
 TTL_SECONDS = 12 * 3600.0
@@ -35,14 +36,14 @@ class ClientRunner:
     """A loaded ClientApp that stays warm; its Context lives as long as the run does.
 
     In a group of ranks every one of them has a runner, and all do the same tasks. engine: how the ranks work together,
-    for an app that leaves it to us. store: where the client's own model stays; by default in the Context.
+    for an app that leaves it to us. local_folder: where the client's own model stays; without one, in the Context.
     """
 
     app: FlowerApp
     client_id: int
     node_config: Mapping[str, Scalar]
     engine: EngineConfig | None = None
-    store: Store | None = None
+    local_folder: Path | None = None
     _client_app: ClientApp = field(init=False)
     _run: str = field(default="", init=False)
     _context: Context | None = field(default=None, init=False)
@@ -79,8 +80,12 @@ class ClientRunner:
     def _run_local(self, app: LocalApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
         message = {key: value for config in task.configs.values() for key, value in config_from_json(config).items()}
         job = LocalJob(config=context.run_config, node=context.node_config, message=message, client=self.client_id)
-        store = self.store or ContextStore(context)
-        return app.run(job, model, trains=task.trains, store=store, engine_config=self.engine)
+        return app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
+
+    def _store(self, task: Task, context: Context) -> Store:
+        if self.local_folder is None:
+            return ContextStore(context)
+        return DiskStore(store=LocalStore(self.local_folder), run=task.run, app_sha256=task.app_sha256)
 
     def _context_of(self, task: Task) -> Context:
         if self._context is None or self._run != task.run:

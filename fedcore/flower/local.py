@@ -69,14 +69,19 @@ def local_app(
     loss: PerExampleLoss = per_example_cross_entropy,
     personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
+    adapter: bool = False,
 ) -> LocalApp:
     """A ClientApp that trains and evaluates on an engine.
 
     model, optimizer, personal: made from the run config; personal says what stays on the client. loss: of each
     example. optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last
     round (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
+    adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
+    every client and on the server.
     """
-    recipe = _Recipe(model=model, optimizer=optimizer, loss=loss, personal=personal, optimizer_state=optimizer_state)
+    recipe = _Recipe(
+        model=model, optimizer=optimizer, loss=loss, personal=personal, optimizer_state=optimizer_state, adapter=adapter
+    )
     return LocalApp(recipe, train, evaluate)
 
 
@@ -87,6 +92,7 @@ class _Recipe:
     loss: PerExampleLoss
     personal: Callable[[UserConfig], Personal]
     optimizer_state: OptimizerState
+    adapter: bool
 
     def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> _Warm:
         personal = self.personal(config)
@@ -94,11 +100,12 @@ class _Recipe:
             build=lambda: self.model(config),
             optimizer=self.optimizer(config).build,
             loss=self.loss,
-            initial=personal.parts,
+            initial=personal.parts or self.adapter,
         )
         engine = make_engine(recipe, engine_config, world)
         averaged = self.optimizer_state == "average"
-        return _Warm(dict(config), engine, Personalization.of(personal, engine, averaged=averaged))
+        work = Personalization.of(personal, engine, averaged=averaged, adapter=self.adapter)
+        return _Warm(dict(config), engine, work)
 
 
 @dataclass(slots=True)
@@ -138,10 +145,16 @@ class LocalApp(ClientApp):
         warm = self._engine_for(job.config, engine_config)
         work = warm.personalization
         if trains:
-            work.prepare(warm.engine, model, store, lambda proximal: self._fit(warm, replace(job, proximal=proximal)))
+            work.prepare(
+                warm.engine,
+                model,
+                store,
+                job.server_round,
+                lambda proximal: self._fit(warm, replace(job, proximal=proximal)),
+            )
             metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
             examples, rest = _split(metrics)
-            work.keep(warm.engine, store, about={"round": job.server_round, "metrics": rest})
+            work.keep(warm.engine, store, job.server_round, rest)
             layout, write = work.shared(warm.engine)
             return LocalResult(examples=examples, metrics=rest, layout=layout, write=write)
         examples, rest = _split(work.evaluate(warm.engine, model, store, lambda: self._evaluate(warm.engine, job)))

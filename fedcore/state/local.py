@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from fedcore.errors import ConfigurationError, EncodingError, PeerError, UsageError
-from fedcore.state.files import storage_error, sync_folder
+from fedcore.state.files import FileSink, storage_error, sync_folder
 from fedcore.state.layout import Layout
-from fedcore.state.model import ModelState
+from fedcore.state.model import ModelState, StateSink
 
 LOCAL_FOLDER: Final = "local"
 """Where an agent's state folder has its local model."""
@@ -63,17 +63,23 @@ class LocalStore:
         self.folder = folder
 
     def save(self, state: ModelState, record: LocalRecord) -> None:
-        """Replace the local model, durable on return.
+        """Replace the local model with `state`, which may be a mapped file and may come from `load`; see `write`."""
+        self.write(state.layout, state.write_to, record)
 
-        state: all tensors; it may be a mapped file, and may come from `load`. Raises UsageError for a personal tensor
-        that `state` does not have, StorageFull when the disk is full; the model before is then unchanged.
+    def write(self, layout: Layout, write: Callable[[StateSink], None], record: LocalRecord) -> None:
+        """Replace the local model, durable on return; it need not be in memory at once.
+
+        layout: of all tensors. write: hands them over, every element once. Raises UsageError for a personal tensor that
+        the layout does not have, StorageFull when the disk is full, and what `write` raises; the model before is then
+        unchanged.
         """
-        if unknown := sorted(set(record.personal) - set(state)):
+        if unknown := sorted(set(record.personal) - {spec.name for spec in layout.specs}):
             raise UsageError(f"the local model has no tensor {unknown[0]!r}, which is said to be personal")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         before = self._read_entry()
         serial = before["serial"] + 1 if before else 1
-        state.save(self.folder / _model_name(serial))
+        with FileSink(self.folder / _model_name(serial), layout) as sink:
+            write(sink)
         self._write_record(record, serial)
         for path in (*self.folder.glob("model-*.safetensors"), *self.folder.glob(".*.part")):
             if path.name != _model_name(serial):  # the model before, and what an earlier crash left

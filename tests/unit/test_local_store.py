@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
-from fedcore.state import LocalRecord, LocalStore, ModelState, local
+from fedcore.state import LocalRecord, LocalStore, ModelState, StateSink, local
 
 RECORD = LocalRecord(
     run="run-1",
@@ -77,6 +77,27 @@ def test_a_loaded_model_can_be_saved_again_and_stays_readable(tmp_path: Path) ->
     store.save(model.state, replace(RECORD, server_round=4))
     assert loaded(store) == (1.0, 4)
     assert float(model.state["body.weight"][0, 0]) == 1.0, "its file is gone, its map is not"
+
+
+def test_it_can_be_written_block_by_block(tmp_path: Path) -> None:
+    store, state = LocalStore(tmp_path / "local"), state_of(1.0)
+
+    def write(sink: StateSink) -> None:
+        for spec in reversed(state.layout.specs):
+            for start in range(spec.size):
+                sink.write(spec, start, state[spec.name].reshape(-1)[start : start + 1])
+
+    def half(sink: StateSink) -> None:
+        sink.write(state.layout.specs[0], 0, state["body.weight"].reshape(-1))
+        raise RuntimeError("the rank that has the rest is gone")
+
+    store.write(state.layout, write, RECORD)
+    with pytest.raises(RuntimeError, match="is gone"):
+        store.write(state.layout, half, replace(RECORD, server_round=4))
+    model = store.load(layout=state.layout)
+    assert model is not None
+    assert model.record == RECORD
+    assert {name: array.tolist() for name, array in model.state.items()} == {n: a.tolist() for n, a in state.items()}
 
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:

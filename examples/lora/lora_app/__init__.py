@@ -1,1 +1,1 @@
-"""LoRA on a Hugging Face transformer with FedAvg over the adapter: a plain Flower app."""
+"""LoRA on a Hugging Face transformer with FedAvg over the adapter: a Flower app."""

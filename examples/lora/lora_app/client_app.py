@@ -1,67 +1,40 @@
 """The ClientApp: trains and evaluates the adapter on the lines of this node's roles."""
 
-from typing import cast
-
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
 from fedcore.data import Split
-from fedcore.training import derive_seed, evaluate, train
-from fedcore.training.adapters import adapter_state, load_adapter_state
-from fedcore.training.huggingface import CausalLM
+from fedcore.flower.local import LocalJob, Metrics, local_app
+from fedcore.training import Engine, derive_seed, evaluate, train
 from lora_app.task import initial_model, local_data, optimizer
 
-app = ClientApp()
 
-
-@app.train()
-def train_round(message: Message, context: Context) -> Message:
-    """Train the adapter for one round and reply with its new weights."""
-    config = context.run_config
-    model, (examples, _) = _received(message, context), _data(context)
+def fit(engine: Engine, job: LocalJob) -> Metrics:
+    """Train the adapter for one round."""
+    examples, _ = _data(job)
     summary = train(
-        model,
+        engine,
         examples,
-        optimizer=optimizer(config),
-        batch_size=int(config["batch-size"]),
-        epochs=int(config["local-epochs"]),
-        seed=_round_seed(message, context),
+        batch_size=int(job.config["batch-size"]),
+        epochs=int(job.config["local-epochs"]),
+        seed=_round_seed(job),
+        proximal=job.proximal,
     )
-    metrics = MetricRecord({"num-examples": summary.examples, "train_loss": summary.loss})
-    content = RecordDict({"arrays": ArrayRecord(adapter_state(model)), "metrics": metrics})
-    return Message(content=content, reply_to=message)
+    return {"num-examples": summary.examples, "train_loss": summary.loss}
 
 
-@app.evaluate()
-def evaluate_round(message: Message, context: Context) -> Message:
+def test(engine: Engine, job: LocalJob) -> Metrics:
     """Test the model with the global adapter on this node's test part."""
-    model, (_, examples) = _received(message, context), _data(context)
-    result = evaluate(model, examples)
+    _, examples = _data(job)
+    result = evaluate(engine, examples)
     # Loss and accuracy are means over tokens, and so is their average over the nodes.
-    metrics = MetricRecord(
-        {
-            "num-examples": result.targets,
-            "eval_loss": result.loss,
-            "eval_acc": result.accuracy,
-        }
-    )
-    return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
+    return {"num-examples": result.targets, "eval_loss": result.loss, "eval_acc": result.accuracy}
 
 
-def _received(message: Message, context: Context) -> CausalLM:
-    """The model with the adapter that came with the message."""
-    model = initial_model(context.run_config)
-    load_adapter_state(model, message.content.array_records["arrays"].to_torch_state_dict())
-    return model
+def _data(job: LocalJob) -> tuple[Split, Split]:
+    return local_data(job.config, int(job.node["partition-id"]), int(job.node["num-partitions"]))
 
 
-def _data(context: Context) -> tuple[Split, Split]:
-    node = context.node_config
-    return local_data(context.run_config, int(node["partition-id"]), int(node["num-partitions"]))
-
-
-def _round_seed(message: Message, context: Context) -> int:
+def _round_seed(job: LocalJob) -> int:
     """The order of the examples: the same whenever, wherever and after whatever it runs."""
-    server_round = cast(int, message.content.config_records["config"]["server-round"])
-    seed, node = context.run_config["seed"], context.node_config["partition-id"]
-    return derive_seed("training order", int(seed), server_round, int(node))
+    return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))
+
+
+app = local_app(model=initial_model, optimizer=optimizer, train=fit, evaluate=test, adapter=True)

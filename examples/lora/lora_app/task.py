@@ -14,8 +14,11 @@ BYTES = 256
 
 
 def initial_model(config: UserConfig) -> CausalLM:
-    """The model of a run with the adapter that every such run starts from; kept, since only the adapter changes."""
-    return _model(str(config["base-model"]), int(config["rank"]), float(config["alpha"]), int(config["seed"]))
+    """The model of a run with the adapter that every such run starts from."""
+    base = str(config["base-model"])
+    with seeded(derive_seed("initial weights", int(config["seed"]))):
+        model = load_pretrained(base) if base else _tiny_llama()
+        return with_lora(model, rank=int(config["rank"]), alpha=float(config["alpha"]))
 
 
 def local_data(config: UserConfig, client: int, clients: int) -> tuple[Split, Split]:
@@ -27,12 +30,6 @@ def local_data(config: UserConfig, client: int, clients: int) -> tuple[Split, Sp
 
 def optimizer(config: UserConfig) -> OptimizerConfig:
     return OptimizerConfig(name="adam", lr=float(config["lr"]))
-
-
-@lru_cache(maxsize=1)
-def _model(base: str, rank: int, alpha: float, seed: int) -> CausalLM:
-    with seeded(derive_seed("initial weights", seed)):
-        return with_lora(load_pretrained(base) if base else _tiny_llama(), rank=rank, alpha=alpha)
 
 
 def _tiny_llama() -> Any:

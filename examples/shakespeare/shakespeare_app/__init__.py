@@ -1,1 +1,1 @@
-"""Shakespeare by speaking role with FedAvg: a plain Flower app."""
+"""Shakespeare by speaking role with FedAvg: a Flower app."""

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from fedcore.config import JobSettings, override
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
-from fedcore.training import evaluate
+from fedcore.training import evaluate, local_engine
 from fedcore.training.adapters import adapter_state, load_adapter_state
 from tests.unit.examples.flower_messages import EXAMPLES, app_modules, context, message, run_config
 
@@ -38,7 +38,7 @@ def simulated(clients, **changes):
 
 
 def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
-    with app_modules("lora") as (task, _, _):
+    with app_modules("lora") as (task, client, _):
         config = run_config("lora")
         model = task.initial_model(config)
         start = {name: tensor.clone() for name, tensor in adapter_state(model).items()}
@@ -57,14 +57,14 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
         assert set(exchange["bytes_down"].values()) == {4 * ADAPTER_PARAMETERS}
         assert max(exchange["bytes_up"].values()) < width * ADAPTER_PARAMETERS + 1000 < BASE_PARAMETERS
 
-    # Every client of the simulation trained this very model object: its frozen part is what it was.
-    now = dict(model.named_parameters())
+    # Every client of the simulation trained on this one engine: the frozen part of its model is what it was.
+    now = dict(client.app._warm.engine.module.named_parameters())
     assert sum(p.numel() for p in base.values()) == BASE_PARAMETERS
     assert all(torch.equal(now[name], tensor) for name, tensor in base.items())
     load_adapter_state(model, start)
-    before = evaluate(model, held_out)
+    before = evaluate(local_engine(model), held_out)
     load_adapter_state(model, {name: torch.tensor(array) for name, array in state.items()})
-    after = evaluate(model, held_out)
+    after = evaluate(local_engine(model), held_out)
     # Equal chances for 256 bytes cost ln 256 = 5.55.
     assert before.loss == pytest.approx(5.55, abs=0.05)
     assert after.loss < before.loss - 0.3

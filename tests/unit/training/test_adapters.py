@@ -8,7 +8,7 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
-from fedcore.training import OptimizerConfig, seeded, train
+from fedcore.training import OptimizerConfig, local_engine, seeded, train
 from fedcore.training.adapters import adapter_names, adapter_state, freeze_all_but, load_adapter_state
 from fedcore.training.models import mlp
 
@@ -54,7 +54,8 @@ def test_training_moves_the_adapter_alone():
     with seeded(1):
         data = Split(x=torch.randn(20, 4).numpy(), y=torch.randint(3, (20,)).numpy())
     # Weight decay would move a frozen weight that an optimizer steps over.
-    train(model, data, optimizer=OptimizerConfig(lr=0.1, weight_decay=0.1), batch_size=5, epochs=1, seed=0)
+    engine = local_engine(model, OptimizerConfig(lr=0.1, weight_decay=0.1))
+    train(engine, data, batch_size=5, epochs=1, seed=0)
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == set(HEAD)
 
