@@ -18,9 +18,9 @@ from client_app.admission import withdrawal_for
 from client_app.concurrency import guarded
 from client_app.eligibility import NotEligible
 from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
+from client_app.failures import AppFailed
 from client_app.ledger import Place
 from client_app.transport import LONG_POLL_SECONDS, ONCE
-from client_app.workers import AppFailed
 from fedcore.errors import (
     FedcoreError,
     ProtocolViolation,

@@ -51,6 +51,11 @@ class ClientRunner:
     def __post_init__(self) -> None:
         self._client_app = load_object(self.app.folder, self.app.clientapp, ClientApp)
 
+    @property
+    def hands_model_out(self) -> bool:
+        """Whether rank 0 alone needs the model that is sent, because the app's engine hands it to the others."""
+        return isinstance(self._client_app, LocalApp)
+
     def run(self, task: Task, model: ModelState | None) -> LocalResult:
         """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises.
 

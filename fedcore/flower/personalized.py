@@ -13,6 +13,7 @@ from fedcore.flower.keeping import Kept, Store
 from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.adapters import adapter_names
 from fedcore.training.engines import Engine, Proximal
+from fedcore.training.engines.history import parameter_of
 from fedcore.training.personal import personal_names
 from fedcore.wire import MetricValue
 
@@ -177,7 +178,7 @@ class Personalization:
 
 def _of_model(name: str, names: Collection[str]) -> str:
     """The model's tensor that `name` belongs to: `optimizer.exp_avg.head.weight` belongs to `head.weight`."""
-    return name if name in names else name.split(".", 2)[-1]
+    return name if name in names else parameter_of(name)
 
 
 def _part(state: ModelState | None, names: Collection[str]) -> ModelState | None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,10 @@ class Ended:
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The data of all events of one kind."""
         return [event["data"] for event in self.events if event["kind"] == kind]
+
+    def trained(self) -> list[list[str]]:
+        """Who was in the sum of each training exchange."""
+        return [data["survivors"] for data in self.of("exchange-done") if data["message_type"] == "train"]
 
     def arrays(self) -> Mapping[str, np.ndarray]:
         """The final model."""
@@ -187,6 +191,10 @@ class Deployment:
             program = [sys.executable, CLIENT_ON_BATTERY, battery]
         return self._start(name, [*program, "--kit", self.kit(name), "--app", self.app, *options])
 
+    def start_node(self, name: str, *options: str | Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start a further machine of a client, which has no kit; `within` is the command that puts it elsewhere."""
+        return self._start(name, [*within, *FEDCORE, "client", "--app", self.app, *options])
+
     def _start(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:
         self._living[name] = process = self.group.start(name, [str(word) for word in command])
         return process
@@ -228,11 +236,10 @@ class Deployment:
         """The last started process of that name."""
         return self._living[name]
 
-    def worker(self, name: str) -> psutil.Process:
-        """The worker process of a client."""
-        children = psutil.Process(self.process(name).pid).children()
-        (worker,) = (child for child in children if "client_app.worker" in child.cmdline())
-        return worker
+    def ranks(self, name: str) -> list[psutil.Process]:
+        """The rank processes that a client has on one machine."""
+        below = psutil.Process(self.process(name).pid).children(recursive=True)
+        return [child for child in below if _program(child) in ("client_app.rank", "client_app.elastic_rank")]
 
     # --- hurting ------------------------------------------------------------------------------------------------
 
@@ -276,6 +283,12 @@ def assert_none_left(mark: str, seconds: float = 10.0) -> None:
         for process in marked(mark):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def _program(process: psutil.Process) -> str:
+    """The module that a Python process runs, empty for any other."""
+    words = process.cmdline()
+    return words[words.index("-m") + 1] if "-m" in words else ""
 
 
 def _mark_of(process: psutil.Process) -> str | None:

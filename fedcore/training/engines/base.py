@@ -8,6 +8,7 @@ optimizer.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
@@ -171,9 +172,10 @@ class Engine(ABC):
         held = [(local(p.grad), self._copies(p)) for p in self.parameters() if p.grad is not None]
         if not held:
             return torch.zeros((), device=self.device)
-        norms = torch._foreach_norm([gradient for gradient, _ in held], dtype=torch.float32)
+        wide = functools.reduce(torch.promote_types, (gradient.dtype for gradient, _ in held), torch.float32)
+        norms = torch._foreach_norm([gradient for gradient, _ in held], dtype=wide)
         copies = torch.tensor([number for _, number in held], dtype=torch.float32, device=self.device)
-        return (torch.stack(norms).to(self.device).square() / copies).sum()
+        return (torch.stack(norms).to(self.device).float().square() / copies).sum()
 
     def _copies(self, parameter: nn.Parameter) -> int:
         """How many ranks hold the same elements of a parameter that this rank holds."""
@@ -278,7 +280,7 @@ class Engine(ABC):
         A tensor with two names has two entries, as in state_dict. The optimizer's are called
         `optimizer.<what>.<parameter>`.
         """
-        entries = [Entry.of(name, tensor) for name, tensor in self.module.state_dict(keep_vars=True).items()]
+        entries = state_entries(self.module)
         if optimizer:
             entries += optimizer_entries(self.optimizer, list(self.module.named_parameters()))
         return [entry for entry in entries if only is None or entry.spec.name in only]
@@ -294,6 +296,11 @@ class Engine(ABC):
         for name, buffer in self.module.named_buffers():
             if name in kept and buffer.is_floating_point():
                 self.world.sum(buffer).div_(self.world.size)
+
+
+def state_entries(module: nn.Module) -> list[Entry]:
+    """The tensors of a module's state_dict."""
+    return [Entry.of(name, tensor) for name, tensor in module.state_dict(keep_vars=True).items()]
 
 
 def local(tensor: Tensor) -> Tensor:

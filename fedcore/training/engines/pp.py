@@ -6,7 +6,6 @@ work come from torch.distributed.pipelining; see `fedcore.training.engines.sched
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection
 from contextlib import AbstractContextManager
@@ -18,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from fedcore.training.engines.base import Engine
+from fedcore.training.engines.base import Engine, state_entries
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.blocks import prepare
 from fedcore.training.engines.building import tied_names, unplaced
-from fedcore.training.engines.history import optimizer_entries
+from fedcore.training.engines.history import optimizer_entries, parameter_of
 from fedcore.training.engines.schedules import Schedule, check_micro_batches, make_schedule
 from fedcore.training.engines.stages import Cut, Stage, cut
 from fedcore.training.engines.transfer import Entry
@@ -199,31 +198,21 @@ class PipelineEngine(Engine):
 
     def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
         """As `Engine.entries`, of the whole model on every rank; what another rank holds has no tensor."""
-        own = {name: tensor.detach() for name, tensor in self.module.state_dict(keep_vars=True).items()}
-        entries = [
-            replace(Entry.of(name, tensor), owner=self._cut.owner(name))
-            for name, tensor in self._cut.whole.state_dict(keep_vars=True).items()
-        ]
+        own = {entry.spec.name: entry.tensor for entry in state_entries(self.module)}
+        whole = state_entries(self._cut.whole)
+        owners = {entry.spec.name: self._cut.owner(entry.spec.name) for entry in whole}
         if optimizer:
+            # Every rank that holds a tied weight keeps a history of it, under the weight's first name.
             names = {name: names[0] for names in tied_names(self._cut.whole) for name in names}
             parameters = [(names.get(name, name), p) for name, p in self.module.named_parameters()]
             own |= {entry.spec.name: entry.tensor for entry in optimizer_entries(self.optimizer, parameters)}
-            entries += self._history
+            history = optimizer_entries(self.recipe.optimizer(self._cut.whole), self._cut.whole.named_parameters())
+            owners |= {entry.spec.name: owners[parameter_of(entry.spec.name)] for entry in history}
+            whole += history
         return [
-            replace(entry, tensor=own.get(entry.spec.name))
-            for entry in entries
+            replace(entry, tensor=own.get(entry.spec.name), owner=owners[entry.spec.name])
+            for entry in whole
             if only is None or entry.spec.name in only
-        ]
-
-    @functools.cached_property
-    def _history(self) -> list[Entry]:
-        """What an optimizer of the whole model would keep, without memory."""
-        whole = self._cut.whole
-        optimizer = self.recipe.optimizer(whole)
-        return [
-            replace(entry, owner=self._cut.owner(name))
-            for name, parameter in whole.named_parameters()
-            for entry in optimizer_entries(optimizer, [(name, parameter)])
         ]
 
     def close(self) -> None:

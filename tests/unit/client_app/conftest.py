@@ -27,10 +27,10 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from client_app.exchange import Client, prepare_state_dir
+from client_app.group import LocalAnswer
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.transport import Retry, Transport, signer, tls_context
-from client_app.workers import LocalAnswer
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized
 from fedcore.federation import ClientKit, Federation, Policy, provision

@@ -27,6 +27,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 RUNS = {
     "50 steps": Run(),
     "clipped, float32": Run(clip_norm=0.5, steps=5, dtype=torch.float32),
+    "clipped, float64": Run(clip_norm=0.5, steps=3),
     "adam, head of its own": Run(model=dataclasses.replace(TINY, tied=False), optimizer="adam", steps=5),
     "checkpointed": Run(engine={"checkpoint": True}, steps=3),
     "fewer examples than micro-batches": Run(batch_size=3, steps=9),
@@ -53,7 +54,8 @@ def check_same(ranks, run, engine, path):
     for outcome in together:
         np.testing.assert_allclose(outcome.losses, alone.losses, rtol=1e-5)
     assert alone.losses[-1] < alone.losses[0]
-    tolerance = 1e-9 if run.dtype is torch.float64 else 1e-5
+    # The norm of the gradient is added up in float32.
+    tolerance = 1e-9 if run.dtype is torch.float64 and not run.clip_norm else 1e-5
     assert list(together[0].state) == list(state)
     for name, array in together[0].state.items():
         np.testing.assert_allclose(array, alone.state[name], atol=tolerance, err_msg=name)
