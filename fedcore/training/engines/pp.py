@@ -92,9 +92,9 @@ class PipelineEngine(Engine):
         self._run(self._filled(batch), training=True, losses=losses)
         for parameter, group in self._shared.items():
             self._add_up(parameter, group, before[parameter])
-        return (
-            torch.stack(losses).sum().detach().float() * batch.total if losses else torch.zeros((), device=self.device)
-        )
+        if not losses:
+            return torch.zeros((), device=self.device)
+        return torch.stack(losses).sum().detach().float() * batch.total
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Tensor | None:
