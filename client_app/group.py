@@ -41,6 +41,7 @@ class GroupSettings:
 
     app_sha256: hash of the app that the agent agreed to run; a rank that loads something else is not used.
     data_dir: where `fedcore.data` looks for files, or None for what the environment says.
+    local_folder: where rank 0 keeps the client's own model, or None for nowhere durable.
     engine: the site's settings of the training engine, which every rank gets.
     ranks: processes on this machine.
     """
@@ -50,6 +51,7 @@ class GroupSettings:
     client_id: int
     node_config: Mapping[str, Scalar]
     data_dir: Path | None = None
+    local_folder: Path | None = None
     engine: Mapping[str, Scalar] = field(default_factory=dict)
     ranks: int = 1
 
@@ -59,6 +61,7 @@ class GroupSettings:
             "app": str(self.app),
             "client_id": self.client_id,
             "node_config": dict(self.node_config),
+            "local_folder": str(self.local_folder) if self.local_folder else None,
             "engine": dict(self.engine),
         }
 

@@ -48,7 +48,7 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
 
 def test(engine: Engine, job: LocalJob) -> Metrics:
     result = evaluate(engine, data(int(job.node["partition-id"])))
-    return {"num-examples": result.targets, "eval_loss": result.loss}
+    return {"num-examples": result.examples, "eval_loss": result.loss}
 
 
 app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=test)
