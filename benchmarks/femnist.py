@@ -36,7 +36,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.simulate import Simulation
 from fedcore.state import ModelState
-from fedcore.training import evaluate
+from fedcore.training import evaluate, local_engine
 from fedcore.training.models import small_cnn
 
 APP = EXAMPLES / "femnist"
@@ -161,7 +161,7 @@ def _accuracy(state: ModelState | None) -> float:
         raise AssertionError("the run left no model")
     model = small_cnn()
     model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state.items()})
-    return 100 * evaluate(model, load_femnist().test).accuracy
+    return 100 * evaluate(local_engine(model), load_femnist().test).accuracy
 
 
 def report(outcomes: Mapping[tuple[str, int], Outcome], chosen: Sequence[Mode], seeds: Sequence[int]) -> Report:

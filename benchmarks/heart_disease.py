@@ -36,7 +36,7 @@ from fedcore.config import override
 from fedcore.data import Split, load_heart_disease
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
-from fedcore.training import evaluate
+from fedcore.training import evaluate, local_engine
 from fedcore.training.models import logistic_regression
 
 APP = EXAMPLES / "heart_disease"
@@ -184,7 +184,7 @@ def score(model: Path, tests: Mapping[str, Split]) -> dict[str, float]:
     """Accuracy in per cent of a saved model, by test part."""
     network = logistic_regression(FEATURES)
     network.load_state_dict(load_file(model))
-    return {place: 100 * evaluate(network, split).accuracy for place, split in tests.items()}
+    return {place: 100 * evaluate(local_engine(network), split).accuracy for place, split in tests.items()}
 
 
 def compare(method: str, found: Sequence[Scores], sizes: Mapping[str, int]) -> list[Cell]:

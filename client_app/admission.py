@@ -24,13 +24,16 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | model-digest            | another model than the announced one                                           |
 | model-malformed         | a model that is no safetensors file                                            |
 | exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |
+
+How the local work failed has fixed names too: `client_app.failures`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from client_app.workers import AppFailed
+from client_app.eligibility import NotEligible
+from client_app.failures import AppFailed, RankFailed
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import (
     AppError,
@@ -173,22 +176,17 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
     match error:
         case ProtocolViolation(check=check):
             return WithdrawIn(reason=_reason(check), check=check)
-        case AppFailed() | DataError():
-            return WithdrawIn(reason=WithdrawalReason.APP_FAILED)
-        case AppError():
-            return WithdrawIn(reason=WithdrawalReason.WRONG_RECORDS)
-        case EncodingError():
-            return WithdrawIn(reason=WithdrawalReason.UPDATE_REFUSED)
-        case WorkerDied():
-            return WithdrawIn(reason=WithdrawalReason.WORKER_DIED)
+        case AppError() | DataError() | EncodingError() | WorkerDied():
+            return _local_failure(error)
+        case NotEligible():
+            return WithdrawIn(reason=WithdrawalReason.NOT_ELIGIBLE)
         case StorageFull():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="storage-full")
         case Refused(kind=kind) if kind in _OVER:
             return None
-        case Refused(kind=kind) if kind in set(ProblemKind):  # anything else could be text of the server's choice
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check=f"server-{kind}")
-        case Refused():
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="refused")
+        case Refused(kind=kind):  # an unknown kind could be text of the server's choice
+            check = f"server-{kind}" if kind in set(ProblemKind) else "refused"
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check=check)
         case ServerUnreachable() | Unauthorized():
             return None
         case RoundFailed():
@@ -196,6 +194,21 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
         case FedcoreError():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")
     return WithdrawIn(reason=WithdrawalReason.STOPPED)
+
+
+def _local_failure(error: FedcoreError) -> WithdrawIn:
+    match error:
+        case AppFailed(check=check):
+            return WithdrawIn(reason=WithdrawalReason.APP_FAILED, check=check)
+        case RankFailed(check=check):
+            return WithdrawIn(reason=WithdrawalReason.WORKER_DIED, check=check)
+        case DataError():
+            return WithdrawIn(reason=WithdrawalReason.APP_FAILED)
+        case AppError():
+            return WithdrawIn(reason=WithdrawalReason.WRONG_RECORDS)
+        case EncodingError():
+            return WithdrawIn(reason=WithdrawalReason.UPDATE_REFUSED)
+    return WithdrawIn(reason=WithdrawalReason.WORKER_DIED)
 
 
 def _reason(check: str) -> WithdrawalReason:

@@ -1,4 +1,8 @@
-"""The agent's loop: join, wait for tasks, take part, say that it is alive, and come back when the server does."""
+"""The agent's loop: join, wait for tasks, take part, say that it is alive, and come back when the server does.
+
+Beside it the owner's eligibility rules are watched: while one stands in the way the agent stays connected, tells the
+server that it may not train, and leaves an exchange that it trains in.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,15 @@ import importlib.metadata
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 from client_app.admission import withdrawal_for
+from client_app.concurrency import guarded
+from client_app.eligibility import NotEligible
 from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
+from client_app.failures import AppFailed
 from client_app.ledger import Place
 from client_app.transport import LONG_POLL_SECONDS, ONCE
-from client_app.workers import AppFailed
 from fedcore.errors import (
     FedcoreError,
     ProtocolViolation,
@@ -56,6 +62,7 @@ class Agent:
     _working_on: Place | None = field(default=None, init=False)
     _seen: Place | None = field(default=None, init=False)
     _away: bool = field(default=False, init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
         """Serve for ever; raises only what waiting cannot mend.
@@ -63,6 +70,10 @@ class Agent:
         That is what the first join shows to be wrong (kit, certificate, roster, clock), and a ledger that cannot grow.
         Later the same may be a server in the middle of a restart, so the agent keeps trying.
         """
+        await self._check_eligibility()
+        await guarded(self._stay(), self._watch_eligibility())
+
+    async def _stay(self) -> NoReturn:
         self._seen = self.client.ledger.last
         joined, pause = False, self.pauses.first
         while True:
@@ -80,9 +91,8 @@ class Agent:
     async def _join(self) -> float:
         """Say who we are and which app is installed; returns the seconds between two signs of life."""
         client, kit = self.client, self.client.kit
-        joined = await client.transport.ask(
-            "POST", "/v1/join", JoinIn(app_sha256=client.app_sha256, version=_version()), JoinOut, retry=ONCE
-        )
+        hello = JoinIn(app_sha256=client.app_sha256, version=_version(), eligible=client.eligibility.holds)
+        joined = await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
         if joined.federation != kit.federation:
             raise ProtocolViolation(
                 "federation-mismatch", f"the server serves {joined.federation!r}, this kit is of {kit.federation!r}"
@@ -119,6 +129,7 @@ class Agent:
         finally:
             # Not cancelled at once: httpx leaves a socket open when it is cancelled in the middle of a TLS handshake.
             leaving.set()
+            self._news.set()
             await asyncio.wait([alive], timeout=HEARTBEAT_END_SECONDS)
             alive.cancel()
             await asyncio.gather(alive, return_exceptions=True)
@@ -153,6 +164,8 @@ class Agent:
         """Tell the owner why an exchange ended for this client."""
         output = self.client.output
         match error:
+            case NotEligible():
+                output.info("withdrawn", f"left the exchange, {error}")
             case ProtocolViolation():
                 output.error("refused", f"refused: {error}", check=error.check)
             case Refused():
@@ -171,16 +184,29 @@ class Agent:
                 await self.client.transport.send("POST", f"{exchange_path(*place)}/withdrawal", reason, retry=ONCE)
 
     async def _heartbeat(self, seconds: float, leaving: asyncio.Event) -> None:
-        """Signs of life; a missed one is no news, the next request tells whether the server is there."""
+        """Signs of life, one at once when there is news; a missed one is none, the next request tells of the server."""
         while not leaving.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await leaving.wait()
-                    return
+                    await self._news.wait()
+            self._news.clear()
+            if leaving.is_set():
+                return
             run, exchange = self._working_on or ("", 0)
             with contextlib.suppress(FedcoreError):
-                message = HeartbeatIn(run=run, exchange=exchange)
+                message = HeartbeatIn(run=run, exchange=exchange, eligible=self.client.eligibility.holds)
                 await self.client.transport.send("POST", "/v1/heartbeat", message, retry=ONCE)
+
+    async def _watch_eligibility(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(self.client.eligibility.seconds)
+            await self._check_eligibility()
+
+    async def _check_eligibility(self) -> None:
+        """Take a reading; tell the owner, and by the next heartbeat the server, what has changed."""
+        if change := await self.client.eligibility.update():
+            self.client.output.info("eligibility", change)
+            self._news.set()
 
     def _note_away(self, error: FedcoreError) -> None:
         if not self._away:

@@ -24,14 +24,16 @@ from numpy.typing import NDArray
 
 from client_app.admission import check_encoding, check_privacy, check_task, derive_parameters
 from client_app.concurrency import guarded, in_thread
+from client_app.eligibility import Eligibility
+from client_app.group import LocalAnswer
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Pieces, read_pieces, send_parts
-from client_app.workers import LocalAnswer
 from fedcore.codec import AnyEncoding, encode, release_of
 from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
 from fedcore.federation import ClientKit
+from fedcore.federation.eligibility import EligibilityRules
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import (
     AdvertisedCohort,
@@ -71,7 +73,7 @@ Out = TypeVar("Out", bound=Message)
 
 
 class LocalWork(Protocol):
-    """Who runs the ClientApp: `client_app.workers.Worker`."""
+    """Who runs the ClientApp: `client_app.group.RankGroup`."""
 
     async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
         """Run one task for at most `task.seconds`; the new model goes to `out`."""
@@ -84,6 +86,7 @@ class Client:
 
     app_sha256: the app that the owner agreed to. state_dir: where models and updates lie while they are needed.
     randomness: for the protocol and the stochastic rounding. threads: for masking.
+    eligibility: whether the owner lets the machine train now.
     """
 
     kit: ClientKit
@@ -97,13 +100,17 @@ class Client:
     threads: int = 1
     others_seconds: float = OTHERS_SECONDS
     clock: Callable[[], float] = time.monotonic
+    eligibility: Eligibility = field(default_factory=lambda: Eligibility.of(EligibilityRules()))
 
 
 async def take_part(task: Task, client: Client) -> None:
     """Take part in one exchange; raises what ended it early.
 
-    The exchange's number is used up first, so that nothing after it can happen twice.
+    The exchange's number is used up first, so that nothing after it can happen twice. A client whose owner does not let
+    the machine train leaves before, or while it trains; once its update is on its way it stays to the end, which takes
+    little, and spares the others the work that a dropout costs them.
     """
+    client.eligibility.check()
     client.ledger.enter(task.run, task.exchange)
     check_task(task, client.kit, client.app_sha256)
     with _scratch(client.state_dir) as folder:
@@ -212,7 +219,8 @@ class _Exchange:
 
     async def _work(self, model: ModelState | None) -> LocalAnswer:
         started = self.client.clock()
-        local = await self.client.work.run(self.task, model.path if model else None, self._new_model)
+        work = self.client.work.run(self.task, model.path if model else None, self._new_model)
+        local = await guarded(work, self.client.eligibility.lost())
         if local.trained != self.task.trains:
             raise AppError("the worker returned a model that was not asked for, or none where one was")
         self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}", started)

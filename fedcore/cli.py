@@ -16,9 +16,11 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import BudgetSpent, ConfigurationError, FedcoreError
@@ -197,6 +199,13 @@ def compare_command(
     )
 
 
+class _InOrder(TyperGroup):
+    """Lists commands and groups of commands together, in the order of their use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
 def build(only: str = "") -> typer.Typer:
     """The command line with all installed commands.
 
@@ -205,12 +214,13 @@ def build(only: str = "") -> typer.Typer:
     """
     app = typer.Typer(
         name="fedcore",
+        cls=_InOrder,
         help="Federated learning whose server learns only sums.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    commands: dict[str, Callable[..., Any]] = {
+    commands: dict[str, Callable[..., Any] | typer.Typer] = {
         "provision": provision_command,
         "simulate": simulate_command,
         "compare": compare_command,
@@ -221,8 +231,11 @@ def build(only: str = "") -> typer.Typer:
     elif only in installed:
         commands, installed = {}, {only: installed[only]}
     commands |= {name: found.load() for name, found in installed.items()}
-    for name in sorted(commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
-        app.command(name)(commands[name])
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     app.callback()(_root)
     return app
 

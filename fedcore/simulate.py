@@ -23,7 +23,8 @@ from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, RoundFailed, RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
-from fedcore.flower.clientside import ClientRunner, LocalResult
+from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.result import LocalResult
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.privacy import PrivacyAccount
 from fedcore.record import EventSink
@@ -147,7 +148,7 @@ class Simulation:
                 continue
             result = self._runners[client].run(task, request.model)
             replies.append(
-                ExchangeReply(node=client, state=result.state, examples=result.examples, metrics=result.metrics)
+                ExchangeReply(node=client, state=result.state(), examples=result.examples, metrics=result.metrics)
             )
         if not replies:
             raise RoundFailed("every client dropped out")
@@ -326,7 +327,7 @@ def _encoded(
     encoded = encode(
         encoding,
         base=model if encoding.layout else None,
-        local=result.state,
+        local=result.state(),
         examples=result.examples,
         metrics=result.metrics,
         randomness=os.urandom,

@@ -135,10 +135,11 @@ class Problem(BaseModel):
 
 
 class JoinIn(Message):
-    """A client says that it is there, and which app its owner installed."""
+    """A client says that it is there, which app its owner installed, and whether it may train now."""
 
     app_sha256: Sha256
     version: Name
+    eligible: bool = True
 
 
 class JoinOut(Message):
@@ -152,10 +153,14 @@ class JoinOut(Message):
 
 
 class HeartbeatIn(Message):
-    """A sign of life while a client trains: which exchange it works on, if any."""
+    """A sign of life: which exchange the client works on, if any, and whether it may train now.
+
+    One that may not (its owner's rules on hours, power and load) stays connected and is not asked.
+    """
 
     run: str = ""
     exchange: int = 0
+    eligible: bool = True
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------
@@ -325,6 +330,7 @@ class WithdrawalReason(StrEnum):
     UPDATE_REFUSED = "update-refused"
     PROTOCOL_VIOLATION = "protocol-violation"
     WORKER_DIED = "worker-died"
+    NOT_ELIGIBLE = "not-eligible"
     STOPPED = "stopped"
 
 
@@ -404,11 +410,12 @@ class RunOut(Message):
 
 
 class ClientOut(Message):
-    """One member of the roster, and whether it is connected."""
+    """One member of the roster, whether it is connected, and whether it may train now."""
 
     id: int
     name: str
     online: bool
+    eligible: bool
     app_sha256: str
     last_seen_seconds: float | None
 

@@ -78,18 +78,21 @@ class Gathering:
                 self._tell(present, wanted)
                 return present
             if now - start >= self.settings.join_seconds and enough_since is None:
-                raise RoundFailed(
-                    f"{least} clients are needed, {len(present)} are connected after {self.settings.join_seconds:g} s"
-                )
+                raise RoundFailed(self._shortage(pool, least, len(present)))
             self._tell(present, wanted)
             await asyncio.sleep(_TICK_SECONDS)
 
     def _present(self, pool: frozenset[int]) -> frozenset[int]:
         within = self.settings.liveness_seconds
-        eligible = self.presence.eligible(self.app_sha256, within)
-        for client in (self.presence.online(within) & pool) - eligible - self._mismatched:
+        for client in (self.presence.mismatched(self.app_sha256, within) & pool) - self._mismatched:
             self._note_mismatch(client)
-        return eligible & pool
+        return self.presence.eligible(self.app_sha256, within) & pool
+
+    def _shortage(self, pool: frozenset[int], least: int, present: int) -> str:
+        online = self.presence.online(self.settings.liveness_seconds) & pool
+        waiting = sum(map(self.presence.waits, online))
+        more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
+        return f"{least} clients are needed, {present} are connected after {self.settings.join_seconds:g} s{more}"
 
     def _note_mismatch(self, client: int) -> None:
         self._mismatched.add(client)

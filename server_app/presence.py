@@ -1,4 +1,4 @@
-"""Who is there: when each client last signed a request, and which app its owner installed."""
+"""Who is there: when each client last signed a request, which app its owner installed, and whether it may train now."""
 
 from __future__ import annotations
 
@@ -17,10 +17,19 @@ class Presence:
     clock: Callable[[], float]
     installed: dict[int, str] = field(default_factory=dict)
     _seen: dict[int, float] = field(default_factory=dict)
+    _waiting: set[int] = field(default_factory=set)
 
     def touch(self, client: int) -> None:
         """A signed request of `client` arrived."""
         self._seen[client] = self.clock()
+
+    def note_eligible(self, client: int, eligible: bool) -> None:
+        """The client says whether its owner lets it train now."""
+        (self._waiting.discard if eligible else self._waiting.add)(client)
+
+    def waits(self, client: int) -> bool:
+        """Whether the client said last that it may not train now."""
+        return client in self._waiting
 
     def silent_for(self, client: int) -> float:
         """Seconds since the client's last sign of life; infinite if there was none."""
@@ -31,6 +40,10 @@ class Presence:
         """Clients that signed a request in the last `within` seconds."""
         return frozenset(client for client in self._seen if self.silent_for(client) <= within)
 
+    def mismatched(self, app_sha256: str, within: float) -> frozenset[int]:
+        """Those online whose owner installed another app."""
+        return frozenset(client for client in self.online(within) if self.installed.get(client) != app_sha256)
+
     def eligible(self, app_sha256: str, within: float) -> frozenset[int]:
-        """Those online whose owner installed exactly this app."""
-        return frozenset(client for client in self.online(within) if self.installed.get(client) == app_sha256)
+        """Those online whose owner installed exactly this app, and lets it train now."""
+        return self.online(within) - self.mismatched(app_sha256, within) - self._waiting

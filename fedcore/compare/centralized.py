@@ -74,7 +74,7 @@ class PooledBackend:
         )
         result = self._runner.run(task, request.model)
         self.emit("exchange-done", self._done(request, result.examples, result.metrics, time.monotonic() - started))
-        return [ExchangeReply(node=0, state=result.state, examples=result.examples, metrics=result.metrics)]
+        return [ExchangeReply(node=0, state=result.state(), examples=result.examples, metrics=result.metrics)]
 
     def _done(
         self, request: ExchangeRequest, examples: int, metrics: Mapping[str, Any], seconds: float

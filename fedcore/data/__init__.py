@@ -1,5 +1,6 @@
 """Data sets and the ways to divide them among clients. NumPy only; no loader ever unpickles."""
 
+from fedcore.data.cifar import load_cifar10
 from fedcore.data.heart import load_heart_disease
 from fedcore.data.images import load_digits, load_fashion_mnist, load_femnist, load_mnist
 from fedcore.data.partition import Part, client_data, partition
@@ -11,6 +12,7 @@ __all__ = [
     "Part",
     "Split",
     "client_data",
+    "load_cifar10",
     "load_digits",
     "load_fashion_mnist",
     "load_femnist",

@@ -45,12 +45,14 @@ MNIST = _idx_files("mnist")
 FASHION_MNIST = _idx_files("fashion_mnist")
 FEMNIST = "femnist/femnist_leaf_sample.npz"
 SHAKESPEARE_ROLES = "shakespeare/roles.jsonl.gz"
+CIFAR10 = "cifar10/cifar-10-binary.tar.gz"
 HEART_SPLIT = "heart_disease/flamby_split.csv"
 
 # The mirror that torchvision uses first, and the address in Fashion-MNIST's README. The second is
 # plain HTTP because its host has no certificate; the digest below is what makes either safe.
 _MNIST_MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FASHION_MNIST_MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _UCI_HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
 
 
@@ -66,8 +68,8 @@ def _known(folder: str, mirror: str, digests: dict[str, str]) -> dict[str, Known
     return {f"{folder}/{name}": KnownFile(sha256=digest, url=mirror + name) for name, digest in digests.items()}
 
 
-# MNIST, Fashion-MNIST and the UCI files also have the MD5 values that their publishers state
-# (torchvision/datasets/mnist.py, zalandoresearch/fashion-mnist README, FLamby's heart disease).
+# MNIST, Fashion-MNIST, CIFAR-10 and the UCI files also have the MD5 values that their publishers state
+# (torchvision/datasets/mnist.py, zalandoresearch/fashion-mnist README, the CIFAR-10 page, FLamby's heart disease).
 KNOWN_FILES: dict[str, KnownFile] = {
     **_known(
         "mnist",
@@ -87,6 +89,14 @@ KNOWN_FILES: dict[str, KnownFile] = {
             "train-labels-idx1-ubyte.gz": ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
             "t10k-images-idx3-ubyte.gz": ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
             "t10k-labels-idx1-ubyte.gz": ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+        },
+    ),
+    **_known(
+        "cifar10",
+        _CIFAR,
+        {
+            # MD5 on its page: c32a1d4ab5d03f1284b67883e8d87530; 170,052,171 bytes.
+            "cifar-10-binary.tar.gz": ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
         },
     ),
     **_known(

@@ -1,12 +1,13 @@
-"""Shakespeare's plays by speaking role, as windows of characters for next-character prediction."""
+"""Shakespeare's plays by speaking role, as windows of tokens for the prediction of the next one."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,10 @@ _TRAIN_SHARE = 0.8
 _MIN_LINES = 3
 
 
+Encode: TypeAlias = Callable[[str], Sequence[int]]
+"""Text to tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """One speaking role of one play, with its lines in the order of the play."""
@@ -31,29 +36,40 @@ class Role:
     lines: tuple[str, ...]
 
 
-def load_shakespeare(data_dir: Path | str | None = None, *, window: int = WINDOW) -> Dataset:
-    """1,160 roles: x int64 [n, window] characters, y int64 [n, window] the character after each.
+def load_shakespeare(
+    data_dir: Path | str | None = None, *, window: int = WINDOW, encode: Encode | None = None, vocabulary: int = 0
+) -> Dataset:
+    """1,160 roles: x int64 [n, window] tokens, y int64 [n, window] the token after each.
 
-    Windows follow one another without overlap; the last one of a role is filled with PADDING, and
-    its y with NO_TARGET. Character 0 is padding, 1 and up the sorted characters of the whole text.
-    Groups are the roles with more than two lines; the first 80 % of a role's lines train, the rest
-    test. Raises DataError.
+    Windows follow one another without overlap; the last one of a role is filled with PADDING, and its y with NO_TARGET.
+    Groups are the roles with more than two lines; the first 80 % of a role's lines train, the rest test.
+    encode: turns text into tokens below `vocabulary`; without it a token is a character, 0 for padding, 1 and up for
+    the sorted characters of the whole text. Raises ConfigurationError and DataError.
     Source: McMahan et al. (2017), section 3: the split, the limit of two lines, the window of 80.
     """
     if window < 1:
-        raise ConfigurationError(f"a window needs at least one character, not {window}")
+        raise ConfigurationError(f"a window needs at least one token, not {window}")
+    if (encode is None) != (vocabulary == 0):
+        raise ConfigurationError("a way to encode text and the size of its vocabulary belong together: give both")
     everyone = _roles(read_verified(SHAKESPEARE_ROLES, data_dir))
-    characters = sorted({c for role in everyone for line in role.lines for c in line} | {"\n"})
-    codes = {character: code for code, character in enumerate(characters, start=1)}
+    if encode is None:
+        encode, vocabulary = _by_character(everyone)
     roles = [role for role in everyone if len(role.lines) >= _MIN_LINES]
     cut = [_train_lines(role) for role in roles]
     return Dataset(
         name="shakespeare",
-        train=_split((r.lines[:n] for r, n in zip(roles, cut, strict=True)), codes, window),
-        test=_split((r.lines[n:] for r, n in zip(roles, cut, strict=True)), codes, window),
-        classes=len(characters) + 1,
+        train=_split((r.lines[:n] for r, n in zip(roles, cut, strict=True)), encode, window),
+        test=_split((r.lines[n:] for r, n in zip(roles, cut, strict=True)), encode, window),
+        classes=vocabulary,
         group_names=tuple(f"{role.play}: {role.name}" for role in roles),
     )
+
+
+def _by_character(roles: Iterable[Role]) -> tuple[Encode, int]:
+    """Every character of the text is a token; code 0 is left for PADDING."""
+    characters = sorted({c for role in roles for line in role.lines for c in line} | {"\n"})
+    codes = {character: code for code, character in enumerate(characters, start=1)}
+    return lambda text: [codes[character] for character in text], len(characters) + 1
 
 
 def _roles(compressed: bytes) -> list[Role]:
@@ -69,10 +85,10 @@ def _train_lines(role: Role) -> int:
     return min(max(1, int(_TRAIN_SHARE * len(role.lines))), len(role.lines) - 1)
 
 
-def _split(texts: Iterable[tuple[str, ...]], codes: dict[str, int], window: int) -> Split:
+def _split(texts: Iterable[tuple[str, ...]], encode: Encode, window: int) -> Split:
     x, y, groups = [], [], []
     for role, lines in enumerate(texts):
-        text = np.array([codes[c] for line in lines for c in line + "\n"], dtype=np.int64)
+        text = np.fromiter(encode("".join(line + "\n" for line in lines)), dtype=np.int64)
         inputs, targets = _windows(text, window)
         x.append(inputs)
         y.append(targets)

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import KitError
+from fedcore.federation.eligibility import EligibilityRules, Hours
 from fedcore.federation.files import (
     REMEDY,
     broken,
@@ -66,6 +67,7 @@ class Policy:
     max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
         0 where its owner does not insist on differential privacy.
     delta: the delta at which that epsilon is counted.
+    eligibility: when the machine may train at all; not a question of what the server asks for.
     """
 
     min_cohort: int
@@ -76,6 +78,7 @@ class Policy:
     allow_x25519: bool = False
     max_epsilon: float = 0.0
     delta: float = 1e-5
+    eligibility: EligibilityRules = field(default_factory=EligibilityRules)
 
     def __post_init__(self) -> None:
         if self.min_cohort < 2:
@@ -121,6 +124,10 @@ class Policy:
             "allow-x25519": bool,
             "max-epsilon": float,
             "delta": float,
+            "train-hours": list,
+            "on-power-only": bool,
+            "idle-only": bool,
+            "idle-load": float,
         }
         values = read_toml(path, types, optional=frozenset(types) - {"min-cohort", "min-threshold"})
         try:
@@ -133,6 +140,7 @@ class Policy:
                 allow_x25519=values.get("allow-x25519", False),
                 max_epsilon=values.get("max-epsilon", 0.0),
                 delta=values.get("delta", 1e-5),
+                eligibility=_eligibility(values),
             )
         except KitError as error:
             raise broken(path, str(error), "mend the line") from None
@@ -284,6 +292,18 @@ class OperatorKit:
             ca_file=_certificate_file(folder / CA_FILE),
             token=_token(folder / TOKEN_FILE),
         )
+
+
+def _eligibility(values: Mapping[str, Any]) -> EligibilityRules:
+    hours = values.get("train-hours", [])
+    if not all(isinstance(text, str) for text in hours):
+        raise KitError('train-hours must be a list of texts such as "22:00-06:00"')
+    return EligibilityRules(
+        train_hours=tuple(map(Hours.parse, hours)),
+        on_power_only=values.get("on-power-only", False),
+        idle_only=values.get("idle-only", False),
+        idle_load=values.get("idle-load", EligibilityRules().idle_load),
+    )
 
 
 def _kit_folder(folder: Path, file: str, below: str | None = None) -> Path:

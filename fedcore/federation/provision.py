@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.errors import KitError
 from fedcore.federation import certificates as tls
+from fedcore.federation.eligibility import EligibilityRules
 from fedcore.federation.files import new_folder, private_pem, public_pem, write_file
 from fedcore.federation.kits import (
     AUTHORITY_FILE,
@@ -270,6 +271,21 @@ allow-x25519 = {str(policy.allow_x25519).lower()}
 # spent is kept in the ledger of the state folder.
 max-epsilon = {policy.max_epsilon}
 delta = {policy.delta}
+{_eligibility_text(policy.eligibility)}"""
+
+
+def _eligibility_text(rules: EligibilityRules) -> str:
+    hours = ", ".join(f'"{hours}"' for hours in rules.train_hours)
+    return f"""
+# When this machine may train, by its local time; ["22:00-06:00"] spans midnight, [] is the whole day.
+# A client that may not train stays connected, is not asked, and leaves a round that it trains in.
+train-hours = [{hours}]
+
+# Whether it trains only while it is plugged in, and only while it is idle: other processes then use
+# at most idle-load of all cores together.
+on-power-only = {str(rules.on_power_only).lower()}
+idle-only = {str(rules.idle_only).lower()}
+idle-load = {float(rules.idle_load)}
 """
 
 

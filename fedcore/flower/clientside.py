@@ -1,10 +1,15 @@
-"""Running an unmodified Flower ClientApp for one task, and checking what it returns."""
+"""Running a Flower ClientApp for one task, and checking what it returns.
+
+An unmodified app gets its model in a Message, like under Flower. One that `fedcore.flower.local.local_app` made gets it
+tensor by tensor, on whatever engine the owner of the machines chose.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -12,32 +17,33 @@ from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcore.config import EngineConfig
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.keeping import ContextStore, DiskStore, Store
 from fedcore.flower.loading import load_object
+from fedcore.flower.local import LocalApp, LocalJob
 from fedcore.flower.records import arrays_from_state, config_from_json, message_from, run_id_of, state_from_arrays
-from fedcore.state import Layout, ModelState
+from fedcore.flower.result import LocalResult, write_state
+from fedcore.state import Layout, LocalStore, ModelState
 from fedcore.wire import MetricValue, Scalar, Task
 
 TTL_SECONDS = 12 * 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalResult:
-    """What the local work gave: the new model (None unless it trained), the examples, and the metrics without them."""
-
-    state: ModelState | None
-    examples: int
-    metrics: Mapping[str, MetricValue]
-
-
 @dataclass(slots=True, kw_only=True)
 class ClientRunner:
-    """A loaded ClientApp that stays warm; its Context lives as long as the run does."""
+    """A loaded ClientApp that stays warm; its Context lives as long as the run does.
+
+    In a group of ranks every one of them has a runner, and all do the same tasks. engine: how the ranks work together,
+    for an app that leaves it to us. local_folder: where the client's own model stays; without one, in the Context.
+    """
 
     app: FlowerApp
     client_id: int
     node_config: Mapping[str, Scalar]
+    engine: EngineConfig | None = None
+    local_folder: Path | None = None
     _client_app: ClientApp = field(init=False)
     _run: str = field(default="", init=False)
     _context: Context | None = field(default=None, init=False)
@@ -45,10 +51,20 @@ class ClientRunner:
     def __post_init__(self) -> None:
         self._client_app = load_object(self.app.folder, self.app.clientapp, ClientApp)
 
+    @property
+    def hands_model_out(self) -> bool:
+        """Whether rank 0 alone needs the model that is sent, because the app's engine hands it to the others."""
+        return isinstance(self._client_app, LocalApp)
+
     def run(self, task: Task, model: ModelState | None) -> LocalResult:
-        """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises."""
-        message = self._message(task, model)
+        """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises.
+
+        model: the global one; of the ranks of an app that `local_app` made, only rank 0 needs it.
+        """
         context = self._context_of(task)
+        if isinstance(self._client_app, LocalApp):
+            return self._run_local(self._client_app, task, model, context)
+        message = self._message(task, model)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
             context.run_id,
             self.client_id,
@@ -60,6 +76,16 @@ class ClientRunner:
         if reply.has_error():
             raise AppError(f"the ClientApp returned an error: {reply.error.reason}")
         return _read_reply(reply.content, task, model.layout if model else None)
+
+    def _run_local(self, app: LocalApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
+        message = {key: value for config in task.configs.values() for key, value in config_from_json(config).items()}
+        job = LocalJob(config=context.run_config, node=context.node_config, message=message, client=self.client_id)
+        return app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
+
+    def _store(self, task: Task, context: Context) -> Store:
+        if self.local_folder is None:
+            return ContextStore(context)
+        return DiskStore(store=LocalStore(self.local_folder), run=task.run, app_sha256=task.app_sha256)
 
     def _context_of(self, task: Task) -> Context:
         if self._context is None or self._run != task.run:
@@ -98,8 +124,10 @@ def _read_reply(content: RecordDict, task: Task, layout: Layout | None) -> Local
         raise AppError(f"the reply's MetricRecord has no {task.weight_key!r}, the number of examples")
     if isinstance(examples, list) or examples != int(examples) or examples < 0:
         raise AppError(f"{task.weight_key!r} must be a whole number of examples, not {examples!r}")
-    state = _only_arrays(content, layout) if task.trains else None
-    return LocalResult(state=state, examples=int(examples), metrics=metrics)
+    if not task.trains:
+        return LocalResult(examples=int(examples), metrics=metrics)
+    state = _only_arrays(content, layout)
+    return LocalResult(examples=int(examples), metrics=metrics, layout=state.layout, write=write_state(state))
 
 
 def _only_metrics(content: RecordDict) -> dict[str, MetricValue]:

@@ -7,11 +7,16 @@ every conversion to float32 can go block by block.
 
 from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
+from fedcore.state.local import LOCAL_FOLDER, LocalModel, LocalRecord, LocalStore
 from fedcore.state.model import MemorySink, ModelState, StateSink
 
 __all__ = [
+    "LOCAL_FOLDER",
     "FileSink",
     "Layout",
+    "LocalModel",
+    "LocalRecord",
+    "LocalStore",
     "MemorySink",
     "ModelState",
     "StateSink",

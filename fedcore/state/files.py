@@ -125,7 +125,7 @@ class FileSink:
                 written = os.pwrite(self._file.fileno(), data[:_WRITE_CHUNK], offset)
                 data, offset = data[written:], offset + written
         except OSError as error:
-            raise _storage_error(error, self._path) from error
+            raise storage_error(error, self._path) from error
 
     def _commit(self) -> None:
         if self._missing:
@@ -134,23 +134,23 @@ class FileSink:
             os.fsync(self._file.fileno())
             self._file.close()
             Path(self._file.name).replace(self._path)
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         except OSError as error:
-            raise _storage_error(error, self._path) from error
+            raise storage_error(error, self._path) from error
 
     def _discard(self) -> None:
         self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
 
 
-def _storage_error(error: OSError, path: Path) -> Exception:
+def storage_error(error: OSError, path: Path) -> Exception:
     """StorageFull for a full disk or quota, the error itself for anything else."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(f"no space is left to write {path}; free some space and try again")
     return error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

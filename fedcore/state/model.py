@@ -91,8 +91,12 @@ class ModelState(Mapping[str, NDArray[Any]]):
         Raises StorageFull when the disk is full; a file that was at `path` is then unchanged.
         """
         with FileSink(path, self.layout) as sink:
-            for spec in self.layout.specs:
-                sink.write(spec, 0, self[spec.name].reshape(-1))
+            self.write_to(sink)
+
+    def write_to(self, sink: StateSink) -> None:
+        """Hand over every tensor, whole."""
+        for spec in self.layout.specs:
+            sink.write(spec, 0, self[spec.name].reshape(-1))
 
     def float32(
         self,

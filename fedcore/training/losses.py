@@ -83,9 +83,9 @@ class Tally:
 def tally(output: Tensor, targets: Tensor) -> Tally:
     """Count a batch. Raises UsageError for shapes that do not belong together."""
     loss = _cross_entropy(output, targets, "none").sum(dtype=torch.float64)
-    counted = targets != IGNORED
-    correct = (predicted(output) == targets) & counted
-    return Tally(targets=int(counted.sum()), loss=float(loss), correct=int(correct.sum()))
+    # No class is IGNORED, so a position without a target is never right.
+    correct = predicted(output) == targets
+    return Tally(targets=int((targets != IGNORED).sum()), loss=float(loss), correct=int(correct.sum()))
 
 
 def as_features(x: Tensor) -> Tensor:

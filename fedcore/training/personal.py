@@ -1,16 +1,70 @@
-"""Personalization."""
+"""Which tensors of a model are a client's own: named by patterns, or found by the type of their layer.
+
+FedPer (Arivazhagan et al. 2019, "Federated Learning with Personalization Layers") keeps the head of the network on the
+client; FedBN (Li et al. 2021, ICLR) its batch normalisation layers, parameters and running statistics. Personal tensors
+never leave the client; all others are federated. `fedcore.state.LocalStore` keeps them from round to round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import glob
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
-import torch
-from torch import Tensor
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedcore.errors import ConfigurationError
 
 
-@torch.no_grad()
-def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor], mu: float) -> None:
-    """Add mu * (w - w0) to each gradient."""
-    for parameter, start in zip(parameters, anchor, strict=True):
-        if parameter.grad is not None:
-            parameter.grad.add_(parameter.detach() - start, alpha=mu)
+def split_names(names: Iterable[str], patterns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(shared, personal): `names` in their order, those that match a pattern and those that do not.
+
+    patterns: as for `fnmatch`, case counts: "head.*" is everything below `head`. None makes everything shared.
+    Raises ConfigurationError for a pattern that matches nothing, and where nothing would be left to share.
+    """
+    names = tuple(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+            raise ConfigurationError(
+                f"no tensor of the model matches the personal pattern {pattern!r}; there are {', '.join(near)}, ..."
+            )
+    personal = tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+    if patterns and len(personal) == len(names):
+        raise ConfigurationError(
+            f"the personal patterns {', '.join(map(repr, patterns))} match every tensor of the model, so that nothing "
+            "is left to federate; leave some out"
+        )
+    mine = set(personal)
+    return tuple(name for name in names if name not in mine), personal
+
+
+def personal_names(model: nn.Module, patterns: Sequence[str] = (), *, batch_norm: bool = False) -> tuple[str, ...]:
+    """The personal tensors of `model`, in the order of its state dict.
+
+    batch_norm: all of its batch normalisation too. Raises ConfigurationError as `split_names` does, for a model without
+    batch normalisation where that is asked for, and where tensors that share their memory would be parted.
+    """
+    tensors = model.state_dict(keep_vars=True)
+    found = batch_norm_names(model) if batch_norm else ()
+    if batch_norm and not found:
+        raise ConfigurationError("the model has no batch normalisation layers that could be personal")
+    _, personal = split_names(tensors, [*patterns, *map(glob.escape, found)])
+    mine = set(personal)
+    homes: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        twin = homes.setdefault(id(tensor), name)
+        if (twin in mine) != (name in mine):
+            raise ConfigurationError(
+                f"{twin!r} and {name!r} are one tensor under two names; make both personal, or neither"
+            )
+    return personal
+
+
+def batch_norm_names(model: nn.Module) -> tuple[str, ...]:
+    """Names of all tensors of batch normalisation layers (1d, 2d, 3d, synchronised), running statistics included."""
+    layers = model.named_modules(remove_duplicate=False)
+    prefixes = tuple(f"{name}." if name else "" for name, layer in layers if isinstance(layer, _BatchNorm))
+    return tuple(name for name in model.state_dict(keep_vars=True) if name.startswith(prefixes))

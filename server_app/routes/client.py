@@ -24,6 +24,7 @@ from fedcore.wire import (
     SurvivorsOut,
     Task,
     UnmaskIn,
+    WithdrawalReason,
     WithdrawIn,
 )
 from server_app.blobs import Body
@@ -70,6 +71,7 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     """A client says that it is there and which app its owner installed."""
     await services.store.remember_client(client.client_id, body.app_sha256, body.version)
     services.presence.installed[client.client_id] = body.app_sha256
+    services.presence.note_eligible(client.client_id, body.eligible)
     return JoinOut(
         federation=services.roster.federation,
         name=services.names[client.client_id],
@@ -80,8 +82,11 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
 
 
 @router.post("/heartbeat", status_code=204)
-async def heartbeat(request: Request, body: HeartbeatIn, coordinator: AnyCoordinator, client: Client) -> None:
+async def heartbeat(
+    request: Request, body: HeartbeatIn, services: AnyServices, coordinator: AnyCoordinator, client: Client
+) -> None:
     """A sign of life; the signature itself is what counts."""
+    services.presence.note_eligible(client.client_id, body.eligible)
     shown = coordinator.exchange
     if shown is not None and (shown.task.run, shown.task.exchange) == (body.run, body.exchange):
         traffic_of(request).account = shown.ledger.account(client.client_id)
@@ -226,8 +231,11 @@ async def put_unmask(body: UnmaskIn, exchange: Secure, client: Client) -> None:
 
 
 @router.post(f"{EXCHANGE}/withdrawal", status_code=204, responses=_GET)
-async def withdraw(body: WithdrawIn, exchange: AnyExchange, client: Client) -> None:
+async def withdraw(body: WithdrawIn, exchange: AnyExchange, services: AnyServices, client: Client) -> None:
     """The client leaves the exchange."""
+    if body.reason is WithdrawalReason.NOT_ELIGIBLE:
+        # Its next heartbeat says so too, but the next attempt may come before that.
+        services.presence.note_eligible(client.client_id, False)
     await exchange.withdraw(client.client_id, body)
 
 

@@ -90,6 +90,7 @@ async def clients(services: AnyServices, _: Operator) -> ServerOut:
                 id=member.id,
                 name=member.name,
                 online=silent <= ONLINE_SECONDS,
+                eligible=not presence.waits(member.id),
                 app_sha256=presence.installed.get(member.id, ""),
                 last_seen_seconds=None if math.isinf(silent) else round(silent, 3),
             )

@@ -59,6 +59,13 @@ def test_json_of_the_commands_without_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_export_says_that_a_client_has_no_model_of_its_own(readable: Deployment, tmp_path: Path) -> None:
+    done = fedcore("client", "export", "--kit", readable.kit("client-1"), "--out", tmp_path / "model")
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedcore client export: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_events_and_summary_of_a_plain_run_say_plain(readable: Deployment) -> None:
     said = len(readable.log("client-1"))
     done = readable.submit(settings={"aggregation": "plain"}).finish()
@@ -102,12 +109,12 @@ def test_ctrl_c_on_a_run_cancels_it_and_the_next_one_works(readable: Deployment)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)])
-def test_a_client_that_is_stopped_takes_its_worker_along(
+def test_a_client_that_is_stopped_takes_its_ranks_along(
     readable: Deployment, number: signal.Signals, status: int
 ) -> None:
-    worker = readable.worker("client-2")
+    (rank,) = readable.ranks("client-2")
     assert readable.stop("client-2", number) == status
-    wait_until("the worker to end", lambda: not worker.is_running())
+    wait_until("the rank to end", lambda: not rank.is_running())
     readable.start_clients("client-2")
     done = readable.submit(settings={"min-clients": 2}).finish()
     assert done.status == 0, done.stderr
@@ -166,7 +173,7 @@ def test_a_comparison_that_is_ended_leaves_no_process(
     out = tmp_path / "out"
     first = Comparison(group, str(tmp_path), out, "--run-config", "pause=30")
     first.wait_for_training()
-    assert len(first.parts()) == 7, "server, ServerApp, two agents with a worker each, fedcore run"
+    assert len(first.parts()) == 7, "server, ServerApp, two agents with a rank each, fedcore run"
     first.process.send_signal(number)
     assert first.process.wait(20) == status
     wait_until("all processes to end", lambda: not first.parts(), 15)

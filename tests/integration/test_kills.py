@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.client_on_battery import UNPLUGGED
 from support.deployment import LIVENESS_SECONDS, Deployment, Ended, command_lines, wait_until
-from support.tiny import TINY, load_problem
+from support.tiny import NAMES, TINY, load_problem, step_of
 
 from fedcore.codec import error_bound
 from fedcore.flower.app import FlowerApp
@@ -16,20 +17,11 @@ from fedcore.round import EncodingPlan
 from fedcore.state import ModelState
 
 problem = load_problem()
-LR = np.float32(0.5)
-NAMES = ("client-1", "client-2", "client-3", "client-4")
 ALL_FOUR = {"min-clients": 4}
 PAUSE = 4.0
 """Seconds of training: time enough to kill somebody in the middle of it."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-def step_of(names: Sequence[str], weight: np.ndarray) -> np.ndarray:
-    """The weights after one full-batch step over the pooled data of these clients, of four."""
-    parts = [problem.part(NAMES.index(name), len(NAMES)) for name in names]
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return weight - LR * problem.gradient(weight, x, y)
 
 
 def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
@@ -46,15 +38,10 @@ def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
         assert far > 100 * bound, "one client more or less must show"
 
 
-def trained(done: Ended) -> list[list[str]]:
-    """Who was in the sum of each training exchange."""
-    return [data["survivors"] for data in done.of("exchange-done") if data["message_type"] == "train"]
-
-
 def test_a_round_of_all_four_is_the_pooled_step(federation: Deployment) -> None:
     done = federation.submit().finish()
     assert done.status == 0, done.stderr
-    assert trained(done) == [list(NAMES)]
+    assert done.trained() == [list(NAMES)]
     assert_sum_is_of(done, NAMES)
 
 
@@ -66,7 +53,7 @@ def test_a_client_killed_while_it_trains_is_left_out_of_the_sum(federation: Depl
     done = run.finish()
     assert done.status == 0, done.stderr
     survivors = ["client-1", "client-3", "client-4"]
-    assert trained(done) == [survivors]
+    assert done.trained() == [survivors]
     assert_sum_is_of(done, survivors)
     assert done.of("exchange-failed") == []
 
@@ -81,7 +68,7 @@ def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(fed
     assert done.status == 0, done.stderr
     assert doomed.wait(10) == -signal.SIGKILL
     survivors = ["client-1", "client-2", "client-4"]
-    assert trained(done) == [survivors]
+    assert done.trained() == [survivors]
     assert next((data["client"], data["stage"]) for data in done.of("dropped")) == ("client-3", "input")
     assert_sum_is_of(done, survivors)
     assert list((federation.federation.folder / "server" / "data" / "spool").iterdir()) == []
@@ -96,7 +83,7 @@ def test_a_client_killed_after_its_upload_stays_in_the_sum(federation: Deploymen
     done = federation.submit().finish()
     assert done.status == 0, done.stderr
     assert doomed.wait(10) == -signal.SIGKILL
-    assert trained(done) == [list(NAMES)]
+    assert done.trained() == [list(NAMES)]
     assert [data["client"] for data in done.of("dropped") if data["stage"] in ("consistency", "unmask")] == ["client-3"]
     assert_sum_is_of(done, NAMES)
 
@@ -112,7 +99,7 @@ def test_below_the_threshold_the_exchange_fails_and_is_tried_again(federation: D
     federation.start_clients("client-1", "client-4")
     done = run.finish()
     assert done.status == 0, done.stderr
-    assert trained(done) == [list(NAMES)]
+    assert done.trained() == [list(NAMES)]
     assert_sum_is_of(done, NAMES)
 
 
@@ -137,19 +124,50 @@ def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
     assert "2 clients are left at step 'input', 3 are needed" in done.stderr
 
 
-def test_a_killed_worker_costs_its_client_one_exchange(federation: Deployment) -> None:
+def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> None:
     run = federation.submit(pause=PAUSE, num_server_rounds=2)
     run.wait_for_training()
-    federation.worker("client-4").kill()
+    federation.ranks("client-4")[0].kill()
     dropped = run.wait_for("dropped", client="client-4")
-    assert dropped["reason"] == "withdrew: worker-died"
+    assert dropped["reason"] == "withdrew: worker-died, rank-killed"
     done = run.finish()
     assert done.status == 0, done.stderr
-    assert trained(done) == [["client-1", "client-2", "client-3"], list(NAMES)]
+    assert done.trained() == [["client-1", "client-2", "client-3"], list(NAMES)]
     expected = step_of(NAMES, step_of(NAMES[:3], problem.initial()["weight"]))
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=1e-5)
-    assert "the worker ended without an answer (signal SIGKILL)" in federation.log("client-4")
+    assert "rank 0 ended by signal SIGKILL" in federation.log("client-4")
     assert federation.process("client-4").poll() is None, "the agent lives"
+
+
+def test_an_unplugged_client_sits_out_until_it_is_plugged_in(federation: Deployment) -> None:
+    policy, battery = federation.kit("client-3") / "policy.toml", federation.folder / "battery"
+    before = policy.read_text()
+    federation.stop("client-3")
+    said = len(federation.log("client-3"))
+    try:
+        policy.write_text(before.replace("on-power-only = false", "on-power-only = true"))
+        battery.write_text(UNPLUGGED)
+        federation.start_client("client-3", battery=battery)
+        federation.wait_for_log("client-3", "connected", after=said)
+        others = ["client-1", "client-2", "client-4"]
+        without = federation.submit().finish()
+        assert without.trained() == [others]
+        assert_sum_is_of(without, others)
+        battery.write_text("plugged in")
+        federation.wait_for_log("client-3", "eligible again", after=said)
+        run = federation.submit(pause=PAUSE, num_server_rounds=2, settings=ALL_FOUR)
+        run.wait_for_training()
+        battery.write_text(UNPLUGGED)
+        dropped = run.wait_for("dropped", client="client-3")
+        assert dropped["reason"] == "withdrew: not-eligible"
+        battery.write_text("plugged in")
+        done = run.finish()
+        assert done.status == 0, done.stderr
+        assert done.trained() == [others, list(NAMES)]
+        assert "left the exchange, not eligible: on battery" in federation.log("client-3")
+    finally:
+        policy.write_text(before)
+        federation.stop("client-3")
 
 
 def test_a_frozen_agent_is_dropped_and_comes_back(federation: Deployment) -> None:

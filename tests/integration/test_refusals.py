@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 @pytest.mark.parametrize(
     ("fault", "log", "reason"),
     [
-        ("raise", f"the app raised ValueError: {SECRET}", "app-failed"),
-        ("hang", "the worker gave no answer within", "worker-died"),
+        ("raise", f"rank 0 raised ValueError: {SECRET}", "app-failed, rank-exception"),
+        ("hang", "rank 0 gave no answer within", "worker-died, rank-hung"),
         ("nan", "NaN", "update-refused"),
         ("too-many-examples", "1073741824", "update-refused"),
         ("float64", "'weight' is F64", "wrong-records"),
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 )
 def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log: str, reason: str) -> None:
     said = len(federation.log("client-3"))
-    # Longer than any honest client of the tiny app takes, even for a worker that starts anew.
+    # Longer than any honest client of the tiny app takes, even for a group that starts anew.
     settings = {"train-seconds": 6.0} if fault == "hang" else {}
     done = federation.submit(fault=fault, faulty_partition=2, settings=settings).finish()
     assert done.status == 0, done.stderr

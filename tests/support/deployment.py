@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from support.tiny import TINY
 MARK = "FEDCORE_TEST_MARK"
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 DYING_CLIENT = Path(__file__).with_name("client_that_dies.py")
+CLIENT_ON_BATTERY = Path(__file__).with_name("client_on_battery.py")
 LIVENESS_SECONDS = 7.0
 """Two heartbeats and a bit: short, and yet longer than a busy machine keeps a living client from saying so."""
 QUICK = {
@@ -61,6 +62,10 @@ class Ended:
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The data of all events of one kind."""
         return [event["data"] for event in self.events if event["kind"] == kind]
+
+    def trained(self) -> list[list[str]]:
+        """Who was in the sum of each training exchange."""
+        return [data["survivors"] for data in self.of("exchange-done") if data["message_type"] == "train"]
 
     def arrays(self) -> Mapping[str, np.ndarray]:
         """The final model."""
@@ -175,10 +180,20 @@ class Deployment:
         for name in names:
             self.wait_for_log(name, "connected", after=said[name])
 
-    def start_client(self, name: str, *options: str | Path, dies_after: str = "") -> subprocess.Popen[str]:
-        """Start one client; `dies_after` names the request after which it is killed."""
-        program = [sys.executable, DYING_CLIENT, dies_after] if dies_after else [*FEDCORE, "client"]
+    def start_client(
+        self, name: str, *options: str | Path, dies_after: str = "", battery: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start one client; `dies_after` names the request that kills it, `battery` the file of its power."""
+        program: list[str | Path] = [*FEDCORE, "client"]
+        if dies_after:
+            program = [sys.executable, DYING_CLIENT, dies_after]
+        elif battery is not None:
+            program = [sys.executable, CLIENT_ON_BATTERY, battery]
         return self._start(name, [*program, "--kit", self.kit(name), "--app", self.app, *options])
+
+    def start_node(self, name: str, *options: str | Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start a further machine of a client, which has no kit; `within` is the command that puts it elsewhere."""
+        return self._start(name, [*within, *FEDCORE, "client", "--app", self.app, *options])
 
     def _start(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:
         self._living[name] = process = self.group.start(name, [str(word) for word in command])
@@ -221,11 +236,10 @@ class Deployment:
         """The last started process of that name."""
         return self._living[name]
 
-    def worker(self, name: str) -> psutil.Process:
-        """The worker process of a client."""
-        children = psutil.Process(self.process(name).pid).children()
-        (worker,) = (child for child in children if "client_app.worker" in child.cmdline())
-        return worker
+    def ranks(self, name: str) -> list[psutil.Process]:
+        """The rank processes that a client has on one machine."""
+        below = psutil.Process(self.process(name).pid).children(recursive=True)
+        return [child for child in below if _program(child) in ("client_app.rank", "client_app.elastic_rank")]
 
     # --- hurting ------------------------------------------------------------------------------------------------
 
@@ -269,6 +283,12 @@ def assert_none_left(mark: str, seconds: float = 10.0) -> None:
         for process in marked(mark):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def _program(process: psutil.Process) -> str:
+    """The module that a Python process runs, empty for any other."""
+    words = process.cmdline()
+    return words[words.index("-m") + 1] if "-m" in words else ""
 
 
 def _mark_of(process: psutil.Process) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedcore.config import EngineConfig
 from fedcore.data import Split
-from fedcore.state import Layout, MemorySink, ModelState
+from fedcore.state import MemorySink, ModelState
 from fedcore.training import seeded
 from fedcore.training.engines import Engine, Proximal, Recipe, World, make_engine
 from fedcore.training.engines.plan import ParallelPlan
@@ -144,7 +144,7 @@ def data_of(case: Case) -> Split:
 
 def saved(engine: Engine, *, optimizer: bool = False) -> dict[str, NDArray[Any]]:
     """What the engine saves, on rank 0."""
-    sink = MemorySink(Layout(specs=engine.specs(optimizer=optimizer))) if engine.world.rank == 0 else None
+    sink = MemorySink(engine.layout(optimizer=optimizer)) if engine.world.rank == 0 else None
     engine.save(sink, optimizer=optimizer)
     return {} if sink is None else {name: array.copy() for name, array in sink.state().items()}
 

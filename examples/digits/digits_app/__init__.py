@@ -1,1 +1,1 @@
-"""A plain Flower app: FedAvg on scikit-learn's digits."""
+"""A Flower app: FedAvg on scikit-learn's digits."""

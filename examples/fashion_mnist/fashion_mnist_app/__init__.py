@@ -1,1 +1,1 @@
-"""A plain Flower app: FedAvg on Fashion-MNIST with a small CNN."""
+"""A Flower app: FedAvg on Fashion-MNIST with a small CNN."""

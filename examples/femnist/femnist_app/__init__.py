@@ -1,1 +1,1 @@
-"""FEMNIST by writer with FedAvg, with or without differential privacy: a plain Flower app."""
+"""FEMNIST by writer with FedAvg, with or without differential privacy: a Flower app."""

@@ -1,60 +1,34 @@
 """The ClientApp: trains and evaluates on what this node's writers wrote."""
 
-from typing import cast
-
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from torch import nn
-
 from fedcore.data import Split
-from fedcore.training import derive_seed, evaluate, train
-from femnist_app.task import initial_model, local_data, optimizer
+from fedcore.flower.local import LocalJob, Metrics, local_app
+from fedcore.training import Engine, derive_seed, evaluate, train
+from femnist_app.task import initial_model, local_data, optimizer, personal
 
-app = ClientApp()
 
-
-@app.train()
-def train_round(message: Message, context: Context) -> Message:
-    """Train the global model for one round and reply with the new weights."""
-    config = context.run_config
-    model, (examples, _) = _received(message, context), _data(context)
+def fit(engine: Engine, job: LocalJob) -> Metrics:
+    """Train the global model for one round."""
+    examples, _ = _data(job)
     summary = train(
-        model,
+        engine,
         examples,
-        optimizer=optimizer(config),
-        batch_size=int(config["batch-size"]),
-        epochs=int(config["local-epochs"]),
-        seed=_round_seed(message, context),
+        batch_size=int(job.config["batch-size"]),
+        epochs=int(job.config["local-epochs"]),
+        seed=_round_seed(job),
+        proximal=job.proximal,
     )
-    metrics = MetricRecord({"num-examples": summary.examples, "train_loss": summary.loss})
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
-    return Message(content=content, reply_to=message)
+    return {"num-examples": summary.examples, "train_loss": summary.loss}
 
 
-@app.evaluate()
-def evaluate_round(message: Message, context: Context) -> Message:
-    """Test the global model on this node's test part."""
-    model, (_, examples) = _received(message, context), _data(context)
-    result = evaluate(model, examples)
-    metrics = MetricRecord(
-        {
-            "num-examples": result.examples,
-            "eval_loss": result.loss,
-            "eval_acc": result.accuracy,
-        }
-    )
-    return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
+def test(engine: Engine, job: LocalJob) -> Metrics:
+    """Test the model on this node's test part."""
+    _, examples = _data(job)
+    result = evaluate(engine, examples)
+    return {"num-examples": result.examples, "eval_loss": result.loss, "eval_acc": result.accuracy}
 
 
-def _received(message: Message, context: Context) -> nn.Module:
-    """The model with the weights that came with the message."""
-    model = initial_model(int(context.run_config["seed"]))
-    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-    return model
-
-
-def _data(context: Context) -> tuple[Split, Split]:
-    config, node = context.run_config, context.node_config
+def _data(job: LocalJob) -> tuple[Split, Split]:
+    config, node = job.config, job.node
     return local_data(
         str(config["partition"]),
         int(node["partition-id"]),
@@ -63,8 +37,15 @@ def _data(context: Context) -> tuple[Split, Split]:
     )
 
 
-def _round_seed(message: Message, context: Context) -> int:
+def _round_seed(job: LocalJob) -> int:
     """The order of the examples: the same whenever, wherever and after whatever it runs."""
-    server_round = cast(int, message.content.config_records["config"]["server-round"])
-    seed, node = context.run_config["seed"], context.node_config["partition-id"]
-    return derive_seed("training order", int(seed), server_round, int(node))
+    return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))
+
+
+app = local_app(
+    model=lambda config: initial_model(int(config["seed"])),
+    optimizer=optimizer,
+    train=fit,
+    evaluate=test,
+    personal=personal,
+)

@@ -1,10 +1,10 @@
 """The ServerApp: FedAvg from seeded initial weights."""
 
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from femnist_app.task import initial_model
+from femnist_app.client_app import app as client
 
 app = ServerApp()
 
@@ -22,6 +22,6 @@ def main(grid: Grid, context: Context) -> None:
     )
     strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(initial_model(int(config["seed"])).state_dict()),
+        initial_arrays=client.initial_arrays(config),
         num_rounds=int(config["num-server-rounds"]),
     )

@@ -6,6 +6,7 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.data import Split, client_data, load_femnist
+from fedcore.flower.personalized import Personal
 from fedcore.training import OptimizerConfig, derive_seed, seeded
 from fedcore.training.models import small_cnn
 
@@ -25,6 +26,15 @@ def local_data(partition: str, client: int, clients: int, seed: int) -> tuple[Sp
     Only the part is kept: the images of everyone else are freed again.
     """
     return client_data(load_femnist(), partition, client=client, clients=clients, seed=seed)
+
+
+def personal(config: UserConfig) -> Personal:
+    """What stays with the writer: nothing, a list of patterns such as "output.*", or a model of the writer's own."""
+    return Personal(
+        patterns=tuple(str(config["personal"]).split()),
+        keep_model=bool(config["keep-model"]),
+        ditto=float(config["ditto"]),
+    )
 
 
 def optimizer(config: UserConfig) -> OptimizerConfig:

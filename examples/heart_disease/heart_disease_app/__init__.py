@@ -1,1 +1,1 @@
-"""A plain Flower app: FedAvg over four real hospitals, with logistic regression."""
+"""A Flower app: FedAvg over four real hospitals, with logistic regression."""

@@ -7,12 +7,22 @@ from fedcore.training.engines.base import Engine, PerExampleLoss, Proximal, Reci
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.ddp import DdpEngine
 from fedcore.training.engines.fsdp import FsdpEngine
+from fedcore.training.engines.pp import PipelineEngine
 from fedcore.training.engines.single import SingleEngine
+from fedcore.training.engines.tp import TensorEngine
 from fedcore.training.engines.world import World
 
-__all__ = ["Batch", "Engine", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
+__all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
 
-_ENGINES: dict[str, type[Engine]] = {"single": SingleEngine, "ddp": DdpEngine, "fsdp": FsdpEngine, "hsdp": FsdpEngine}
+_ENGINES: dict[str, type[Engine]] = {
+    "single": SingleEngine,
+    "ddp": DdpEngine,
+    "fsdp": FsdpEngine,
+    "hsdp": FsdpEngine,
+    "tp": TensorEngine,
+    "ddp-tp": TensorEngine,
+    "pp": PipelineEngine,
+}
 
 
 def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World | None = None) -> Engine:

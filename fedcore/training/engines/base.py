@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fedcore.config import EngineConfig
-from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
-from fedcore.state import ModelState, StateSink, TensorSpec
-from fedcore.training.engines.batches import Batch, Rows, own_rows, shared_rows, steps_of
+from fedcore.state import Layout, ModelState, StateSink
+from fedcore.training.engines.batches import Batch, Rows, ordered_rows, own_rows, shared_rows, steps_of
 from fedcore.training.engines.history import optimizer_entries
-from fedcore.training.engines.loading import Loaders
+from fedcore.training.engines.loading import Loaders, TrainingData
 from fedcore.training.engines.transfer import Entry, load_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import per_example_cross_entropy
-from fedcore.training.personal import add_proximal_gradient
+from fedcore.training.proximal import add_proximal_gradient
 from fedcore.training.seeds import be_deterministic, derive_seed, seeded
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -118,7 +117,7 @@ class Engine(ABC):
         self.optimizer.zero_grad()
         loss = self.backward(batch)
         if proximal is not None:
-            add_proximal_gradient(self._parts(), proximal.anchor, proximal.mu)
+            add_proximal_gradient(self.parameters(), proximal.anchor, proximal.mu)
         if clip_norm:
             self.clip(clip_norm)
         self.optimizer.step()
@@ -183,20 +182,11 @@ class Engine(ABC):
         sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
         return self.world.size // math.prod(size for size, placement in sizes if placement.is_shard())
 
-    def _parts(self) -> list[Tensor]:
-        """This rank's part of each parameter, and of its gradient, as plain tensors over the same memory."""
-        parts = []
-        for parameter in self.parameters():
-            part = local(parameter.detach())
-            part.grad = None if parameter.grad is None else local(parameter.grad)
-            parts.append(part)
-        return parts
-
     # --- data ---------------------------------------------------------------------------------------------------
 
     def batches(
         self,
-        data: Split | torch.utils.data.Dataset[tuple[Tensor, Tensor]],
+        data: TrainingData,
         *,
         batch_size: int,
         seed: int,
@@ -214,7 +204,19 @@ class Engine(ABC):
         rows = self._rows(len(data), batch_size, epochs, steps, seed, sharded)  # type: ignore[arg-type]
         return self._loaders.batches(data, rows, workers=workers, seed=seed)
 
-    def examples(self, data: Split | torch.utils.data.Dataset[tuple[Tensor, Tensor]], *, sharded: bool = False) -> int:
+    def passes(
+        self, data: TrainingData, *, batch_size: int, sharded: bool = False, workers: int = 0
+    ) -> Iterator[Batch]:
+        """Every example once and in order, for an evaluation; stand-ins have weight 0. batch_size: of one rank."""
+        counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
+        rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
+        return self._loaders.batches(data, rows, workers=workers)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the ranks that have different examples; every rank has to call it."""
+        return self.world.sum(values) / (self.world.size // self.data_size)
+
+    def examples(self, data: TrainingData, *, sharded: bool = False) -> int:
         """Number of examples over all ranks."""
         own = len(data)  # type: ignore[arg-type]
         return sum(self._counts(own)) if sharded else own
@@ -249,37 +251,37 @@ class Engine(ABC):
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def load(self, state: ModelState | None, *, optimizer: bool = False) -> None:
+    def load(self, state: ModelState | None, *, optimizer: bool = False, only: Collection[str] | None = None) -> None:
         """Set parameters and buffers to those of a state, which a rank other than 0 need not have.
 
-        optimizer: the state has the optimizer's tensors, too. Raises EncodingError, on every rank, where names, dtypes
-        or shapes differ from the model's.
+        optimizer: the state has the optimizer's tensors, too. only: names that it has, by default all. Raises
+        EncodingError, on every rank, where names, dtypes or shapes differ from the model's.
         """
-        load_entries(self.entries(optimizer=optimizer), state, self.world)
+        load_entries(self.entries(optimizer=optimizer, only=only), state, self.world)
 
-    def save(self, sink: StateSink | None, *, optimizer: bool = False) -> None:
+    def save(self, sink: StateSink | None, *, optimizer: bool = False, only: Collection[str] | None = None) -> None:
         """Write parameters and buffers, and what the optimizer keeps of its history, tensor by tensor.
 
         Rank 0 gives the sink. Floating point buffers, such as running means, are averaged over the ranks first: each
         rank has seen its own share of the examples. Other buffers are rank 0's.
         """
         self._average_buffers()
-        save_entries(self.entries(optimizer=optimizer), sink, self.world)
+        save_entries(self.entries(optimizer=optimizer, only=only), sink, self.world)
 
-    def specs(self, *, optimizer: bool = False) -> tuple[TensorSpec, ...]:
+    def layout(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> Layout:
         """Names, dtypes and whole shapes of what `save` writes."""
-        return tuple(entry.spec for entry in self.entries(optimizer=optimizer))
+        return Layout(specs=tuple(entry.spec for entry in self.entries(optimizer=optimizer, only=only)))
 
-    def entries(self, *, optimizer: bool = False) -> list[Entry]:
+    def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
         """The tensors of the model's state, in the order of its state_dict, then the optimizer's.
 
         A tensor with two names has two entries, as in state_dict. The optimizer's are called
         `optimizer.<what>.<parameter>`.
         """
-        entries = [Entry.of(name, tensor) for name, tensor in self.module.state_dict(keep_vars=True).items()]
+        entries = state_entries(self.module)
         if optimizer:
             entries += optimizer_entries(self.optimizer, list(self.module.named_parameters()))
-        return entries
+        return [entry for entry in entries if only is None or entry.spec.name in only]
 
     def close(self) -> None:
         """Let go of what must not outlive the process group."""
@@ -292,6 +294,11 @@ class Engine(ABC):
         for name, buffer in self.module.named_buffers():
             if name in kept and buffer.is_floating_point():
                 self.world.sum(buffer).div_(self.world.size)
+
+
+def state_entries(module: nn.Module) -> list[Entry]:
+    """The tensors of a module's state_dict."""
+    return [Entry.of(name, tensor) for name, tensor in module.state_dict(keep_vars=True).items()]
 
 
 def local(tensor: Tensor) -> Tensor:

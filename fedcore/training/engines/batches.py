@@ -117,6 +117,22 @@ def own_rows(counts: Sequence[int], size: int, steps: int, *, seed: int, rank: i
             yield Rows(order[start:stop], total) if stop > start else Rows(order[:1], total, empty=True)
 
 
+def ordered_rows(
+    examples: int, size: int, *, rank: int, ranks: int, counts: Sequence[int] | None = None
+) -> Iterator[Rows]:
+    """This rank's rows of one pass in order, in pieces of at most `size`; each rank makes the same number of pieces.
+
+    counts: examples of each rank where each has its own; otherwise all ranks can read the same `examples`.
+    """
+    if (sum(counts) if counts is not None else examples) == 0:
+        raise ConfigurationError("this client has no examples to train or test on")
+    own = torch.arange(examples) if counts is not None else torch.tensor_split(torch.arange(examples), ranks)[rank]
+    longest = max(counts) if counts is not None else math.ceil(examples / ranks)
+    for start in range(0, longest, size):
+        rows = own[start : start + size]
+        yield Rows(rows, len(rows)) if len(rows) else Rows(torch.zeros(1, dtype=torch.int64), 0, empty=True)
+
+
 def _order(examples: int, generator: torch.Generator, *, shuffled: bool) -> Tensor:
     """Of one pass. A full batch keeps the order of the data, which would change only rounding."""
     return torch.randperm(examples, generator=generator) if shuffled else torch.arange(examples)

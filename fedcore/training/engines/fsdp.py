@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -89,9 +89,9 @@ class FsdpEngine(Engine):
         self._reshard()
         return output
 
-    def entries(self, *, optimizer: bool = False) -> list[Entry]:
+    def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
         self._reshard()
-        return super().entries(optimizer=optimizer)
+        return super().entries(optimizer=optimizer, only=only)
 
     def _reshard(self) -> None:
         """The root stays gathered after a forward pass, in case a backward pass follows."""

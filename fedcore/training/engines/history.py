@@ -32,6 +32,11 @@ def optimizer_entries(optimizer: torch.optim.Optimizer, parameters: Iterable[tup
     ]
 
 
+def parameter_of(name: str) -> str:
+    """The parameter that an entry of the optimizer's state belongs to."""
+    return name.split(".", 2)[2]
+
+
 def _begin(optimizer: torch.optim.Optimizer) -> None:
     """Give every parameter without state the state from before the first step.
 

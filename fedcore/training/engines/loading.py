@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from fedcore.data.types import Split
 from fedcore.training.engines.batches import Batch, Rows
 from fedcore.training.losses import as_features
 from fedcore.training.seeds import derive_seed, seeded
+
+TrainingData: TypeAlias = Split | Dataset[tuple[Tensor, Tensor]]
+"""Arrays in memory, or a map-style dataset of pairs (x, y)."""
 
 _KEPT = 4
 """Data sets whose tensors, or worker processes, are kept: as a rule training and test part of one client."""
@@ -59,9 +62,7 @@ class Loaders:
         self._arrays: dict[int, tuple[Split, Tensor, Tensor]] = {}
         self._loaders: dict[tuple[int, int], tuple[Any, _Order, DataLoader[Any]]] = {}
 
-    def batches(
-        self, data: Split | Dataset[Any], rows: Iterator[Rows], *, workers: int = 0, seed: int = 0
-    ) -> Iterator[Batch]:
+    def batches(self, data: TrainingData, rows: Iterator[Rows], *, workers: int = 0, seed: int = 0) -> Iterator[Batch]:
         """The batches with the given rows; a dataset gives pairs (x, y) of tensors or arrays.
 
         seed: of what a dataset draws at random. With workers, one pass over a dataset ends before the next begins.

@@ -6,10 +6,13 @@ The names of the tensors stay the same from release to release, since saved mode
 
 from fedcore.training.models.convolutional import lenet, mcmahan_cnn, small_cnn
 from fedcore.training.models.dense import digits_mlp, logistic_regression, mcmahan_2nn, mlp
+from fedcore.training.models.gpt import GPT, GPTConfig
 from fedcore.training.models.recurrent import char_lstm
 from fedcore.training.models.resnet import resnet18_groupnorm
 
 __all__ = [
+    "GPT",
+    "GPTConfig",
     "char_lstm",
     "digits_mlp",
     "lenet",

@@ -27,10 +27,10 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from client_app.exchange import Client, prepare_state_dir
+from client_app.group import LocalAnswer
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.transport import Retry, Transport, signer, tls_context
-from client_app.workers import LocalAnswer
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized
 from fedcore.federation import ClientKit, Federation, Policy, provision
@@ -150,6 +150,7 @@ class Scripted:
     parts: dict[int, bytes] = field(default_factory=dict)
     withdrawals: list[WithdrawIn] = field(default_factory=list)
     joins: int = 0
+    heartbeat_seconds: float = 0.2
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
     tasks: deque[Task] = field(default_factory=deque)
     polls: list[dict[str, str]] = field(default_factory=list)
@@ -362,7 +363,7 @@ class Scripted:
                     federation="testing",
                     name="client-1",
                     version="0",
-                    heartbeat_seconds=0.2,
+                    heartbeat_seconds=self.heartbeat_seconds,
                     roster_sha256=self.kits[1].roster.hash().hex(),
                 )
                 return self.say("join", answer)

@@ -62,7 +62,7 @@ async def test_says_that_it_is_alive_while_the_worker_trains(script: Script, cli
     script.tasks.append(script.task)
     async with script.serving(), agent_running(client) as running:
         await until(lambda: script.decoded, running)
-    working = [beat for beat in script.heartbeats if beat == {"run": script.task.run, "exchange": 1}]
+    working = [beat for beat in script.heartbeats if beat == {"run": script.task.run, "exchange": 1, "eligible": True}]
     assert len(working) >= 3
 
 

@@ -17,9 +17,9 @@ from fastapi import Response
 
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
-from client_app.workers import AppFailed
+from client_app.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused, WorkerDied
+from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.secagg import Agreement
 from fedcore.secagg.agreement import KeyPair
 from fedcore.state import ModelState
@@ -481,25 +481,25 @@ class TestLocalFailures:
     """The server learns a fixed reason and never the text."""
 
     @pytest.mark.parametrize(
-        ("error", "reason"),
+        ("error", "reason", "check"),
         [
-            (AppFailed("Traceback ...\nValueError: patient 4711 has no age"), WithdrawalReason.APP_FAILED),
-            (AppError("a reply needs exactly one MetricRecord"), WithdrawalReason.WRONG_RECORDS),
-            (WorkerDied("the worker ended"), WithdrawalReason.WORKER_DIED),
+            (AppFailed("...\nValueError: patient 4711 has no age"), WithdrawalReason.APP_FAILED, "rank-exception"),
+            (AppError("a reply needs exactly one MetricRecord"), WithdrawalReason.WRONG_RECORDS, ""),
+            (RankFailed("rank 1 ended", "rank-killed"), WithdrawalReason.WORKER_DIED, "rank-killed"),
         ],
     )
     async def test_withdraws_with_a_coded_reason(
-        self, script: Script, client: Client, log: StringIO, error: Exception, reason: WithdrawalReason
+        self, script: Script, client: Client, log: StringIO, error: Exception, reason: WithdrawalReason, check: str
     ) -> None:
         client.work.error = error
         client.work.seconds = 0.1
         await offer(script, client)
         [withdrawal] = script.withdrawals
-        assert (withdrawal.reason, withdrawal.check) == (reason, "")
+        assert (withdrawal.reason, withdrawal.check) == (reason, check)
         assert b"patient" not in b"".join(script.bodies.values())
         assert str(error) in log.getvalue()
 
-    async def test_the_worker_is_stopped_when_the_exchange_ends(self, script: Script, client: Client) -> None:
+    async def test_the_work_is_stopped_when_the_exchange_ends(self, script: Script, client: Client) -> None:
         client.work.seconds = 60.0
         script.lies["cohort"] = _substitute_peer
         await offer(script, client)

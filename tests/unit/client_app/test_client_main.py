@@ -169,11 +169,36 @@ class TestBadInput:
         (folder / "sleeper.py").write_text("1 / 0\n")
         status, message = fails(kit, folder)
         assert status == 2
-        assert message.splitlines()[-1].endswith("the app raised ZeroDivisionError: division by zero")
+        assert message.splitlines()[-1].endswith("rank 0 raised ZeroDivisionError: division by zero")
 
     @pytest.mark.parametrize("text", ["site='north", "nonsense", "site=[1]"])
     def test_a_node_config_that_is_none(self, kit: Path, app_dir: Path, text: str) -> None:
         assert fails(kit, app_dir, "--node-config", text)[0] == 2
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            (["--nproc-per-node", "0"], "--nproc-per-node must be at least 1"),
+            (["--nnodes", "2"], "--nnodes needs --rdzv-endpoint HOST:PORT"),
+            (["--engine-set", "presicion=bf16"], "did you mean 'precision'"),
+            (["--engine", "dpp"], "--engine-set must be one of single, ddp"),
+            (["--engine", "single", "--nproc-per-node", "2"], "engine single is for one rank, not 2"),
+            (["--engine-set", "hook=[1]"], "--engine-set: hook must be a number, a string, true or false"),
+        ],
+    )
+    def test_ranks_that_cannot_be(self, kit: Path, app_dir: Path, options: list[str], text: str) -> None:
+        status, message = fails(kit, app_dir, *options)
+        assert status == 2
+        assert text in message
+
+    def test_only_machine_0_needs_a_kit(self, app_dir: Path) -> None:
+        result = CliRunner().invoke(app, ["--app", str(app_dir)])
+        assert result.exit_code == 2
+        assert "'--kit'" in result.stderr
+        nodes = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "nowhere.invalid:1"]
+        result = CliRunner().invoke(app, ["--app", str(app_dir), *nodes])
+        assert result.exit_code == 2
+        assert "nowhere.invalid cannot be reached" in result.stderr
 
     def test_a_data_folder_that_is_not_there(self, kit: Path, app_dir: Path, tmp_path: Path) -> None:
         status, message = fails(kit, app_dir, "--data-dir", str(tmp_path / "no-data"))

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedcore.data import load_digits
-from fedcore.training import evaluate
+from fedcore.training import evaluate, local_engine
 from tests.unit.examples.flower_messages import app_modules, context, message, pooled, run_app, run_config
 
 
@@ -35,7 +35,7 @@ def test_the_mean_of_local_tests_is_the_pooled_test(app):
     replies = [
         client.app(message("evaluate", arrays_of(model), 1, i + 1), context(config, i, 4)).content for i in range(4)
     ]
-    whole = evaluate(model, load_digits().test)
+    whole = evaluate(local_engine(model), load_digits().test)
     assert sum(r["metrics"]["num-examples"] for r in replies) == whole.examples
     assert pooled(replies, "eval_acc") == pytest.approx(whole.accuracy, abs=1e-12)
     assert pooled(replies, "eval_loss") == pytest.approx(whole.loss, rel=1e-6)

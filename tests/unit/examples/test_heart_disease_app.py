@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore.data import load_heart_disease
-from fedcore.training import evaluate
+from fedcore.training import evaluate, local_engine
 from tests.unit.examples.flower_messages import app_modules, pooled, project, run_app
 
 
@@ -40,7 +40,7 @@ def test_four_hospitals_with_the_settings_of_flamby():
     assert losses[-1] < losses[0]
     # Published pooled test: 74.8 +- 2.4; rebuilt 76.3 +- 2.4.
     everything = load_heart_disease(standardise="pooled").test
-    assert evaluate(final_model(grid), everything).accuracy == pytest.approx(0.76, abs=0.08)
+    assert evaluate(local_engine(final_model(grid)), everything).accuracy == pytest.approx(0.76, abs=0.08)
 
 
 def test_central_training_is_the_same_app_with_one_partition():
@@ -55,7 +55,7 @@ def test_central_training_is_the_same_app_with_one_partition():
     )
     ((trained,),), ((tested,),) = grid.rounds("train"), grid.rounds("evaluate")
     assert trained["metrics"]["num-examples"] == 486
-    whole = evaluate(final_model(grid), load_heart_disease(standardise="pooled").test)
+    whole = evaluate(local_engine(final_model(grid)), load_heart_disease(standardise="pooled").test)
     assert tested["metrics"]["num-examples"] == whole.examples == 254
     assert tested["metrics"]["eval_acc"] == whole.accuracy > 0.7
 

@@ -254,6 +254,22 @@ def test_a_privacy_demand_that_cannot_be_met(values, message):
         Policy(min_cohort=3, min_threshold=3, **values)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("train-hours = []", 'train-hours = ["22-06"]', 'must look like "22:00-06:00"'),
+        ("train-hours = []", "train-hours = [22]", "must be a list of texts"),
+        ("train-hours = []", 'train-hours = "22:00-06:00"', "train-hours must be a list"),
+        ("idle-load = 0.25", "idle-load = 25", "idle-load must be greater than 0 and at most 1"),
+    ],
+)
+def test_eligibility_rules_that_mean_nothing(client, old, new, message):
+    edit(client / "policy.toml", old, new)
+    with pytest.raises(KitError, match=message) as refused:
+        ClientKit.load(client)
+    assert str(client / "policy.toml") in str(refused.value)
+
+
 def test_what_a_policy_leaves_out_is_the_safe_choice(client):
     (client / "policy.toml").write_text("min-cohort = 5\nmin-threshold = 4\n")
     assert ClientKit.load(client).policy == Policy(min_cohort=5, min_threshold=4)

@@ -17,6 +17,7 @@ from cryptography.x509 import verification
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull
 from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files, provision
 from fedcore.federation.certificates import make_key
+from fedcore.federation.eligibility import EligibilityRules, Hours
 from tests.unit.federation.conftest import NOW, fixed_randomness
 
 SECRETS = {"authority.key", "ca.key", "server.key", "token", "identity.key"}
@@ -179,7 +180,13 @@ def test_addresses(tmp_path, hosts, bind, url, listens):
 
 
 def test_a_policy_of_ones_own(tmp_path):
-    policy = Policy(min_cohort=5, min_threshold=4, app_sha256="0f" * 32, allow_plain=True)
+    rules = EligibilityRules(
+        train_hours=(Hours.parse("22:00-06:00"), Hours.parse("12:00-24:00")),
+        on_power_only=True,
+        idle_only=True,
+        idle_load=0.5,
+    )
+    policy = Policy(min_cohort=5, min_threshold=4, app_sha256="0f" * 32, allow_plain=True, eligibility=rules)
     made = make(tmp_path / "pilot", policy=policy)
     assert all(ClientKit.load(folder).policy == policy for folder in made.clients)
 

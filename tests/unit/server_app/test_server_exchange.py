@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from support.serverside import Failure, Local, Member, ScriptedApp, Site, events_of, until
 
 from fedcore.state import ModelState
-from fedcore.wire import WithdrawalReason
+from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason
 from server_app.appmessages import ExchangeFailed, Replies
 
 ALL = [1, 2, 3, 4]
@@ -340,3 +341,44 @@ async def test_cancel_ends_a_led_and_a_waiting_run(here: Site, model: ModelState
     with pytest.raises(Failure) as refused:
         await members[0].advertise()
     assert refused.value.problem.kind == "round-failed"
+
+
+async def test_a_client_that_may_not_train_is_not_asked(here: Site, model: ModelState) -> None:
+    """It says so when it joins, in a heartbeat, or by leaving; and it stays connected all the time."""
+    give_locals(here)
+    run, app = await here.begin()
+    tired = here.members[2]
+    await tired.ask("POST", "/v1/heartbeat", HeartbeatIn(eligible=False))
+    first = asyncio.create_task(app.exchange(model, ALL))
+    others = [member for member in here.members.values() if member.id != 2]
+    await asyncio.gather(*(member.enter() for member in others))
+    assert others[0].task is not None
+    assert others[0].task.cohort == [1, 3, 4]
+    await together(others)
+    assert isinstance(await first, Replies)
+    assert 2 in here.services.presence.online(30.0)
+
+    await tired.ask("POST", "/v1/heartbeat", HeartbeatIn())
+    second = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await tired.withdraw(WithdrawalReason.NOT_ELIGIBLE)
+    await together(others)
+    assert isinstance(await second, Replies)
+    assert tired.task is not None
+    assert len(tired.task.cohort) == len(members)
+    listed = json.loads((await here.operator("GET", "/v1/clients")).content)["clients"]
+    assert [(client["online"], client["eligible"]) for client in listed] == [(True, number != 2) for number in ALL]
+    (dropped,) = events_of(await here.finish(run, app), "dropped")
+    assert (dropped["client"], dropped["reason"]) == ("client-2", "withdrew: not-eligible")
+
+
+async def test_who_may_not_train_is_counted_where_too_few_are_left(here: Site, model: ModelState) -> None:
+    run, app = await here.begin({"join-seconds": 0.3, "max-attempts": 2})
+    installed = here.services.presence.installed[1]
+    for number in (1, 2):
+        hello = JoinIn(app_sha256=installed, version="test", eligible=False)
+        await here.members[number].ask("POST", "/v1/join", hello)
+    answer = await app.exchange(model, ALL)
+    assert isinstance(answer, ExchangeFailed)
+    assert "3 clients are needed, 2 are connected after 0.3 s; 2 more may not train now" in answer.reason
+    assert events_of(await here.finish(run, app), "dropped") == []

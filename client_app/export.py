@@ -1,0 +1,81 @@
+"""`fedcore client export`: the client's own model, out of its state folder and into the owner's hands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from client_app.ledger import LEDGER_FILE
+from fedcore.errors import ConfigurationError, EnvironmentFailure, FedcoreError
+from fedcore.federation import ClientKit
+from fedcore.state import LOCAL_FOLDER, LocalModel, LocalStore
+
+
+def export(
+    kit: Annotated[Path, typer.Option(help="This client's kit.")],
+    out: Annotated[Path, typer.Option(help="Save the model here, as safetensors; a file of that name is replaced.")],
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The agent's state folder, where it is another.  [default: KIT/state]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the model is as JSON.")] = False,
+) -> None:
+    """Copy out the model that this client keeps for itself: its personal tensors, and the global ones of their round.
+
+    Example: fedcore client export --kit federation/clients/client-1 --out model.safetensors
+
+    The agent may run meanwhile. Only an app that keeps a local model has one to export.
+    """
+    try:
+        model = local_model(kit, state_dir)
+        _save(model, out)
+    except FedcoreError as error:
+        typer.secho(f"fedcore client export: {error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(error.exit_code) from None
+    typer.echo(json.dumps(_facts(model, out), indent=2) if as_json else _sentence(model, out))
+
+
+def local_model(kit: Path, state_dir: Path | None = None) -> LocalModel:
+    """The local model of the client whose kit this is; raises ConfigurationError where there is none."""
+    state = state_dir or ClientKit.load(kit).folder / "state"
+    model = LocalStore(state / LOCAL_FOLDER).load()
+    if model is None:
+        _explain_absence(state)
+    return model
+
+
+def _explain_absence(state: Path) -> NoReturn:
+    ledger = state / LEDGER_FILE
+    if not ledger.exists() or not ledger.stat().st_size:
+        raise ConfigurationError(
+            f"this client has not taken part in a round yet, {state} is empty; start it with `fedcore client`, or name "
+            "the folder of its agent with --state-dir"
+        )
+    raise ConfigurationError(
+        f"there is no local model in {state}: the app keeps none, or its first round has not ended; a ClientApp keeps "
+        "one where it has personal tensors or fine-tunes"
+    )
+
+
+def _save(model: LocalModel, out: Path) -> None:
+    try:
+        model.state.save(out)
+    except OSError as error:
+        raise EnvironmentFailure(f"--out: {out} cannot be written ({error.strerror}); name another file") from error
+
+
+def _facts(model: LocalModel, out: Path) -> dict[str, object]:
+    facts = {field.name: getattr(model.record, field.name) for field in dataclasses.fields(model.record)}
+    return {"model": str(out), **facts, "tensors": len(model.state), "bytes": model.state.layout.nbytes}
+
+
+def _sentence(model: LocalModel, out: Path) -> str:
+    record = model.record
+    metrics = "".join(f", {name} {value:.4f}" for name, value in record.metrics.items() if isinstance(value, float))
+    return (
+        f"saved {out}: the local model after round {record.server_round} of run {record.run}, "
+        f"{len(record.personal)} of {len(model.state)} tensors personal{metrics}"
+    )

@@ -1,0 +1,109 @@
+"""How a task fails on a rank, as one line of JSON on the rank's side and as one exception on the agent's.
+
+Of a failure only its fixed name ever leaves the machine:
+
+| name           | what happened                                                              |
+| -------------- | -------------------------------------------------------------------------- |
+| rank-exception | the app's own code raised, or a data loader's worker died                  |
+| rank-killed    | a rank ended without an answer: a signal, an exit, a broken connection     |
+| rank-hung      | no answer before the task's deadline                                       |
+| out-of-memory  | a rank could not allocate memory, on the machine or on its device          |
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fedcore.errors import AppError, FedcoreError, StorageFull, WorkerDied
+
+RANK_EXCEPTION: Final = "rank-exception"
+RANK_KILLED: Final = "rank-killed"
+RANK_HUNG: Final = "rank-hung"
+OUT_OF_MEMORY: Final = "out-of-memory"
+
+PEER_LOST: Final = "peer-lost"
+"""On the way to the agent alone: this rank is well, but a collective broke because another rank ended."""
+_LOST_PEER_TEXTS: Final = ("gloo/transport/", "Connection closed by peer", "Connection reset by peer")
+_NO_MEMORY_TEXT: Final = "can't allocate memory"
+
+
+class AppFailed(AppError):
+    """The app's own code raised on `rank`. `traceback` is for the client's own log and never leaves the machine."""
+
+    check: Final = RANK_EXCEPTION
+
+    def __init__(self, traceback: str, *, rank: int = 0) -> None:
+        lines = traceback.strip().splitlines() or ["an error without a text"]
+        super().__init__(f"rank {rank} raised {lines[-1]}")
+        self.traceback = traceback
+
+
+class RankFailed(WorkerDied):
+    """A rank ended, hung or ran out of memory; `check` is the fixed name of what happened."""
+
+    def __init__(self, text: str, check: str) -> None:
+        super().__init__(text)
+        self.check = check
+
+
+class PeerLost(RankFailed):
+    """A rank that is well lost its connection to another one, which is the one to blame."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(f"rank {rank} lost its connection to another rank ({text})", RANK_KILLED)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """What a rank tells of an exception; its inverse is `failure_from`."""
+    if isinstance(error, StorageFull):
+        return {"failed": "storage-full", "text": str(error)}
+    if isinstance(error, AppError):
+        return {"failed": "wrong-records", "text": str(error)}
+    if _is_out_of_memory(error):
+        return {"failed": OUT_OF_MEMORY, "text": _last_line(error)}
+    if _is_lost_peer(error):
+        return {"failed": PEER_LOST, "text": _last_line(error)}
+    return {"failed": RANK_EXCEPTION, "text": "".join(traceback.format_exception(error))}
+
+
+def failure_from(answer: Mapping[str, Any], rank: int) -> FedcoreError:
+    """The exception that a rank's answer stands for."""
+    text = str(answer.get("text", ""))
+    match answer["failed"]:
+        case "storage-full":
+            return StorageFull(text)
+        case "wrong-records":
+            return AppError(text)
+        case "out-of-memory":
+            return RankFailed(f"rank {rank} is out of memory ({text})", OUT_OF_MEMORY)
+        case "peer-lost":
+            return PeerLost(rank, text)
+        case "rank-killed":
+            return RankFailed(text, RANK_KILLED)
+        case _:
+            return AppFailed(text, rank=rank)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Python's own error, that of a CUDA device, or that of torch's allocator for the CPU, which has no type."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY_TEXT in str(error)
+    )
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective broke; gloo raises a bare RuntimeError, NCCL and the store a DistError."""
+    if not isinstance(error, RuntimeError):
+        return False
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"DistBackendError", "DistNetworkError"}) or any(
+        text in str(error) for text in _LOST_PEER_TEXTS
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip()

@@ -1,0 +1,1 @@
+"""LoRA on a Hugging Face transformer with FedAvg over the adapter: a Flower app."""

@@ -1,0 +1,1 @@
+"""Shakespeare by speaking role with FedAvg: a Flower app."""

@@ -1,0 +1,80 @@
+"""Where a client's own model stays between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from flwr.app import Context
+
+from fedcore.flower.records import arrays_from_state, state_from_arrays
+from fedcore.state import Layout, LocalRecord, LocalStore, MemorySink, ModelState, StateSink
+from fedcore.wire import MetricValue
+
+_RECORD = "fedcore.local-model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What there is to say about a model that is kept.
+
+    server_round: whose global model is in it. personal: names of the tensors that never leave the client.
+    """
+
+    server_round: int
+    personal: tuple[str, ...]
+    metrics: dict[str, MetricValue]
+
+
+class Store(Protocol):
+    """Keeps one model for one client."""
+
+    def load(self, layout: Layout) -> ModelState | None:
+        """What was saved last, or None; raises ConfigurationError where that has another layout."""
+
+    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Kept) -> None:
+        """Keep what `write` writes in place of what was kept before."""
+
+
+class ContextStore:
+    """In the node's Flower Context: lives as long as the run and this process do."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def load(self, layout: Layout) -> ModelState | None:
+        record = self._context.state.array_records.get(_RECORD)
+        if record is None:
+            return None
+        state = state_from_arrays(record)
+        layout.check_same(state.layout, what="the local model")
+        return state
+
+    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Kept) -> None:
+        sink = MemorySink(layout)
+        write(sink)
+        self._context.state[_RECORD] = arrays_from_state(sink.state())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskStore:
+    """In the client's own folder: survives the process and the run, and can be exported."""
+
+    store: LocalStore
+    run: str
+    app_sha256: str
+
+    def load(self, layout: Layout) -> ModelState | None:
+        model = self.store.load(app_sha256=self.app_sha256, layout=layout)
+        return None if model is None else model.state
+
+    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Kept) -> None:
+        record = LocalRecord(
+            run=self.run,
+            server_round=about.server_round,
+            app_sha256=self.app_sha256,
+            personal=about.personal,
+            metrics=about.metrics,
+        )
+        self.store.write(layout, write, record)

@@ -1,0 +1,189 @@
+"""What of a model stays on the client, and how the global and the personal model take turns on one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from fedcore.errors import ConfigurationError
+from fedcore.flower.keeping import Kept, Store
+from fedcore.state import Layout, MemorySink, ModelState, StateSink
+from fedcore.training.adapters import adapter_names
+from fedcore.training.engines import Engine, Proximal
+from fedcore.training.engines.history import parameter_of
+from fedcore.training.personal import personal_names
+from fedcore.wire import MetricValue
+
+PREFIX = "personal_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Personal:
+    """What stays on the client.
+
+    patterns: names of parameters and buffers, with * and ?, that never leave it and are never overwritten, such as the
+    head (FedPer, Arivazhagan et al. 2019). batch_norm: the same for all layers of batch normalisation (FedBN, Li et al.
+    2021).
+    keep_model: keep the model as it was after the local training, fine-tuned, for use on the client.
+    ditto: strength of the pull of a second, personal model towards the global one (Ditto, Li et al. 2021); 0 for none.
+    """
+
+    patterns: tuple[str, ...] = ()
+    batch_norm: bool = False
+    keep_model: bool = False
+    ditto: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.ditto < 0:
+            raise ConfigurationError(f"the pull of ditto cannot be {self.ditto}")
+        if self.ditto and (self.parts or self.keep_model):
+            raise ConfigurationError("ditto keeps a whole personal model; it goes with no other way of keeping one")
+
+    @property
+    def parts(self) -> bool:
+        """Whether some tensors stay on the client."""
+        return bool(self.patterns) or self.batch_norm
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client keeps a whole model beside the global one."""
+        return self.keep_model or self.ditto > 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Personalization:
+    """Carries out a `Personal` on one engine.
+
+    shared: names of the tensors that come from the server and go to it. own: of those that stay. initial: the values
+    of these when the engine was made, for a client that has kept nothing yet; None on ranks other than 0. averaged:
+    whether the optimizer's state is shared, too.
+    """
+
+    engine: Engine
+    personal: Personal
+    shared: frozenset[str]
+    own: frozenset[str]
+    initial: ModelState | None
+    averaged: bool
+
+    @classmethod
+    def of(cls, personal: Personal, engine: Engine, *, averaged: bool, adapter: bool) -> Self:
+        """Raises ConfigurationError for patterns that match nothing or all, and for an adapter that is all or none."""
+        own: frozenset[str] = frozenset()
+        if personal.parts:
+            with torch.device("meta"):  # the whole model, of which a rank may hold a part only, for its names
+                model = engine.recipe.build()
+            own = frozenset(personal_names(model, personal.patterns, batch_norm=personal.batch_norm))
+        names = {spec.name for spec in engine.layout().specs}
+        kept = own | (names - set(adapter_names(engine.module)) if adapter else set())
+        shared = {
+            spec.name for spec in engine.layout(optimizer=averaged).specs if _of_model(spec.name, names) not in kept
+        }
+        initial = None
+        if own:
+            sink = MemorySink(engine.layout(only=own)) if engine.world.rank == 0 else None
+            engine.save(sink, only=own)
+            initial = sink.state() if sink is not None else None
+        return cls(
+            engine=engine,
+            personal=personal,
+            shared=frozenset(shared),
+            own=own,
+            initial=initial,
+            averaged=averaged,
+        )
+
+    # --- around a training ----------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        model: ModelState | None,
+        store: Store,
+        server_round: int,
+        fit: Callable[[Proximal], Mapping[str, MetricValue]],
+    ) -> None:
+        """Put the model that is to be trained into the engine; with ditto, train the personal one with `fit` first."""
+        if self.personal.ditto:
+            self._load_shared(model)
+            anchor = self.engine.snapshot()
+            self._load_kept(store)
+            metrics = fit(Proximal(mu=self.personal.ditto, anchor=anchor))
+            self._save(store, server_round, metrics)
+        self._receive(model, store)
+
+    def keep(self, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
+        """After the training: keep what stays."""
+        if self.own or self.personal.keep_model:
+            self._save(store, server_round, metrics)
+
+    def layout(self) -> Layout:
+        """Of what goes to the server."""
+        return self.engine.layout(optimizer=self.averaged, only=self.shared)
+
+    def write(self, sink: StateSink | None) -> None:
+        """Write what goes to the server; rank 0 gives the sink."""
+        self.engine.save(sink, optimizer=self.averaged, only=self.shared)
+
+    # --- around an evaluation -------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, model: ModelState | None, store: Store, test: Callable[[], Mapping[str, MetricValue]]
+    ) -> dict[str, MetricValue]:
+        """The metrics of the global model, and of the personal one beside them where the client keeps a whole one."""
+        self._receive(model, store)
+        metrics = dict(test())
+        if not self.personal.whole:
+            return metrics
+        own = test() if self._load_kept(store) else metrics
+        return metrics | {f"{PREFIX}{name}": value for name, value in own.items() if name != "num-examples"}
+
+    # --- in and out -----------------------------------------------------------------------------------------------
+
+    def _load_shared(self, model: ModelState | None) -> None:
+        self.engine.load(model, optimizer=self.averaged, only=self.shared)
+
+    def _receive(self, model: ModelState | None, store: Store) -> None:
+        """The global tensors from the server, the client's own from its store."""
+        self._load_shared(model)
+        if self.own:
+            exists, state = self._kept(store)
+            source = _part(state, self.own) if exists else self.initial
+            self.engine.load(source, only=self.own)
+
+    def _load_kept(self, store: Store) -> bool:
+        """Put the whole model of the client into the engine, if there is one."""
+        exists, state = self._kept(store)
+        if exists:
+            self.engine.load(state)
+        return exists
+
+    def _kept(self, store: Store) -> tuple[bool, ModelState | None]:
+        """Whether the store has a model, and on rank 0 the model: another machine has no store."""
+        state = store.load(self.engine.layout()) if self.engine.world.rank == 0 else None
+        exists = torch.tensor(float(state is not None), device=self.engine.device)
+        return bool(self.engine.world.sum(exists) > 0), state
+
+    def _save(self, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
+        layout = self.engine.layout()
+        if self.engine.world.rank != 0:
+            self.engine.save(None)
+            return
+        names = (spec.name for spec in layout.specs)
+        own = tuple(name for name in names if self.personal.whole or name in self.own)
+        store.save(layout, self.engine.save, Kept(server_round=server_round, personal=own, metrics=dict(metrics)))
+
+
+def _of_model(name: str, names: Collection[str]) -> str:
+    """The model's tensor that `name` belongs to: `optimizer.exp_avg.head.weight` belongs to `head.weight`."""
+    return name if name in names else parameter_of(name)
+
+
+def _part(state: ModelState | None, names: Collection[str]) -> ModelState | None:
+    """The named tensors out of a whole state."""
+    if state is None:
+        return None
+    specs = tuple(spec for spec in state.layout.specs if spec.name in names)
+    return ModelState(Layout(specs=specs), {spec.name: state[spec.name] for spec in specs})

@@ -1,0 +1,60 @@
+"""What the local work of one task gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
+from fedcore.wire import MetricValue
+
+Write = Callable[[StateSink | None], None]
+"""Writes the new model tensor by tensor. Every rank of a client calls it, all but rank 0 with None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResult:
+    """The examples, the metrics without them, and the new model: its layout (None unless it trained) and its writer.
+
+    The model is what the next task will overwrite, so it has to be written before that.
+    """
+
+    examples: int
+    metrics: Mapping[str, MetricValue]
+    layout: Layout | None = None
+    write: Write | None = None
+
+    @property
+    def trained(self) -> bool:
+        return self.layout is not None
+
+    def state(self) -> ModelState | None:
+        """The new model in memory."""
+        if self.layout is None or self.write is None:
+            return None
+        sink = MemorySink(self.layout)
+        self.write(sink)
+        return sink.state()
+
+    def save(self, path: Path | None) -> None:
+        """Write the new model to a safetensors file; a rank without a path only helps. Raises StorageFull."""
+        if self.layout is None or self.write is None:
+            return
+        if path is None:
+            self.write(None)
+            return
+        with FileSink(path, self.layout) as sink:
+            self.write(sink)
+
+
+def write_state(state: ModelState) -> Write:
+    """The writer of a state that is in memory already."""
+
+    def write(sink: StateSink | None) -> None:
+        if sink is None:
+            return
+        for spec in state.layout.specs:
+            sink.write(spec, 0, state[spec.name].reshape(-1))
+
+    return write

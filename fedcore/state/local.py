@@ -1,0 +1,168 @@
+"""The model that a client keeps for itself: on its own disk, from round to round, never sent.
+
+A folder holds one local model: `record.json` says what it is and which safetensors file has its tensors. These are
+written first, under a new name; the record takes its place last, in one rename. So whatever ends the process, the
+folder holds the old model or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fedcore.errors import ConfigurationError, EncodingError, PeerError, UsageError
+from fedcore.state.files import FileSink, storage_error, sync_folder
+from fedcore.state.layout import Layout
+from fedcore.state.model import ModelState, StateSink
+
+LOCAL_FOLDER: Final = "local"
+"""Where an agent's state folder has its local model."""
+RECORD_FILE: Final = "record.json"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRecord:
+    """Where a local model comes from.
+
+    run, server_round: the round whose global model is in it. app_sha256: the app that trained it.
+    personal: names of the tensors that never leave the client, in the order of the model; all of them for a model that
+        is fine-tuned as a whole.
+    metrics: what its owner measured with it, on this client's data.
+    """
+
+    run: str
+    server_round: int
+    app_sha256: str
+    personal: tuple[str, ...]
+    metrics: Mapping[str, float | Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A local model as it lies on the disk. state: all tensors, the global ones of its round included."""
+
+    state: ModelState
+    record: LocalRecord
+
+    def personal_state(self) -> ModelState:
+        """The personal tensors alone; views of `state`."""
+        names = set(self.record.personal)
+        specs = tuple(spec for spec in self.state.layout.specs if spec.name in names)
+        return ModelState(Layout(specs=specs), self.state)
+
+
+class LocalStore:
+    """The local model of one client in `folder`, which `save` makes. One process writes, any number may read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, state: ModelState, record: LocalRecord) -> None:
+        """Replace the local model with `state`, which may be a mapped file and may come from `load`; see `write`."""
+        self.write(state.layout, state.write_to, record)
+
+    def write(self, layout: Layout, write: Callable[[StateSink], None], record: LocalRecord) -> None:
+        """Replace the local model, durable on return; it need not be in memory at once.
+
+        layout: of all tensors. write: hands them over, every element once. Raises UsageError for a personal tensor that
+        the layout does not have, StorageFull when the disk is full, and what `write` raises; the model before is then
+        unchanged.
+        """
+        if unknown := sorted(set(record.personal) - {spec.name for spec in layout.specs}):
+            raise UsageError(f"the local model has no tensor {unknown[0]!r}, which is said to be personal")
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        before = self._read_entry()
+        serial = before["serial"] + 1 if before else 1
+        with FileSink(self.folder / _model_name(serial), layout) as sink:
+            write(sink)
+        self._write_record(record, serial)
+        for path in (*self.folder.glob("model-*.safetensors"), *self.folder.glob(".*.part")):
+            if path.name != _model_name(serial):  # the model before, and what an earlier crash left
+                path.unlink(missing_ok=True)
+
+    def load(self, *, app_sha256: str | None = None, layout: Layout | None = None) -> LocalModel | None:
+        """The local model, or None where none was saved yet; its tensors are read when they are used.
+
+        app_sha256, layout: what it must be of, where given. Raises ConfigurationError for another app's model, for
+        another layout's, and for a damaged folder.
+        """
+        # A save between reading the record and opening the file removes the file: then there is a new record.
+        for _ in range(3):
+            entry = self._read_entry()
+            if entry is None:
+                return None
+            try:
+                state = ModelState.open(self.folder / _model_name(entry.pop("serial")))
+            except FileNotFoundError:
+                continue
+            except (PeerError, EncodingError) as error:
+                raise self._damaged(str(error)) from None
+            model = LocalModel(state=state, record=_record(entry))
+            self._check(model, app_sha256, layout)
+            return model
+        raise self._damaged("the file with its tensors is missing")
+
+    def _check(self, model: LocalModel, app_sha256: str | None, layout: Layout | None) -> None:
+        found = model.record.app_sha256
+        if app_sha256 not in (None, found):
+            raise ConfigurationError(
+                f"the local model in {self.folder} is of app {found[:12]}…, this is app {str(app_sha256)[:12]}…; "
+                "install that app again, or move the folder away to start without a local model"
+            )
+        if layout is None:
+            return
+        try:
+            layout.check_same(model.state.layout, what="the local model")
+        except EncodingError as error:
+            raise ConfigurationError(
+                f"the local model in {self.folder} does not fit the app's model ({error}); move the folder away to "
+                "start without a local model"
+            ) from None
+
+    def _read_entry(self) -> dict[str, Any] | None:
+        """The record as it was written; None where there is none."""
+        try:
+            entry = json.loads((self.folder / RECORD_FILE).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise self._damaged(f"{RECORD_FILE} is not JSON") from None
+        if not isinstance(entry, dict) or entry.pop("version", None) != _VERSION:
+            raise self._damaged(f"{RECORD_FILE} is of another version")
+        if not isinstance(entry.get("serial"), int) or entry.keys() - {"serial"} != set(LocalRecord.__slots__):
+            raise self._damaged(f"{RECORD_FILE} has other keys than it should")
+        return entry
+
+    def _write_record(self, record: LocalRecord, serial: int) -> None:
+        values = {name: getattr(record, name) for name in LocalRecord.__slots__} | {"metrics": dict(record.metrics)}
+        path = self.folder / RECORD_FILE
+        staged = self.folder / f".{RECORD_FILE}.part"
+        try:
+            with staged.open("w", encoding="utf-8") as file:
+                file.write(json.dumps({"version": _VERSION, "serial": serial, **values}, indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        finally:
+            staged.unlink(missing_ok=True)
+
+    def _damaged(self, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the local model in {self.folder} is damaged ({reason}); move the folder away to start without one"
+        )
+
+
+def _model_name(serial: int) -> str:
+    return f"model-{serial}.safetensors"
+
+
+def _record(entry: Mapping[str, Any]) -> LocalRecord:
+    return LocalRecord(**{**entry, "personal": tuple(entry["personal"])})

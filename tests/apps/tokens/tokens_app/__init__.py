@@ -1,0 +1,1 @@
+"""A very small GPT on made-up tokens."""

@@ -1,0 +1,73 @@
+"""One cohort of clients with all kinds of engines, through the real server: the sum does not show who is who."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deployment import Deployment
+
+from fedcore.codec import error_bound
+from fedcore.config import JobSettings
+from fedcore.flower.app import FlowerApp
+from fedcore.round import EncodingPlan
+from fedcore.simulate import Simulation
+from fedcore.state import ModelState
+
+APP = FlowerApp.load(Path(__file__).parents[1] / "apps" / "tokens")
+ENGINES = {
+    "client-1": (),
+    "client-2": ("--nproc-per-node", "2", "--engine", "ddp"),
+    "client-3": ("--nproc-per-node", "2", "--engine", "fsdp"),
+    "client-4": ("--nproc-per-node", "2", "--engine", "tp"),
+    "client-5": ("--nproc-per-node", "2", "--engine", "pp", "--engine-set", "micro-batches=3"),
+}
+EXAMPLES = 20
+ROUNDING = 2e-5
+"""How far the weights of different engines may be apart after eight steps in float32."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def simulated(**changes: Any) -> tuple[ModelState, dict[str, float]]:
+    """The same run in one process, where every client has the plainest engine: final weights and test metrics."""
+    metrics: dict[str, float] = {}
+
+    def note(kind: str, data: Mapping[str, Any]) -> None:
+        if kind == "exchange-done" and data["message_type"] == "evaluate":
+            metrics.update(data["metrics"])
+
+    settings = JobSettings.from_mapping({**APP.settings.to_mapping(), "aggregation": "plain"})
+    run_config = {**APP.run_config, **changes}
+    outcome = Simulation(app=APP, clients=len(ENGINES), run_config=run_config, settings=settings, emit=note).run()
+    assert outcome.state is not None
+    return outcome.state, metrics
+
+
+def test_clients_of_all_kinds_in_one_cohort(tmp_path: Path) -> None:
+    with Deployment.open(tmp_path, clients=len(ENGINES)) as deployment:
+        deployment.app = APP.folder
+        deployment.start_server()
+        for name, options in ENGINES.items():
+            deployment.start_client(name, *options)
+        for name in ENGINES:
+            deployment.wait_for_log(name, "connected", seconds=150)
+        done = deployment.submit(settings={"min-clients": len(ENGINES)}).finish(150)
+    assert done.status == 0, done.stderr
+    assert [event["survivors"] for event in done.of("exchange-done")] == [list(ENGINES)] * 2
+    expected, metrics = simulated()
+    start, _ = simulated(lr=1e-12)
+    encoding = EncodingPlan(APP.settings).encoding(start.layout, len(ENGINES))
+    bounds = error_bound(encoding, survivors=len(ENGINES), examples=EXAMPLES * len(ENGINES), base=start)
+    found = done.arrays()
+    assert list(found) == list(expected)
+    for name, bound in bounds.items():
+        assert np.abs(found[name] - expected[name]).max() <= bound + ROUNDING, name
+    # One client's training more or less would show.
+    moved = max(float(np.abs(expected[name] - start[name]).max()) for name in expected)
+    assert moved / len(ENGINES) > 20 * (max(bounds.values()) + ROUNDING)
+    [evaluated] = [event["metrics"] for event in done.of("exchange-done") if event["message_type"] == "evaluate"]
+    assert evaluated["eval_loss"] == pytest.approx(metrics["eval_loss"], abs=1e-4)

@@ -1,0 +1,105 @@
+"""A group on two machines as real processes: torchrun on both, one that is started and killed as a person would."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+import psutil
+import pytest
+from support.rank_app import said, wait_until_gone, write_app
+
+from client_app.elastic import ElasticGroup
+from client_app.failures import AppFailed, RankFailed
+from client_app.group import GroupSettings
+from client_app.meeting import Place
+from client_app.output import Output
+from client_app.shape import GroupShape
+from fedcore.errors import AppError
+from fedcore.flower.bundle import AppBundle
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+ADDRESS = "127.0.0.2"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def shape() -> GroupShape:
+    with socket.create_server((ADDRESS, 0)) as probe:
+        port = probe.getsockname()[1]
+    return GroupShape(nnodes=2, rdzv_endpoint=f"{ADDRESS}:{port}")
+
+
+@contextmanager
+def second_machine(app: Path, shape: GroupShape, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`fedcore client` as on the second machine, without a kit; killed at the end, with no chance to tidy up."""
+    command = [sys.executable, "-m", "client_app.main", "--app", str(app), "--nnodes", "2", "--node-rank", "1"]
+    with (
+        log.open("ab") as output,
+        subprocess.Popen([*command, "--rdzv-endpoint", shape.rdzv_endpoint], stdout=output, stderr=output) as process,
+    ):
+        try:
+            yield process
+        finally:
+            below = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+            os.kill(process.pid, signal.SIGKILL)
+    wait_until_gone(below)
+
+
+def task_of(make_task: Callable[..., Task], mode: str, *, seconds: float = 60.0, rank: int = 0) -> Task:
+    return make_task(run=f"{mode}{rank}", run_config={"mode": mode, "rank": rank}, seconds=seconds)
+
+
+async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], tmp_path: Path, log: StringIO) -> None:
+    app, there = write_app(tmp_path / "app"), tmp_path / "there"
+    shutil.copytree(app, there)
+    other = shutil.copytree(app, tmp_path / "other")
+    (other / "modes.py").write_text((app / "modes.py").read_text() + "# another version\n")
+    model, out, printed = tmp_path / "global.safetensors", tmp_path / "out.safetensors", tmp_path / "printed"
+    settings = GroupSettings(
+        app=app, app_sha256=AppBundle.from_folder(app).sha256, client_id=1, node_config={"site": "north"}
+    )
+    group = ElasticGroup(settings, Output(name="client-1", stream=log), shape=shape)
+
+    async def serves(calls: int) -> None:
+        done = await group.run(task_of(make_task, "ok"), model, out)
+        assert (done.metrics["ranks"], done.metrics["calls"]) == (3.0, calls)
+        assert (ModelState.open(out)["weight"] == ModelState.open(model)["weight"] + 1).all()
+
+    try:
+        with second_machine(other, shape, printed), pytest.raises(AppError, match="machine 1 has another app"):
+            await asyncio.wait_for(group.start(), 60)
+        with second_machine(there, shape, printed):
+            await asyncio.wait_for(group.start(), 60)
+            await serves(1)
+            await serves(2)
+            with pytest.raises(AppFailed, match="rank 1 raised ValueError"):  # while rank 0 waits in a collective
+                await group.run(task_of(make_task, "raise", rank=1), model, out)
+            await serves(1)
+            with pytest.raises(RankFailed, match="the ranks gave no answer within 1 s"):
+                await group.run(task_of(make_task, "hang", seconds=1.0, rank=1), model, out)
+            await serves(1)
+        await said(log, "between two tasks; starting the group again")
+    finally:
+        mine = [child.pid for child in psutil.Process().children(recursive=True)]
+        await group.stop()
+    wait_until_gone(mine)
+    text = printed.read_text()
+    assert f"waiting for machine 0 at {shape.rdzv_endpoint}" in text
+    assert "data in None as north" in text, "the node config comes from machine 0"
+
+
+def test_ranks_are_numbered_by_machine() -> None:
+    place = Place(node=2, local_rank=1, nodes=(2, 4, 3))
+    assert (place.rank, place.world_size, place.heads) == (7, 9, (0, 2, 6))

@@ -1,0 +1,204 @@
+"""The group of ranks as real processes with a real Flower app: warm, printing, failing, killed, hanging, orphaned."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.rank_app import PYPROJECT, alive, said, wait_until_gone, write_app
+
+from client_app.failures import AppFailed, RankFailed
+from client_app.group import GroupSettings
+from client_app.output import Output
+from client_app.supervisor import LocalGroup
+from fedcore.errors import AppError
+from fedcore.flower.bundle import AppBundle
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+SUM_OF_TWO = 3.0  # 1 of rank 0 and 2 of rank 1
+
+
+@pytest.fixture(scope="module")
+def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_app(tmp_path_factory.mktemp("app"))
+
+
+@pytest.fixture
+def settings(app_dir: Path, tmp_path: Path) -> GroupSettings:
+    return GroupSettings(
+        app=app_dir,
+        app_sha256=AppBundle.from_folder(app_dir).sha256,
+        client_id=1,
+        node_config={"site": "north"},
+        data_dir=tmp_path,
+    )
+
+
+@pytest.fixture
+async def group(settings: GroupSettings, log: StringIO) -> AsyncIterator[LocalGroup]:
+    group = LocalGroup(settings, Output(name="client-1", stream=log))
+    yield group
+    await group.stop()
+
+
+@pytest.fixture
+async def pair(settings: GroupSettings, log: StringIO) -> AsyncIterator[LocalGroup]:
+    group = LocalGroup(replace(settings, ranks=2), Output(name="client-1", stream=log))
+    yield group
+    await group.stop()
+
+
+@pytest.fixture
+def task(make_task: Callable[..., Task]) -> Callable[..., Task]:
+    def in_mode(mode: str, *, seconds: float = 60.0, **config: Any) -> Task:
+        return make_task(run=f"{mode}{config}", run_config={"mode": mode, **config}, seconds=seconds)
+
+    return in_mode
+
+
+async def test_one_process_stays_warm_and_survives_what_the_app_raises(
+    group: LocalGroup, task: Callable[..., Task], tmp_path: Path, log: StringIO
+) -> None:
+    model, out = tmp_path / "global.safetensors", tmp_path / "out.safetensors"
+    first = await group.run(task("ok"), model, out)
+    assert (first.examples, first.trained, first.metrics["calls"]) == (7, True, 1.0)
+    base = ModelState.open(model)
+    for name, value in ModelState.open(out).items():
+        assert (value == base[name] + 1).all()
+    assert f"data in {tmp_path} as north" in log.getvalue()
+
+    with pytest.raises(AppFailed, match="rank 0 raised ValueError: patient 4711") as caught:
+        await group.run(task("raise"), model, out)
+    assert 'raise ValueError("patient' in caught.value.traceback  # the line, for the client's own log
+    with pytest.raises(AppFailed, match="SystemExit: 3"):
+        await group.run(task("exit"), model, out)
+    with pytest.raises(AppError, match="exactly one MetricRecord") as wrong:
+        await group.run(task("wrong-records"), model, out)
+    assert not isinstance(wrong.value, AppFailed)
+
+    last = await group.run(task("ok"), model, out)
+    assert (last.metrics["pid"],) == (first.metrics["pid"],) == group.pids
+    assert last.metrics["calls"] == 5.0
+
+    with pytest.raises(RankFailed, match="rank 0 ended by signal SIGKILL"):
+        await group.run(task("kill"), model, out)
+    assert (await group.run(task("ok"), model, out)).metrics["calls"] == 1.0
+
+
+@pytest.mark.slow
+async def test_two_ranks_fail_in_every_way_and_serve_the_next_task(
+    pair: LocalGroup, task: Callable[..., Task], tmp_path: Path, log: StringIO
+) -> None:
+    model, out = tmp_path / "global.safetensors", tmp_path / "out.safetensors"
+
+    async def serves() -> None:
+        """Two tasks by the same two processes, and the state is written once."""
+        first = await pair.run(task("ok"), model, out)
+        pids = pair.pids
+        second = await pair.run(task("ok"), model, out)
+        assert pair.pids == pids
+        assert (first.metrics["ranks"], second.metrics["ranks"]) == (SUM_OF_TWO, SUM_OF_TWO)
+        assert (first.metrics["calls"], second.metrics["calls"]) == (1.0, 2.0)
+        assert (ModelState.open(out)["weight"] == ModelState.open(model)["weight"] + 1).all()
+
+    async def fails(kind: type[Exception], check: str, text: str, broken: Task) -> None:
+        await serves()
+        ended = pair.pids
+        with pytest.raises(kind, match=text) as caught:
+            await pair.run(broken, model, out)
+        assert caught.value.check == check
+        wait_until_gone(ended)
+
+    # Rank 1 would wait in its collective for ever.
+    await fails(AppFailed, "rank-exception", "rank 0 raised ValueError", task("raise"))
+    await fails(AppFailed, "rank-exception", "rank 0 raised ValueError", task("raise", late=True))
+    # Rank 0 waits in a collective for rank 1.
+    await fails(RankFailed, "out-of-memory", "rank 1 is out of memory", task("memory", rank=1))
+    await fails(AppFailed, "rank-exception", "rank 1 raised RuntimeError: DataLoader worker", task("loader", rank=1))
+    hangs = task("hang", rank=1, seconds=1.0)
+    await fails(RankFailed, "rank-hung", "ranks 0, 1 gave no answer within 1 s", hangs)
+    wait_until_gone([int(log.getvalue().split("child ")[1].split()[0])])
+    await serves()
+
+
+@pytest.mark.slow
+async def test_ranks_killed_from_outside(
+    pair: LocalGroup, task: Callable[..., Task], tmp_path: Path, log: StringIO
+) -> None:
+    model, out = tmp_path / "global.safetensors", tmp_path / "out"
+    computing = asyncio.create_task(pair.run(task("compute"), model, out))
+    await said(log, "computing")
+    pids = pair.pids
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RankFailed, match="rank 1 ended by signal SIGKILL"):
+        await computing
+    wait_until_gone(pids)
+
+    await pair.start()
+    os.kill(pair.pids[0], signal.SIGTERM)
+    await said(log, "rank 0 ended by signal SIGTERM between two tasks")
+    assert (await pair.run(task("ok"), model, out)).metrics["ranks"] == SUM_OF_TWO
+
+    computing = asyncio.create_task(pair.run(task("compute"), model, out))
+    await asyncio.sleep(0.2)
+    pids = pair.pids
+    computing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await computing
+    wait_until_gone(pids)
+
+
+async def test_an_app_that_changed_is_not_run(settings: GroupSettings) -> None:
+    group = LocalGroup(replace(settings, app_sha256="0" * 64), Output(name="client-1", stream=StringIO()))
+    with pytest.raises(AppError, match="was changed while the agent ran"):
+        await group.start()
+    assert group.pids == ()
+
+
+async def test_an_app_that_does_not_load(settings: GroupSettings, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "modes.py").write_text("import no_such_module_anywhere\n")
+    group = LocalGroup(replace(settings, app=folder, ranks=2), Output(name="client-1", stream=StringIO()))
+    with pytest.raises(AppError, match="no_such_module_anywhere"):
+        await group.start()
+
+
+AGENT = """
+import asyncio, sys
+from pathlib import Path
+from client_app.group import GroupSettings
+from client_app.output import Output
+from client_app.supervisor import LocalGroup
+
+async def main():
+    settings = GroupSettings(app=Path(sys.argv[1]), app_sha256=sys.argv[2], client_id=1, node_config={}, ranks=2)
+    group = LocalGroup(settings, Output(name="orphan"))
+    await group.start()
+    print("pids", *group.pids, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_no_rank_outlives_a_killed_agent(settings: GroupSettings) -> None:
+    command = [sys.executable, "-c", AGENT, str(settings.app), settings.app_sha256]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        pids = [int(word) for word in agent.stdout.readline().split()[1:]]
+        assert len(pids) == 2
+        assert all(alive(pid) for pid in pids)
+        os.kill(agent.pid, signal.SIGKILL)
+    wait_until_gone(pids)

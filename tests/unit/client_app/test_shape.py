@@ -1,0 +1,52 @@
+"""How many ranks, on which machines: what cannot be is refused in words that say what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from client_app.shape import GroupShape, interface_of, own_address
+from fedcore.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"nproc_per_node": 0}, "--nproc-per-node must be at least 1"),
+        ({"nnodes": 0}, "--nnodes must be at least 1"),
+        ({"node_rank": 1}, "--node-rank must be 0 to 0 for --nnodes 1"),
+        ({"nnodes": 2, "node_rank": -1, "rdzv_endpoint": "a:1"}, "--node-rank must be 0 to 1"),
+        ({"nnodes": 2}, "--nnodes needs --rdzv-endpoint HOST:PORT"),
+        ({"rdzv_endpoint": "a:1"}, "say how many with --nnodes"),
+        ({"nnodes": 2, "rdzv_endpoint": "a"}, "must be HOST:PORT, not 'a'"),
+        ({"nnodes": 2, "rdzv_endpoint": ":29400"}, "must be HOST:PORT"),
+        ({"nnodes": 2, "rdzv_endpoint": "a:65536"}, "must be HOST:PORT"),
+        ({"nnodes": 2, "rdzv_endpoint": "a:0"}, "must be HOST:PORT"),
+    ],
+)
+def test_what_cannot_be(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        GroupShape(**arguments)
+
+
+def test_endpoints() -> None:
+    assert GroupShape(nnodes=2, rdzv_endpoint="fl.example.org:29400").endpoint == ("fl.example.org", 29400)
+    assert GroupShape(nnodes=2, rdzv_endpoint="[fd00::1]:29400").endpoint == ("fd00::1", 29400)
+
+
+def test_more_ranks_than_cores_are_worth_a_word() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert GroupShape().warning() == ""
+    assert f"{cores + 9} ranks for" in GroupShape(nproc_per_node=cores + 9).warning()
+
+
+def test_addresses() -> None:
+    assert own_address(("127.0.0.2", 9), is_host=True) == "127.0.0.2"
+    assert own_address(("127.0.0.2", 9), is_host=False) == "127.0.0.1"
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    assert interface_of("127.0.0.2") == loopback
+    assert interface_of("240.0.0.1") is None  # reserved, RFC 1112
+    with pytest.raises(ConfigurationError, match=r"--rdzv-endpoint: nowhere\.invalid cannot be reached"):
+        own_address(("nowhere.invalid", 9), is_host=False)

@@ -1,0 +1,99 @@
+"""Which part of a model trains and travels, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedcore.data import Split
+from fedcore.errors import ConfigurationError
+from fedcore.training import OptimizerConfig, local_engine, seeded, train
+from fedcore.training.adapters import adapter_names, adapter_state, freeze_all_but, load_adapter_state
+from fedcore.training.models import mlp
+
+HEAD = ("output.weight", "output.bias")
+
+
+def frozen_but_the_head(seed=0):
+    with seeded(seed):
+        model = mlp(4, (6, 5), 3)
+    freeze_all_but(model, ["output.*"])
+    return model
+
+
+def test_the_adapter_is_what_a_pattern_leaves():
+    model = mlp(4, (6, 5), 3)
+    assert freeze_all_but(model, ["*.bias", "output.weight"]) == ("hidden1.bias", "hidden2.bias", *HEAD)
+    # Asked again, other parameters thaw.
+    assert freeze_all_but(model, ["output.*"]) == HEAD == adapter_names(model)
+    assert not model.hidden1.bias.requires_grad
+
+
+def test_a_pattern_that_fits_nothing_is_refused_and_changes_nothing():
+    model = frozen_but_the_head()
+    with pytest.raises(ConfigurationError, match=r"no parameter fits the pattern 'head\.\*'"):
+        freeze_all_but(model, ["hidden1.*", "head.*"])
+    assert adapter_names(model) == HEAD
+
+
+def test_a_model_without_an_adapter_is_refused():
+    model = mlp(4, (6,), 3)
+    with pytest.raises(ConfigurationError, match="none of its parameters is frozen"):
+        adapter_names(model)
+    with pytest.raises(ConfigurationError, match="none of its parameters is frozen"):
+        freeze_all_but(model, ["*"])
+    model.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="all of its parameters are frozen"):
+        adapter_state(model)
+
+
+def test_training_moves_the_adapter_alone():
+    model = frozen_but_the_head()
+    before = copy.deepcopy(model.state_dict())
+    with seeded(1):
+        data = Split(x=torch.randn(20, 4).numpy(), y=torch.randint(3, (20,)).numpy())
+    # Weight decay would move a frozen weight that an optimizer steps over.
+    engine = local_engine(model, OptimizerConfig(lr=0.1, weight_decay=0.1))
+    train(engine, data, batch_size=5, epochs=1, seed=0)
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == set(HEAD)
+
+
+def test_the_state_goes_out_and_comes_in():
+    model, other = frozen_but_the_head(), frozen_but_the_head(seed=1)
+    state = adapter_state(model)
+    assert tuple(state) == HEAD
+    assert not any(tensor.requires_grad for tensor in state.values())
+    load_adapter_state(other, state)
+    assert torch.equal(other.output.weight, model.output.weight)
+    assert not torch.equal(other.hidden1.weight, model.hidden1.weight)
+    # Copied, not shared: what one client trains next is its own.
+    state["output.bias"].add_(1)
+    assert not torch.equal(other.output.bias, model.output.bias)
+    assert other.output.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("output.bias"), "has no tensor 'output.bias'"),
+        (lambda state: state.update({"hidden1.bias": torch.zeros(6)}), "this model's adapter has no .*'hidden1.bias'"),
+        # One value would be broadcast over all of them.
+        (lambda state: state.update({"output.bias": torch.zeros(1)}), r"'output.bias' .* is \[1\], expected \[3\]"),
+    ],
+)
+def test_another_adapter_is_refused_and_changes_nothing(change, message):
+    model = frozen_but_the_head()
+    before = copy.deepcopy(model.state_dict())
+    state = {name: tensor + 1 for name, tensor in adapter_state(model).items()}
+    change(state)
+    with pytest.raises(ConfigurationError, match=message):
+        load_adapter_state(model, state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_buffers_are_no_part_of_an_adapter():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert freeze_all_but(model, ["1.*"]) == ("1.weight", "1.bias")
+    assert list(adapter_state(model)) == ["1.weight", "1.bias"]

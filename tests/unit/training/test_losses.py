@@ -1,0 +1,124 @@
+"""Losses of single examples against torch's means, and counts that add up."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedcore.data import Split
+from fedcore.errors import UsageError
+from fedcore.training import evaluate, local_engine, seeded
+from fedcore.training.losses import IGNORED, Tally, loss_of, per_example_cross_entropy, predicted, tally
+from fedcore.training.models import char_lstm
+
+
+def drawn(*shape, classes, seed=0, dtype=torch.float32):
+    """Logits [*shape, classes] and targets [*shape]."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(*shape, classes, generator=generator, dtype=torch.float64).to(dtype)
+    return logits, torch.randint(max(classes, 2), shape, generator=generator)
+
+
+def ragged():
+    """Logits [3, 5, 7]; the rows count five, two and no positions."""
+    logits, targets = drawn(3, 5, classes=7)
+    targets[1, 2:] = IGNORED
+    targets[2] = IGNORED
+    return logits, targets
+
+
+def test_labels_cost_minus_the_log_of_their_probability():
+    logits, labels = drawn(6, classes=4)
+    probability = torch.softmax(logits.double(), dim=1)[torch.arange(6), labels]
+    losses = per_example_cross_entropy(logits, labels)
+    assert losses.shape == (6,)
+    torch.testing.assert_close(losses.double(), -probability.log(), rtol=1e-6, atol=1e-6)
+
+
+def test_one_logit_is_the_log_odds_of_the_second_class():
+    logits, labels = drawn(6, classes=1)
+    two = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    torch.testing.assert_close(per_example_cross_entropy(logits, labels), per_example_cross_entropy(two, labels))
+    assert torch.equal(predicted(logits), predicted(two))
+
+
+def test_a_sequence_costs_the_mean_of_its_counted_positions():
+    logits, targets = ragged()
+    losses = per_example_cross_entropy(logits, targets)
+    first = functional.cross_entropy(logits[0], targets[0])
+    second = functional.cross_entropy(logits[1, :2], targets[1, :2])
+    torch.testing.assert_close(losses, torch.stack([first, second, torch.tensor(0.0)]))
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 1), (3, 5, 7)], ids=["labels", "one logit", "sequences"])
+def test_the_loss_of_a_batch_is_the_mean_of_its_examples(shape):
+    logits, targets = ragged() if len(shape) == 3 else drawn(shape[0], classes=shape[1])
+    torch.testing.assert_close(loss_of(logits, targets), per_example_cross_entropy(logits, targets).mean())
+
+
+def test_an_ignored_position_gets_no_gradient():
+    logits, targets = ragged()
+    logits.requires_grad_()
+    loss_of(logits, targets).backward()
+    assert logits.grad[0].abs().sum() > 0
+    assert logits.grad[1, 2:].abs().sum() == 0
+    assert logits.grad[2].abs().sum() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_16_bit_logits_are_computed_in_32(dtype):
+    logits, labels = drawn(64, classes=100, dtype=dtype)
+    losses = per_example_cross_entropy(logits, labels)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, per_example_cross_entropy(logits.float(), labels))
+
+
+@pytest.mark.parametrize(
+    ("output", "targets"),
+    [((6, 4), (5,)), ((6, 4), (6, 1)), ((6,), (6,)), ((3, 5, 7), (3, 7)), ((3, 5, 7), (3,)), ((2, 3, 4, 5), (2, 3, 4))],
+)
+def test_shapes_that_do_not_belong_together_are_refused(output, targets):
+    zeros = torch.zeros(targets, dtype=torch.int64)
+    for function in (per_example_cross_entropy, loss_of, tally):
+        with pytest.raises(UsageError, match="does not fit"):
+            function(torch.zeros(output), zeros)
+
+
+def test_tallies_of_parts_add_up():
+    logits, targets = ragged()
+    whole = tally(logits, targets)
+    assert whole.targets == 7
+    parts = tally(logits[:1], targets[:1]) + tally(logits[1:], targets[1:])
+    assert (parts.targets, parts.correct) == (whole.targets, whole.correct)
+    assert parts.loss == pytest.approx(whole.loss)
+    assert whole.mean_loss == pytest.approx(float(functional.cross_entropy(logits.movedim(2, 1), targets)))
+    assert (Tally().mean_loss, Tally().accuracy) == (0.0, 0.0)
+
+
+def test_evaluation_counts_the_characters_of_sequences():
+    # 2,100 rows: more than two batches of an evaluation, the last of them short.
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 7, (2100, 4))
+    y = rng.integers(0, 7, (2100, 4))
+    y[rng.random(y.shape) < 0.3] = IGNORED
+    with seeded(0):
+        model = char_lstm(7, embedding=3, hidden=5)
+    result = evaluate(local_engine(model), Split(x=x, y=y))
+    with torch.no_grad():
+        logits = model(torch.from_numpy(x))
+    counted = torch.from_numpy(y) != IGNORED
+    assert (result.examples, result.targets) == (2100, int(counted.sum()))
+    right = (logits.argmax(2) == torch.from_numpy(y))[counted]
+    assert result.accuracy == float(right.double().mean())
+    expected = functional.cross_entropy(logits.double().movedim(2, 1), torch.from_numpy(y))
+    assert result.loss == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_uniform_predictions_cost_the_log_of_the_classes():
+    model = nn.Sequential(nn.Embedding(9, 9))
+    nn.init.zeros_(model[0].weight)
+    x = np.zeros((4, 3), np.int64)
+    assert evaluate(local_engine(model), Split(x=x, y=x)).loss == pytest.approx(math.log(9), rel=1e-6)
