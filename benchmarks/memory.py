@@ -148,7 +148,7 @@ def _train(kind: str, width: int, path: Path, out: Path) -> None:
     for batch in engine.batches(Split(x=x, y=np.arange(EXAMPLES) % width), batch_size=8, seed=0, steps=STEPS):
         engine.step(batch)
     if engine.world.rank == 0:
-        with FileSink(out, Layout(specs=engine.specs())) as sink:
+        with FileSink(out, engine.layout()) as sink:
             engine.save(sink)
     else:
         engine.save(None)

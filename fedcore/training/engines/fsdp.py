@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedcore.training.engines.base import Engine, local
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.blocks import prepare
+from fedcore.training.engines.building import tied_names, unplaced
 from fedcore.training.engines.plan import plan_of
 from fedcore.training.engines.transfer import Entry
 
@@ -32,10 +33,10 @@ class FsdpEngine(Engine):
     model: nn.Module
 
     def _build(self) -> None:
-        empty = None if self.recipe.keep_weights else _on_meta(self.recipe.build)
-        self.module = self.model = prepare(self.recipe.build() if empty is None else empty, self.config)
+        self.module = self.model = prepare(unplaced(self.recipe), self.config)
+        without_memory = any(parameter.is_meta for parameter in self.module.parameters())
         self._shard()
-        if empty is not None:
+        if without_memory:
             _materialise(self.module, _HOST if self.config.offload else self.device, self.device)
 
     def _shard(self) -> None:
@@ -111,27 +112,11 @@ def _uses(module: nn.Module) -> Counter[int]:
     return Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
 
 
-def _on_meta(build: Callable[[], nn.Module]) -> nn.Module | None:
-    """The model without memory for its weights; None where it has values that no state brings back."""
-    try:
-        with torch.device("meta"):
-            module = build()
-    except RuntimeError:
-        # It computes with values; whatever else is wrong shows when it is built in memory.
-        return None
-    loaded = module.state_dict()
-    others = [name for name, _ in module.named_buffers(remove_duplicate=False) if name not in loaded]
-    attributes = (value for part in module.modules() for value in vars(part).values())
-    return None if others or any(isinstance(value, Tensor) for value in attributes) else module
-
-
 def _materialise(module: nn.Module, parameters_on: torch.device, buffers_on: torch.device) -> None:
     """Give the sharded model its memory. Its weights are NaN until they are loaded, so that nobody trains without."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    tied = tied_names(module)
     module.to_empty(device=parameters_on)
-    for first, *others in names.values():
+    for first, *others in tied:
         # to_empty makes a tensor for each name; a parameter with several names is one tensor again.
         for name in others:
             owner, _, attribute = name.rpartition(".")
