@@ -31,7 +31,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import Table
-from benchmarks.memory import peak_resident_bytes, reset_peak
+from benchmarks.resident import peak_resident_bytes, reset_peak
 from fedcore.codec import CodecSettings, Encoded, Encoding, decode, encode, error_bound
 from fedcore.errors import EnvironmentFailure
 from fedcore.secagg import MaskTerm, Secret, apply_masks

@@ -1,78 +1,180 @@
-"""Resident memory of other processes, from Linux's /proc (proc(5))."""
+"""Peak memory of a rank that trains with Adam, for each engine, against the arithmetic.
+
+    python benchmarks/memory.py [--quick] [--json]
+
+The model is ten square layers, 1e8 parameters together; `--quick` takes 1e7. Weights, gradient and two moments are four
+times the model in float32: all of it on every rank for "single" and "ddp", 1/p of it on each of p ranks for "fsdp",
+beside the blocks that are gathered at a time. Measured is the highest resident memory of a rank, from Linux's /proc,
+above that of the same process after a round with a tiny model: building, loading from a file, three steps, saving.
+
+The ranks run with a fixed MALLOC_MMAP_THRESHOLD_. Without, glibc keeps much of the memory that a rank has freed, in
+pieces too small for the next block; with it, every large tensor goes back at once, at the price of page faults.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import argparse
+import os
+import sys
+import tempfile
+from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import psutil
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from fedcore.errors import EnvironmentFailure
+import numpy as np
+import torch
+from torch import nn
 
-SAMPLE_SECONDS = 0.05
-_RESET_PEAK = "5"
+from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.groups import on_ranks
+from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
+from fedcore.config import EngineConfig
+from fedcore.data import Split
+from fedcore.state import FileSink, Layout, ModelState, TensorSpec
+from fedcore.training.engines import Recipe, make_engine
 
-
-def resident_bytes(pid: int) -> int:
-    """What the process holds in memory now, mapped files included."""
-    return _status_bytes(pid, "VmRSS")
-
-
-def peak_resident_bytes(pid: int) -> int:
-    """The most that it has held since its start, or since `reset_peak`."""
-    return _status_bytes(pid, "VmHWM")
-
-
-def reset_peak(pid: int) -> None:
-    """Let the peak begin again at what is held now; raises EnvironmentFailure where the kernel does not allow it."""
-    try:
-        Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
-    except OSError as error:
-        raise EnvironmentFailure(f"the peak memory of process {pid} cannot be reset: {error.strerror}") from error
-
-
-class ChildrenPeak:
-    """The highest peak among the children of a process, which come and go while this samples.
-
-    Use as a context manager; `peak` is in bytes. A child's peak is kept by the kernel, so only what grows in the last
-    sampling interval of its life is missed.
-    """
-
-    def __init__(self, parent: int) -> None:
-        self.peak = 0
-        self._parent = psutil.Process(parent)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_SECONDS):
-            with contextlib.suppress(psutil.Error):
-                for child in self._parent.children():
-                    with contextlib.suppress(EnvironmentFailure):
-                        self.peak = max(self.peak, peak_resident_bytes(child.pid))
+BLOCKS = 10
+FLOAT32_BYTES = 4
+STEPS = 3
+EXAMPLES = 16
+# Weights, gradient, two moments: in units of the model.
+STATE = 4.0
+# In units of a block: gathered are one block and the next; the gradient of one is whole, and copied to be sent.
+GATHERED = 4.0
+# What the allocator and the sums over the parts of a gradient need beside, as a part of the arithmetic.
+SLACK = 1.1
+MIB = float(1 << 20)
+MMAP_THRESHOLD = 1 << 20
 
 
-def _status_bytes(pid: int, name: str) -> int:
-    """A line such as `VmRSS:   1234 kB`; raises EnvironmentFailure for a process that is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError as error:
-        raise EnvironmentFailure(f"process {pid} cannot be looked at: {error.strerror}") from error
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    raise EnvironmentFailure(f"process {pid} has no {name}: it has ended, or this is not Linux")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One row. gathered: blocks that a rank holds beside its share."""
+
+    name: str
+    engine: str
+    ranks: int
+    share: float
+    gathered: float = 1.0
+
+    @property
+    def arithmetic(self) -> float:
+        """Peak in units of the model; Adam's denominator for one layer, or the gathered blocks, included."""
+        return STATE * self.share + self.gathered / BLOCKS
+
+
+SETUPS = (
+    Setup(name="single", engine="single", ranks=1, share=1.0),
+    Setup(name="ddp2", engine="ddp", ranks=2, share=1.0),
+    Setup(name="fsdp2", engine="fsdp", ranks=2, share=1 / 2, gathered=GATHERED),
+    Setup(name="fsdp4", engine="fsdp", ranks=4, share=1 / 4, gathered=GATHERED),
+)
+WITH_FIGURES = ("single", "fsdp2", "fsdp4")
+
+
+def main() -> int:
+    """The command line."""
+    return run(measure, parser("Peak memory of a rank, for each engine.").parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Each engine in processes of its own."""
+    width = 1000 if arguments.quick else 3162
+    model_bytes = sum(spec.nbytes for spec in _layout(width).specs)
+    # See mallopt(3); read when a process starts, as each rank does.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
+    peaks = {}
+    with tempfile.TemporaryDirectory(prefix="fedcore-memory-") as folder:
+        path = Path(folder) / "model.safetensors"
+        _write_model(path, width)
+        for setup in SETUPS:
+            say(f"{setup.name}: {setup.ranks} ranks, {model_bytes / FLOAT32_BYTES:.1e} parameters")
+            peaks[setup.name] = max(on_ranks(setup.ranks, _peak, setup.engine, width, path)) / model_bytes
+    figures = [
+        Figure(name=f"peak_over_model_{setup.name}", value=peaks[setup.name], aim=round(setup.arithmetic * SLACK, 2))
+        for setup in SETUPS
+        if setup.name in WITH_FIGURES
+    ]
+    return Report(
+        benchmark="memory",
+        figures=tuple(figures),
+        tables=(_table(peaks, model_bytes),),
+        notes=(
+            f"model: {model_bytes / FLOAT32_BYTES:.2e} parameters in {BLOCKS} blocks, {model_bytes / MIB:.0f} MiB",
+            "arithmetic: weights, gradient and two moments, whole or sharded, and one block for Adam's denominator; "
+            f"with fsdp {GATHERED:g} blocks: two gathered, one's gradient, and that gradient packed to be sent",
+            f"MALLOC_MMAP_THRESHOLD_={MMAP_THRESHOLD}: what is freed goes back to the system at once",
+        ),
+    )
+
+
+def _table(peaks: dict[str, float], model_bytes: int) -> Table:
+    rows = (
+        (
+            setup.engine,
+            str(setup.ranks),
+            f"{setup.arithmetic:.2f}",
+            f"{peaks[setup.name]:.2f}",
+            f"{peaks[setup.name] * model_bytes / MIB:.0f}",
+            f"{peaks[setup.name] / setup.arithmetic:.2f}",
+        )
+        for setup in SETUPS
+    )
+    header = ("engine", "ranks", "arithmetic / model", "peak / model", "peak MiB", "peak / arithmetic")
+    return Table(title="Peak of the rank that holds most", header=header, rows=tuple(rows))
+
+
+def _peak(engine: str, width: int, path: Path) -> int:
+    """Bytes of this rank above those after a tiny run, which loads what torch loads late."""
+    with tempfile.TemporaryDirectory(prefix="fedcore-memory-rank-") as folder:
+        tiny = Path(folder) / "tiny.safetensors"
+        _write_model(tiny, 8)
+        _train(engine, 8, tiny, Path(folder) / "out.safetensors")
+        before = resident_bytes(os.getpid())
+        reset_peak(os.getpid())
+        _train(engine, width, path, Path(folder) / "out.safetensors")
+        return peak_resident_bytes(os.getpid()) - before
+
+
+def _train(kind: str, width: int, path: Path, out: Path) -> None:
+    """One federated round on this rank: file, steps, file."""
+    recipe = Recipe(build=lambda: _model(width), optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-4))
+    engine = make_engine(recipe, EngineConfig(engine=kind))  # type: ignore[arg-type]
+    engine.load(ModelState.open(path))
+    x = np.random.default_rng(0).normal(size=(EXAMPLES, width)).astype(np.float32)
+    for batch in engine.batches(Split(x=x, y=np.arange(EXAMPLES) % width), batch_size=8, seed=0, steps=STEPS):
+        engine.step(batch)
+    if engine.world.rank == 0:
+        with FileSink(out, engine.layout()) as sink:
+            engine.save(sink)
+    else:
+        engine.save(None)
+    engine.close()
+
+
+def _model(width: int) -> nn.Sequential:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number in range(BLOCKS):
+        layers[f"linear{number}"] = nn.Linear(width, width, bias=False)
+        layers[f"relu{number}"] = nn.ReLU()
+    return nn.Sequential(layers)
+
+
+def _layout(width: int) -> Layout:
+    names = (f"linear{number}.weight" for number in range(BLOCKS))
+    return Layout(specs=tuple(TensorSpec(name=name, dtype="F32", shape=(width, width)) for name in names))
+
+
+def _write_model(path: Path, width: int) -> None:
+    rng = np.random.default_rng(1)
+    layout = _layout(width)
+    with FileSink(path, layout) as sink:
+        for spec in layout.specs:
+            sink.write(spec, 0, rng.standard_normal(spec.size, np.float32) / np.float32(width**0.5))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,7 +23,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
 from benchmarks.live import LiveFederation, live_federation
-from benchmarks.memory import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
+from benchmarks.resident import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
 from fedcore.record import ExchangeRecord, RunRecord
 
 CLIENTS = 8

@@ -34,7 +34,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
-from benchmarks.memory import peak_resident_bytes, reset_peak
+from benchmarks.resident import peak_resident_bytes, reset_peak
 from fedcore.config import JobSettings
 from fedcore.http_signing import sign_headers
 from fedcore.round import protection_for, quorum_for

@@ -113,6 +113,8 @@ def _serve(channel: Connection, rank: int, size: int, meeting: str, path: list[s
     sys.path[:] = path
     # No look-up of the machine's own name, which needs not lead anywhere.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Nor processes of their own for torch.compile, which would stay when a rank is killed.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size,

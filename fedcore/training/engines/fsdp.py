@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedcore.training.engines.base import Engine, local
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.blocks import prepare
-from fedcore.training.engines.building import on_meta, tied_names
+from fedcore.training.engines.building import tied_names, unplaced
 from fedcore.training.engines.plan import plan_of
 from fedcore.training.engines.transfer import Entry
 
@@ -33,10 +33,10 @@ class FsdpEngine(Engine):
     model: nn.Module
 
     def _build(self) -> None:
-        empty = None if self.recipe.keep_weights else on_meta(self.recipe.build)
-        self.module = self.model = prepare(self.recipe.build() if empty is None else empty, self.config)
+        self.module = self.model = prepare(unplaced(self.recipe), self.config)
+        without_memory = any(parameter.is_meta for parameter in self.module.parameters())
         self._shard()
-        if empty is not None:
+        if without_memory:
             _materialise(self.module, _HOST if self.config.offload else self.device, self.device)
 
     def _shard(self) -> None:

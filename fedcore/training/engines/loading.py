@@ -101,6 +101,8 @@ class Loaders:
             loader = DataLoader(
                 _Seeded(data),
                 batch_sampler=order,
+                # The loader draws a seed of its own for each pass: not from the generator of the training.
+                generator=torch.Generator(),
                 num_workers=workers,
                 persistent_workers=workers > 0,
                 pin_memory=self._device.type == "cuda",

@@ -255,14 +255,38 @@ def test_an_optimizer_whose_state_cannot_be_averaged_is_refused():
         engine.layout(optimizer=True)
 
 
-def test_asking_for_optimizer_state_changes_nothing():
-    case = Case(engine={"engine": "single"}, optimizer="adamw")
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_asking_for_optimizer_state_changes_nothing(optimizer):
+    # The momentum has weight decay, which must not show in a history that has not begun.
+    case = Case(engine={"engine": "single"}, optimizer=optimizer)
     engine, other = engine_of(case), engine_of(case)
     engine.layout(optimizer=True)
     for one in (engine, other):
         for batch in one.batches(data_of(case), batch_size=20, seed=1, steps=3):
             one.step(batch)
     assert equal(saved(engine, optimizer=True), saved(other, optimizer=True))
+
+
+def after_evaluation(how):
+    """Whether the parameters are sharded after a forward pass without a backward pass."""
+    engine, data = engine_of(Case(engine=FSDP)), data_of(Case())
+    batch = next(engine.batches(data, batch_size=8, seed=0, steps=1))
+    if how == "outputs":
+        engine.outputs(batch)
+        return [isinstance(parameter, DTensor) for parameter in engine.module.parameters()]
+    with torch.no_grad():
+        engine.model(batch.x)
+    if how == "reset":
+        engine.reset_optimizer()
+        return [isinstance(parameter, DTensor) for parameter in engine.optimizer.param_groups[0]["params"]]
+    if how == "entries":
+        return [isinstance(entry.tensor, DTensor) for entry in engine.entries()]
+    return [isinstance(parameter, DTensor) for parameter in engine.parameters()]
+
+
+@pytest.mark.parametrize("how", ["outputs", "parameters", "reset", "entries"])
+def test_parameters_are_sharded_again_after_an_evaluation(two, how):
+    assert two.run(after_evaluation, how) == [[True] * 6] * 2
 
 
 def rounds(case):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.memory import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
+from benchmarks.resident import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
 from fedcore.errors import EnvironmentFailure
 
 MIB = 1 << 20

@@ -1,0 +1,131 @@
+"""Our training loop with DDP against the shortest loop that one would write by hand.
+
+    python benchmarks/engines.py [--quick] [--json]
+
+Two gloo ranks in one process group, on this machine's processors; both loops train the same model from the same
+weights on the same batches, and take turns. A figure is the median over the turns of the ratio of their samples a
+second. The hand-written loop is `bare` below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.groups import on_ranks
+from fedcore.config import EngineConfig
+from fedcore.data import Split
+from fedcore.training.engines import Recipe, make_engine
+from fedcore.training.models import mcmahan_2nn, mcmahan_cnn
+
+RANKS = 2
+BATCH = 64
+EXAMPLES = 1024
+LR = 0.05
+AIM = 0.97
+MODELS: Mapping[str, Callable[[], nn.Module]] = {"cnn": mcmahan_cnn, "2nn": mcmahan_2nn}
+FIGURE_MODEL = "cnn"
+
+Times = tuple[list[float], list[float]]
+
+
+def main() -> int:
+    """The command line."""
+    options = parser("Our loop with DDP against the shortest hand-written one.")
+    options.add_argument("--turns", type=int, help="turns of each loop")
+    return run(measure, options.parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Both models on one group of ranks each."""
+    turns = arguments.turns or (5 if arguments.quick else 15)
+    steps = {"cnn": 6 if arguments.quick else 16, "2nn": 40 if arguments.quick else 150}
+    times: dict[str, Times] = {}
+    for name in MODELS:
+        say(f"{name}: {turns} turns of {steps[name]} steps on {RANKS} ranks")
+        # A step ends for all ranks together, so that one rank's clock is enough.
+        times[name] = on_ranks(RANKS, _turns, name, turns, steps[name])[0]
+    ratios = {name: _ratio(*found) for name, found in times.items()}
+    return Report(
+        benchmark="engines",
+        figures=(Figure(name="ddp_over_bare", value=ratios[FIGURE_MODEL], aim=AIM, at_least=True),),
+        tables=(_table(times, ratios, steps),),
+        notes=(f"batches of {BATCH} examples over {RANKS} ranks; the figure is for the {FIGURE_MODEL}",),
+    )
+
+
+def bare(model: DistributedDataParallel, data: Split, steps: int) -> None:
+    """The shortest loop: a random order, this rank's part of each batch, forward, backward, step."""
+    x, y = torch.tensor(data.x), torch.tensor(data.y)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).split(BATCH)  # type: ignore[no-untyped-call]
+    for step in range(steps):
+        rows = order[step % len(order)].chunk(dist.get_world_size())[dist.get_rank()]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def _turns(name: str, turns: int, steps: int) -> Times:
+    """Seconds of each turn: the bare loop's, and ours."""
+    model = DistributedDataParallel(MODELS[name]())
+    recipe = Recipe(build=MODELS[name], optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=LR))
+    engine = make_engine(recipe, EngineConfig(engine="ddp"))
+    engine.module.load_state_dict(model.module.state_dict())
+    rng = np.random.default_rng(0)
+    data = Split(x=rng.random((EXAMPLES, 28, 28), np.float32), y=rng.integers(0, 10, EXAMPLES))
+
+    def ours() -> None:
+        engine.reset_optimizer()
+        for batch in engine.batches(data, batch_size=BATCH, seed=0, steps=steps):
+            engine.step(batch)
+
+    times: Times = ([], [])
+    loops = (lambda: bare(model, data, steps), ours)
+    for turn in range(-1, turns):
+        # The order turns round, so that neither loop always follows the other; the first turn warms both up.
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            seconds = _seconds(loops[which])
+            if turn >= 0:
+                times[which].append(seconds)
+    engine.close()
+    return times
+
+
+def _seconds(loop: Callable[[], None]) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    loop()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def _ratio(bare_seconds: list[float], our_seconds: list[float]) -> float:
+    return median(theirs / ours for theirs, ours in zip(bare_seconds, our_seconds, strict=True))
+
+
+def _table(times: Mapping[str, Times], ratios: Mapping[str, float], steps: Mapping[str, int]) -> Table:
+    rows = []
+    for name, both in times.items():
+        theirs, ours = (BATCH * steps[name] / median(seconds) for seconds in both)
+        rows.append((name, f"{theirs:.0f}", f"{ours:.0f}", f"{ratios[name]:.3f}"))
+    header = ("model", "bare samples/s", "our samples/s", "ours over bare")
+    return Table(title="Samples a second, both ranks together", header=header, rows=tuple(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
