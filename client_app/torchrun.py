@@ -86,6 +86,8 @@ class Torchrun:
             # Sharing the rendezvous' store with the ranks makes half of the restarts fail (torch 2.13, gloo).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
+        # Or else every rank that is lost costs the log a page of frames in C++.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if (interface := interface_of(address)) is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
             environment.setdefault("NCCL_SOCKET_IFNAME", interface)
