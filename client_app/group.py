@@ -97,6 +97,7 @@ class RankGroup(ABC):
     output: Output
     _starting: asyncio.Task[Life] | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
+    _lost: Life | None = field(default=None, init=False)
 
     @property
     def present(self) -> Life | None:
@@ -145,6 +146,7 @@ class RankGroup(ABC):
             return
         starting.cancel()
         await asyncio.wait([starting])
+        await self._end_lost()
         if not starting.cancelled() and starting.exception() is None:
             await starting.result().end()
 
@@ -166,14 +168,9 @@ class RankGroup(ABC):
             self._starting = None  # the next call tries again
             raise
 
-    async def _next(self, before: Life | None = None) -> Life:
-        """End the life `before`, and start one that is watched until its first task."""
-        if before is not None:
-            try:
-                await before.end()
-            except asyncio.CancelledError:
-                await before.end()
-                raise
+    async def _next(self) -> Life:
+        """Start a life, which is watched until its first task."""
+        await self._end_lost()
         life = await self._launch()
         self._watch(life)
         return life
@@ -185,8 +182,14 @@ class RankGroup(ABC):
         """Between two tasks: a rank that ends then has cost nothing yet, if the next life is ready in time."""
         how = await life.lost()
         self.output.warning("ranks", f"{how} between two tasks; starting the group again")
-        self._watching = None
-        self._starting = asyncio.create_task(self._next(life))
+        self._watching, self._lost = None, life
+        self._starting = asyncio.create_task(self._next())
+
+    async def _end_lost(self) -> None:
+        """End what is left of a life that lost a rank between two tasks."""
+        if self._lost is not None:
+            await self._lost.end()
+            self._lost = None
 
     async def _stop_watching(self) -> None:
         watching, self._watching = self._watching, None

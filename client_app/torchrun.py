@@ -49,7 +49,7 @@ class Torchrun:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "client_app.launcher", "--channel", str(theirs.fileno())),
+                *(sys.executable, "-P", "-m", "client_app.launcher", str(theirs.fileno()), str(self.folder)),
                 *self._arguments(address),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
