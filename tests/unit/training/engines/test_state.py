@@ -136,19 +136,18 @@ def test_running_statistics_are_averaged(two, engine):
 
 def ties(case):
     engine = engine_of(case)
+    same = [engine.module.output.weight is engine.module.embedding.weight]
     for batch in engine.batches(data_of(case), batch_size=20, seed=1, steps=3):
         engine.step(batch)
-    engine.outputs(batch)
-    state = saved(engine)
-    same = engine.module.output.weight is engine.module.embedding.weight
-    return same, len(engine.parameters()), state
+    same.append(engine.module.output.weight is engine.module.embedding.weight)
+    return same, len(engine.parameters()), len(engine.optimizer.param_groups[0]["params"]), saved(engine)
 
 
 @pytest.mark.parametrize("engine", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_a_tied_weight_is_one_tensor_under_two_names(two, engine):
-    (same, number, state), _ = two.run(ties, Case(engine=engine, model="tied"))
-    assert same
-    assert number == len(list(MODELS["tied"]().parameters()))
+    (same, number, optimized, state), _ = two.run(ties, Case(engine=engine, model="tied"))
+    assert same == [True, True]
+    assert number == optimized == len(list(MODELS["tied"]().parameters()))
     assert np.array_equal(state["output.weight"], state["embedding.weight"])
 
 
