@@ -268,8 +268,10 @@ def test_asking_for_optimizer_state_changes_nothing(optimizer):
 
 def after_evaluation(how):
     """Whether the parameters are sharded after a forward pass without a backward pass."""
-    engine, data = engine_of(Case(engine=FSDP)), data_of(Case())
-    batch = next(engine.batches(data, batch_size=8, seed=0, steps=1))
+    # A model whose root has parameters of its own, beside its blocks.
+    case = Case(engine=FSDP, model="tied")
+    engine = engine_of(case)
+    batch = next(engine.batches(data_of(case), batch_size=8, seed=0, steps=1))
     if how == "outputs":
         engine.outputs(batch)
         return [isinstance(parameter, DTensor) for parameter in engine.module.parameters()]
@@ -285,7 +287,7 @@ def after_evaluation(how):
 
 @pytest.mark.parametrize("how", ["outputs", "parameters", "reset", "entries"])
 def test_parameters_are_sharded_again_after_an_evaluation(two, how):
-    assert two.run(after_evaluation, how) == [[True] * 6] * 2
+    assert {*map(all, two.run(after_evaluation, how))} == {True}
 
 
 def rounds(case):
