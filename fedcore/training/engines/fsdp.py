@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedcore.training.engines.base import Engine, local
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.blocks import prepare
-from fedcore.training.engines.building import tied_names, unplaced
+from fedcore.training.engines.building import unplaced
 from fedcore.training.engines.plan import plan_of
-from fedcore.training.engines.transfer import Entry
 
 _HOST = torch.device("cpu")
 
@@ -90,10 +89,6 @@ class FsdpEngine(Engine):
         self._reshard()
         return output
 
-    def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
-        self._reshard()
-        return super().entries(optimizer=optimizer, only=only)
-
     def _reshard(self) -> None:
         """The root stays gathered after a forward pass, in case a backward pass follows."""
         if isinstance(self.module, FSDPModule):
@@ -114,13 +109,8 @@ def _uses(module: nn.Module) -> Counter[int]:
 
 def _materialise(module: nn.Module, parameters_on: torch.device, buffers_on: torch.device) -> None:
     """Give the sharded model its memory. Its weights are NaN until they are loaded, so that nobody trains without."""
-    tied = tied_names(module)
+    # It swaps the contents of a sharded parameter, which stays the same object: what goes by two names stays one.
     module.to_empty(device=parameters_on)
-    for first, *others in tied:
-        # to_empty makes a tensor for each name; a parameter with several names is one tensor again.
-        for name in others:
-            owner, _, attribute = name.rpartition(".")
-            setattr(module.get_submodule(owner), attribute, module.get_parameter(first))
     with torch.no_grad():
         for parameter in module.parameters():
             local(parameter).fill_(torch.nan)

@@ -47,19 +47,16 @@ def _begin(optimizer: torch.optim.Optimizer) -> None:
     new = [p for p in every if p not in optimizer.state]
     if not new:
         return
-    gradients = [p.grad for p in every]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for parameter in every:
-        parameter.grad = None
+    optimizer.zero_grad()
     for parameter in new:
         parameter.grad = torch.zeros_like(parameter)
+    rates = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
     optimizer.step()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    for parameter, gradient in zip(every, gradients, strict=True):
-        parameter.grad = gradient
+    optimizer.zero_grad()
     for parameter in new:
         # Weight decay has left a trace, and the step was counted.
         for tensor in optimizer.state.get(parameter, {}).values():
