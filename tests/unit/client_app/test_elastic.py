@@ -69,7 +69,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
         yield Path(folder)
-        assert list(Path(folder).glob("**/*.safetensors")) == [], "no model stays, however the agents ended"
+        assert list(Path(folder).glob("fedcore-*/*.safetensors")) == [], "no model stays, however the agents ended"
 
 
 @pytest.mark.usefixtures("temporary")
