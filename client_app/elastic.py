@@ -94,7 +94,6 @@ class _ElasticLife:
     """The connection to one life's rank 0."""
 
     caller: AgentEnd
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def ask(self, message: Line, seconds: float) -> list[Line]:
         try:

@@ -25,7 +25,7 @@ OUT_OF_MEMORY: Final = "out-of-memory"
 
 PEER_LOST: Final = "peer-lost"
 """On the way to the agent alone: this rank is well, but a collective broke because another rank ended."""
-_LOST_PEER_TEXTS: Final = ("gloo/transport/", "Connection closed by peer", "Connection reset by peer")
+_GLOO_TRANSPORT: Final = "gloo/transport/"
 _NO_MEMORY_TEXT: Final = "can't allocate memory"
 
 
@@ -100,9 +100,7 @@ def _is_lost_peer(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    return bool(kinds & {"DistBackendError", "DistNetworkError"}) or any(
-        text in str(error) for text in _LOST_PEER_TEXTS
-    )
+    return bool(kinds & {"DistBackendError", "DistNetworkError"}) or _GLOO_TRANSPORT in str(error)
 
 
 def _last_line(error: BaseException) -> str:

@@ -41,6 +41,7 @@ class GroupSettings:
 
     app_sha256: hash of the app that the agent agreed to run; a rank that loads something else is not used.
     data_dir: where `fedcore.data` looks for files, or None for what the environment says.
+    local_folder: where rank 0 keeps the client's own model, or None for nowhere durable.
     engine: the site's settings of the training engine, which every rank gets.
     ranks: processes on this machine.
     """
@@ -50,6 +51,7 @@ class GroupSettings:
     client_id: int
     node_config: Mapping[str, Scalar]
     data_dir: Path | None = None
+    local_folder: Path | None = None
     engine: Mapping[str, Scalar] = field(default_factory=dict)
     ranks: int = 1
 
@@ -59,6 +61,7 @@ class GroupSettings:
             "app": str(self.app),
             "client_id": self.client_id,
             "node_config": dict(self.node_config),
+            "local_folder": str(self.local_folder) if self.local_folder else None,
             "engine": dict(self.engine),
         }
 
@@ -94,6 +97,7 @@ class RankGroup(ABC):
     output: Output
     _starting: asyncio.Task[Life] | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
+    _lost: Life | None = field(default=None, init=False)
 
     @property
     def present(self) -> Life | None:
@@ -118,16 +122,18 @@ class RankGroup(ABC):
         memory. When the caller is cancelled the ranks are ended, since nothing else stops user code.
         """
         request = {"task": task.model_dump(mode="json"), "model": str(model) if model else None, "out": str(out)}
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + task.seconds
         life = await self._life(task.seconds)
         await self._stop_watching()
         try:
-            answer = _local_answer((await life.ask(request, task.seconds))[0])
+            answer = _local_answer((await life.ask(request, deadline - clock()))[0])
         except BaseException as error:
             if self._stays_warm(error):
                 self._watch(life)
             else:
                 await life.end()
-                self._starting = asyncio.create_task(self._replace(life))
+                self._starting = asyncio.create_task(self._next())
             raise
         self._watch(life)
         return answer
@@ -140,6 +146,7 @@ class RankGroup(ABC):
             return
         starting.cancel()
         await asyncio.wait([starting])
+        await self._end_lost()
         if not starting.cancelled() and starting.exception() is None:
             await starting.result().end()
 
@@ -150,18 +157,22 @@ class RankGroup(ABC):
     async def _life(self, seconds: float | None = None) -> Life:
         """The present life, as soon as it is ready; RankFailed where that takes more than `seconds`."""
         if self._starting is None:
-            self._starting = asyncio.create_task(self._launch())
+            self._starting = asyncio.create_task(self._next())
         starting = self._starting
         try:
             async with asyncio.timeout(seconds):
-                life = await asyncio.shield(starting)
+                return await asyncio.shield(starting)
         except TimeoutError:
             raise RankFailed(f"the ranks were not ready within {seconds:.0f} s", RANK_HUNG) from None
         except Exception:
             self._starting = None  # the next call tries again
             raise
-        if self._watching is None:
-            self._watch(life)
+
+    async def _next(self) -> Life:
+        """Start a life, which is watched until its first task."""
+        await self._end_lost()
+        life = await self._launch()
+        self._watch(life)
         return life
 
     def _watch(self, life: Life) -> None:
@@ -171,16 +182,14 @@ class RankGroup(ABC):
         """Between two tasks: a rank that ends then has cost nothing yet, if the next life is ready in time."""
         how = await life.lost()
         self.output.warning("ranks", f"{how} between two tasks; starting the group again")
-        self._watching = None
-        self._starting = asyncio.create_task(self._replace(life))
+        self._watching, self._lost = None, life
+        self._starting = asyncio.create_task(self._next())
 
-    async def _replace(self, life: Life) -> Life:
-        try:
-            await life.end()
-        except asyncio.CancelledError:
-            await life.end()
-            raise
-        return await self._launch()
+    async def _end_lost(self) -> None:
+        """End what is left of a life that lost a rank between two tasks."""
+        if self._lost is not None:
+            await self._lost.end()
+            self._lost = None
 
     async def _stop_watching(self) -> None:
         watching, self._watching = self._watching, None

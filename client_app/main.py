@@ -31,6 +31,7 @@ from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure, Fed
 from fedcore.federation import ClientKit
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
+from fedcore.state import LOCAL_FOLDER
 from fedcore.wire import Scalar
 
 app = typer.Typer(add_completion=False)
@@ -128,7 +129,7 @@ async def run(options: Options) -> int:
     kit = ClientKit.load(options.kit)
     settings = group_settings(kit, options)
     lock = FolderLock(kit.folder)
-    state_dir = _state_dir(options.state_dir or kit.folder / "state")
+    state_dir = _prepared(_state_folder(options, kit))
     output = Output(name=kit.name, as_json=options.json)
     try:
         with Ledger(state_dir) as ledger:
@@ -202,6 +203,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
         client_id=kit.client_id if kit is not None else 0,
         node_config={**(kit.node_config if kit is not None else {}), **_node_config(options.node_config)},
         data_dir=options.data_dir.resolve() if options.data_dir else None,
+        local_folder=_state_folder(options, kit) / LOCAL_FOLDER if kit is not None else None,
         engine=options.engine,
         ranks=shape.nproc_per_node,
     )
@@ -261,7 +263,11 @@ def _scalars(values: Mapping[str, Any], where: str) -> dict[str, Scalar]:
     return dict(values)
 
 
-def _state_dir(folder: Path) -> Path:
+def _state_folder(options: Options, kit: ClientKit) -> Path:
+    return (options.state_dir or kit.folder / "state").resolve()
+
+
+def _prepared(folder: Path) -> Path:
     try:
         return prepare_state_dir(folder)
     except OSError as error:

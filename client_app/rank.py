@@ -5,7 +5,8 @@ never over standard output, because user code prints. Models travel as safetenso
 memory. Between tasks it waits in a read. When the agent goes away, however it ends, the socket closes and the rank
 ends itself with all processes that the app started.
 
-    agent -> rank   {"app": ..., "client_id": ..., "node_config": {...}, "engine": {...}}    once
+    agent -> rank   {"app": ..., "client_id": ..., "node_config": {...}, "engine": {...},
+                     "local_folder": PATH or null}                                       once
     rank -> agent   {"ready": true, "app_sha256": ...} or {"failed": KIND, "text": ...}
     agent -> rank   {"task": {...}, "model": PATH or null, "out": PATH}                      repeated
     rank -> agent   {"examples": ..., "metrics": {...}, "trained": true} or {"failed": KIND, "text": ...}
@@ -91,6 +92,7 @@ def load(greeting: Line) -> tuple[ClientRunner, Line]:
         app=FlowerApp.load(folder),
         client_id=greeting["client_id"],
         node_config=greeting["node_config"],
+        local_folder=Path(greeting["local_folder"]) if greeting["local_folder"] else None,
         engine=EngineConfig.from_mapping(greeting["engine"], ranks=int(os.environ["WORLD_SIZE"])),
     )
     return runner, {"ready": True, "app_sha256": sha256}

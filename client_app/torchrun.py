@@ -49,7 +49,7 @@ class Torchrun:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "client_app.launcher", "--channel", str(theirs.fileno())),
+                *(sys.executable, "-P", "-m", "client_app.launcher", str(theirs.fileno()), str(self.folder)),
                 *self._arguments(address),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -86,6 +86,8 @@ class Torchrun:
             # Sharing the rendezvous' store with the ranks makes half of the restarts fail (torch 2.13, gloo).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
+        # Or else every rank that is lost costs the log a page of frames in C++.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if (interface := interface_of(address)) is not None:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
             environment.setdefault("NCCL_SOCKET_IFNAME", interface)

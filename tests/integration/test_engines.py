@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from support.deployment import Deployment
 
 from fedcore.codec import error_bound
+from fedcore.compare.processes import FEDCORE
 from fedcore.config import JobSettings
 from fedcore.flower.app import FlowerApp
 from fedcore.round import EncodingPlan
@@ -45,6 +48,34 @@ def simulated(**changes: Any) -> tuple[ModelState, dict[str, float]]:
     outcome = Simulation(app=APP, clients=len(ENGINES), run_config=run_config, settings=settings, emit=note).run()
     assert outcome.state is not None
     return outcome.state, metrics
+
+
+def exported(deployment: Deployment, name: str, out: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
+    """What `fedcore client export --json` copies out and says."""
+    command = [*FEDCORE, "client", "export", "--kit", str(deployment.kit(name)), "--out", str(out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return ModelState.open(out), json.loads(done.stdout)
+
+
+def test_layers_that_stay_on_their_client_can_be_exported(tmp_path: Path) -> None:
+    """One client is a single process, in the other two ranks hold half of each tensor."""
+    names = ["client-1", "client-2"]
+    with Deployment.open(tmp_path, clients=2) as deployment:
+        deployment.app = APP.folder
+        deployment.start_server()
+        for name in names:
+            deployment.start_client(name, *(ENGINES["client-3"] if name == "client-2" else ()))
+        for name in names:
+            deployment.wait_for_log(name, "connected", seconds=150)
+        done = deployment.submit(personal="blocks.3.*", num_server_rounds=2).finish(150)
+        assert done.status == 0, done.stderr
+        own = {name: exported(deployment, name, tmp_path / f"{name}.safetensors") for name in names}
+    shared = set(done.arrays())
+    for state, about in own.values():
+        assert set(state) - shared == {name for name in state if name.startswith("blocks.3.")} == set(about["personal"])
+        assert about["server_round"] == 2
+    first, second = (state for state, _ in own.values())
+    assert all(not np.array_equal(first[name], second[name]) for name in about["personal"] if name.endswith("weight"))
 
 
 def test_clients_of_all_kinds_in_one_cohort(tmp_path: Path) -> None:

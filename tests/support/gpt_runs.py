@@ -58,7 +58,7 @@ def write_initial(run: Run, path: Path) -> ModelState:
     return state
 
 
-def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None, initial: bool = False) -> Engine:
+def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None, keep_weights: bool = False) -> Engine:
     """The engine that the run names, on the current process group; for the run's model unless `build` makes another."""
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
@@ -67,7 +67,7 @@ def engine_of(run: Run, *, build: Callable[[], nn.Module] | None = None, initial
         return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
     world = World.current()
-    recipe = Recipe(build=build or (lambda: model_of(run)), optimizer=optimizer, keep_weights=initial)
+    recipe = Recipe(build=build or (lambda: model_of(run)), optimizer=optimizer, keep_weights=keep_weights)
     return make_engine(recipe, EngineConfig.from_mapping(run.engine, ranks=world.size), world)
 
 
@@ -84,9 +84,10 @@ def trained(run: Run, path: Path, *, everywhere: bool = True) -> Outcome:
     engine.load(ModelState.open(path) if first or everywhere else None)
     data, losses = examples_of(run), []
     engine.model.train()
-    for batch in engine.batches(data, batch_size=run.batch_size, seed=5, steps=run.steps):
-        loss = engine.step(batch, clip_norm=run.clip_norm)
-        losses.append(float(engine.total(loss)) / batch.total)
+    with engine.seeded(11):
+        for batch in engine.batches(data, batch_size=run.batch_size, seed=5, steps=run.steps):
+            loss = engine.step(batch, clip_norm=run.clip_norm)
+            losses.append(float(engine.total(loss)) / batch.total)
     engine.model.eval()
     logits = next(iter(engine.passes(data, batch_size=run.examples)))
     output = engine.outputs(logits) if run.evaluate else None
@@ -98,10 +99,21 @@ def trained(run: Run, path: Path, *, everywhere: bool = True) -> Outcome:
     )
 
 
-def saved(engine: Engine) -> dict[str, np.ndarray]:
-    """The engine's state on rank 0, nothing on the others."""
-    sink = MemorySink(engine.layout()) if engine.world.rank == 0 else None
-    engine.save(sink)
+def with_history(run, path, with_optimizer):
+    """Train, save with the optimizer's state; or load such a file, train, and save again."""
+    engine = engine_of(run)
+    first = engine.world.rank == 0
+    start = with_optimizer if with_optimizer.exists() else path
+    engine.load(ModelState.open(start) if first else None, optimizer=start is with_optimizer)
+    for batch in engine.batches(examples_of(run), batch_size=run.batch_size, seed=5, steps=run.steps):
+        engine.step(batch)
+    return saved(engine, optimizer=True)
+
+
+def saved(engine: Engine, **what: Any) -> dict[str, np.ndarray]:
+    """The engine's state on rank 0, nothing on the others; `what` as for Engine.save."""
+    sink = MemorySink(engine.layout(**what)) if engine.world.rank == 0 else None
+    engine.save(sink, **what)
     return {} if sink is None else dict(sink.state())
 
 

@@ -2,12 +2,12 @@
 
 import random
 
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcore.training import derive_seed
-from shakespeare_app.task import initial_model
+from shakespeare_app.client_app import app as client
 
 app = ServerApp()
 
@@ -28,6 +28,6 @@ def main(grid: Grid, context: Context) -> None:
     )
     strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(initial_model(int(config["seed"])).state_dict()),
+        initial_arrays=client.initial_arrays(config),
         num_rounds=int(config["num-server-rounds"]),
     )

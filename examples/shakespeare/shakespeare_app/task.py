@@ -7,19 +7,22 @@ from torch import nn
 
 from fedcore.data import Split, client_data, load_shakespeare
 from fedcore.training import OptimizerConfig, derive_seed, seeded
-from fedcore.training.models import char_lstm
+from fedcore.training.models import GPT, GPTConfig, char_lstm
 
 # Padding, and the 74 different characters of the plays; the server knows it without the text.
 VOCABULARY = 75
+WINDOW = 80
 
 # Read once in a simulation of many roles, from which every round draws others.
 _load = lru_cache(maxsize=1)(load_shakespeare)
 
 
-def initial_model(seed: int) -> nn.Module:
+def initial_model(config: UserConfig) -> nn.Module:
     """The model with the weights that every run with this seed starts from."""
-    with seeded(derive_seed("initial weights", seed)):
-        return char_lstm(VOCABULARY)
+    with seeded(derive_seed("initial weights", int(config["seed"]))):
+        if config["model"] == "lstm":
+            return char_lstm(VOCABULARY)
+        return GPT(GPTConfig.of_size(str(config["model"]).removeprefix("gpt-"), vocabulary=VOCABULARY, context=WINDOW))
 
 
 @lru_cache(maxsize=2048)
@@ -30,6 +33,7 @@ def local_data(partition: str, client: int, clients: int, seed: int) -> tuple[Sp
 
 def optimizer(config: UserConfig) -> OptimizerConfig:
     return OptimizerConfig(
+        name=str(config["optimizer"]),
         lr=float(config["lr"]),
         momentum=float(config["momentum"]),
         weight_decay=float(config["weight-decay"]),

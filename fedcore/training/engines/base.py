@@ -172,9 +172,10 @@ class Engine(ABC):
         held = [(local(p.grad), self._copies(p)) for p in self.parameters() if p.grad is not None]
         if not held:
             return torch.zeros((), device=self.device)
-        norms = torch._foreach_norm([gradient for gradient, _ in held], dtype=torch.float32)
+        wide = functools.reduce(torch.promote_types, (gradient.dtype for gradient, _ in held), torch.float32)
+        norms = torch._foreach_norm([gradient for gradient, _ in held], dtype=wide)
         copies = torch.tensor([number for _, number in held], dtype=torch.float32, device=self.device)
-        return (torch.stack(norms).to(self.device).square() / copies).sum()
+        return (torch.stack(norms).to(self.device).float().square() / copies).sum()
 
     def _copies(self, parameter: nn.Parameter) -> int:
         """How many ranks hold the same elements of a parameter that this rank holds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,23 @@ from fedcore.training.engines.base import Recipe
 
 
 def unplaced(recipe: Recipe) -> nn.Module:
-    """A model to take parts of: without memory where a state will give it its values, real where it may not.
+    """A model to take parts of: without memory where a state will give it its values, real where that is not enough."""
+    empty = None if recipe.keep_weights else on_meta(recipe.build)
+    return recipe.build() if empty is None else empty
 
-    The first weights may count (`Recipe.keep_weights`), and tensors that no state holds come from the model's own code
-    only.
-    """
-    if not recipe.keep_weights:
-        try:
-            with torch.device("meta"):
-                module = recipe.build()
-        except RuntimeError:
-            # It computes with values. Whatever else is wrong shows again below.
-            return recipe.build()
-        if not any(_outside_state(part) for part in module.modules()):
-            return module
-    return recipe.build()
+
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module | None:
+    """The model without memory for its weights; None where it has values that no state brings back."""
+    try:
+        with torch.device("meta"):
+            module = build()
+    except RuntimeError:
+        # It computes with values; whatever else is wrong shows when it is built in memory.
+        return None
+    loaded = module.state_dict()
+    others = [name for name, _ in module.named_buffers(remove_duplicate=False) if name not in loaded]
+    attributes = (value for part in module.modules() for value in vars(part).values())
+    return None if others or any(isinstance(value, Tensor) for value in attributes) else module
 
 
 def outline(module: nn.Module) -> nn.Module:
@@ -68,9 +70,3 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on another device, without its values if it or the device has none."""
     moved = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().to(device)
     return nn.Parameter(moved, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
-
-
-def _outside_state(part: nn.Module) -> bool:
-    """Whether a module, apart from those inside it, has tensors that its state_dict leaves out."""
-    plain = any(isinstance(value, Tensor) for value in vars(part).values())
-    return plain or bool(part._non_persistent_buffers_set)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +19,13 @@ from torch.distributed.pipelining import PipelineStage
 
 from fedcore.training.engines.base import Engine, state_entries
 from fedcore.training.engines.batches import Batch
-from fedcore.training.engines.building import unplaced
+from fedcore.training.engines.blocks import prepare
+from fedcore.training.engines.building import tied_names, unplaced
 from fedcore.training.engines.history import optimizer_entries, parameter_of
 from fedcore.training.engines.schedules import Schedule, check_micro_batches, make_schedule
 from fedcore.training.engines.stages import Cut, Stage, cut
 from fedcore.training.engines.transfer import Entry
+from fedcore.training.seeds import derive_seed, seeded
 
 _KEPT = 4
 """Shapes of micro-batches whose buffers are kept: as a rule whole and last batch, in training and in evaluation."""
@@ -53,6 +56,7 @@ class PipelineEngine(Engine):
         self.module = self.model = unplaced(self.recipe)
         self._cut = cut(self.module, self.world.size, runs=runs)
         self._cut.keep(self.module, self.world.rank, self.device)
+        prepare(self.module, self.config)
         self._schedules: dict[_Shape, Schedule] = {}
         self._shared = self._groups()
 
@@ -73,6 +77,10 @@ class PipelineEngine(Engine):
         """The sum over all ranks, of which only the last has losses; every rank has to call it."""
         return self.world.sum(values)
 
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """As `Engine.seeded`; ranks draw different numbers, since they have different layers."""
+        return seeded(derive_seed("stage", seed, self.world.rank))
+
     # --- a step -------------------------------------------------------------------------------------------------
 
     def backward(self, batch: Batch) -> Tensor:
@@ -84,9 +92,9 @@ class PipelineEngine(Engine):
         self._run(self._filled(batch), training=True, losses=losses)
         for parameter, group in self._shared.items():
             self._add_up(parameter, group, before[parameter])
-        return (
-            torch.stack(losses).sum().detach().float() * batch.total if losses else torch.zeros((), device=self.device)
-        )
+        if not losses:
+            return torch.zeros((), device=self.device)
+        return torch.stack(losses).sum().detach().float() * batch.total
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Tensor | None:
@@ -189,11 +197,15 @@ class PipelineEngine(Engine):
     # --- state --------------------------------------------------------------------------------------------------
 
     def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
-        """The tensors of the whole model's state, in the order of its state_dict; other ranks' have no tensor."""
-        own = {entry.spec.name: entry.tensor for entry in super().entries(optimizer=optimizer, only=only)}
+        """As `Engine.entries`, of the whole model on every rank; what another rank holds has no tensor."""
+        own = {entry.spec.name: entry.tensor for entry in state_entries(self.module)}
         whole = state_entries(self._cut.whole)
         owners = {entry.spec.name: self._cut.owner(entry.spec.name) for entry in whole}
         if optimizer:
+            # Every rank that holds a tied weight keeps a history of it, under the weight's first name.
+            names = {name: names[0] for names in tied_names(self._cut.whole) for name in names}
+            parameters = [(names.get(name, name), p) for name, p in self.module.named_parameters()]
+            own |= {entry.spec.name: entry.tensor for entry in optimizer_entries(self.optimizer, parameters)}
             history = optimizer_entries(self.recipe.optimizer(self._cut.whole), self._cut.whole.named_parameters())
             owners |= {entry.spec.name: owners[parameter_of(entry.spec.name)] for entry in history}
             whole += history

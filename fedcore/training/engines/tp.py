@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from fedcore.errors import ConfigurationError
-from fedcore.training.engines.base import Engine
+from fedcore.training.engines.base import Engine, local
+from fedcore.training.engines.blocks import prepare
 from fedcore.training.engines.building import place, tied_names, unplaced
 from fedcore.training.engines.plan import ParallelPlan, Split, plan_of
 from fedcore.training.engines.transfer import Entry
@@ -31,7 +32,7 @@ class TensorEngine(Engine):
     """
 
     def _build(self) -> None:
-        self.module = self.model = unplaced(self.recipe)
+        self.module = self.model = prepare(unplaced(self.recipe), self.config)
         # Averages that are being computed; None while gradients only add up.
         self._underway: list[dist.Work] | None = None
         if self.world.size > 1:
@@ -65,7 +66,7 @@ class TensorEngine(Engine):
                 self.optimizer.add_param_group({**group, "params": whole})
 
     def entries(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> list[Entry]:
-        """The tensors of the model's state, in the order of its state_dict; split ones as DTensors over all ranks."""
+        """As `Engine.entries`; split tensors as DTensors over all ranks."""
         return [
             dataclasses.replace(entry, tensor=self._over_all_ranks(entry.tensor))
             if isinstance(entry.tensor, DTensor)
@@ -92,8 +93,7 @@ class TensorEngine(Engine):
         def average(parameter: Tensor) -> None:
             if self._underway is None or parameter.grad is None:
                 return
-            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            work = dist.all_reduce(gradient.div_(mesh.size()), group=group, async_op=True)
+            work = dist.all_reduce(local(parameter.grad).div_(mesh.size()), group=group, async_op=True)
             if work is not None:
                 self._underway.append(work)
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -61,6 +62,17 @@ def task_of(make_task: Callable[..., Task], mode: str, *, seconds: float = 60.0,
     return make_task(run=f"{mode}{rank}", run_config={"mode": mode, "rank": rank}, seconds=seconds)
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files that the test has to itself, with a short path, as sockets need it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
+        assert list(Path(folder).glob("**/*.safetensors")) == [], "no model stays, however the agents ended"
+
+
+@pytest.mark.usefixtures("temporary")
 async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], tmp_path: Path, log: StringIO) -> None:
     app, there = write_app(tmp_path / "app"), tmp_path / "there"
     shutil.copytree(app, there)

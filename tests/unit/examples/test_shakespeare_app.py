@@ -18,7 +18,7 @@ def test_one_client_learns_to_guess_characters():
     config = run_config("shakespeare")
     node = context(config, 30, 400)
     with app_modules("shakespeare") as (task, client, _):
-        start = ArrayRecord(task.initial_model(42).state_dict())
+        start = ArrayRecord(task.initial_model(config).state_dict())
         before = client.app(message("evaluate", start, 1, 31), node).content["metrics"]
         trained = client.app(message("train", start, 1, 31), node).content
         after = client.app(message("evaluate", trained["arrays"], 1, 31), node).content["metrics"]
@@ -27,12 +27,24 @@ def test_one_client_learns_to_guess_characters():
     assert after["eval_loss"] < 3.6
 
 
+def test_a_gpt_learns_to_guess_characters_too():
+    config = run_config("shakespeare", model="gpt-1m", optimizer="adam", lr=1e-3)
+    node = context(config, 30, 400)
+    with app_modules("shakespeare") as (task, client, _):
+        start = client.app.initial_arrays(config)
+        assert sum(p.numel() for p in task.initial_model(config).parameters()) == pytest.approx(1e6, rel=0.06)
+        before = client.app(message("evaluate", start, 1, 31), node).content["metrics"]
+        trained = client.app(message("train", start, 1, 31), node).content
+        after = client.app(message("evaluate", trained["arrays"], 1, 31), node).content["metrics"]
+    assert after["eval_loss"] < before["eval_loss"] - 0.5
+
+
 def test_every_role_is_a_client_and_results_count_characters():
     data = load_shakespeare()
     config = run_config("shakespeare")
     with app_modules("shakespeare") as (task, client, _):
         parts = [task.local_data("natural", i, 1160, 42) for i in (0, 500, 1159)]
-        start = ArrayRecord(task.initial_model(42).state_dict())
+        start = ArrayRecord(task.initial_model(config).state_dict())
         tested = client.app(message("evaluate", start, 1, 501), context(config, 500, 1160)).content["metrics"]
     assert data.classes == task.VOCABULARY
     for i, (train, test) in zip((0, 500, 1159), parts, strict=True):

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.flower.local import LocalJob, Metrics, local_app
+from fedcore.flower.personalized import Personal
 from fedcore.training import Engine, OptimizerConfig, evaluate, seeded, train
 from fedcore.training.models.gpt import GPT, GPTConfig
 
@@ -48,7 +49,11 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
 
 def test(engine: Engine, job: LocalJob) -> Metrics:
     result = evaluate(engine, data(int(job.node["partition-id"])))
-    return {"num-examples": result.targets, "eval_loss": result.loss}
+    return {"num-examples": result.examples, "eval_loss": result.loss}
 
 
-app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=test)
+def stays(config: UserConfig) -> Personal:
+    return Personal(patterns=tuple(str(config["personal"]).split()))
+
+
+app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=test, personal=stays)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training.engines.plan import ParallelPlan
-from tests.support.gpt_runs import TINY, Run, engine_of, examples_of, saved, trained, write_initial
+from tests.support.gpt_runs import TINY, Run, engine_of, examples_of, saved, trained, with_history, write_initial
 from tests.support.ranks import Ranks
 
 TP = {"engine": "tp"}
@@ -27,6 +27,7 @@ RUNS = {
     "clipped, float32": Run(model=SMALL, clip_norm=0.5, steps=8, dtype=torch.float32),
     "micro-batches": Run(model=SMALL, engine={"micro-batches": 3}, steps=4),
     "adam": Run(model=SMALL, optimizer="adam", steps=8),
+    "checkpointed": Run(model=SMALL, engine={"checkpoint": True}, steps=3),
     "head of its own": Run(model=dataclasses.replace(SMALL, tied=False), steps=4),
 }
 
@@ -65,7 +66,7 @@ def largest_difference(run, path):
 def check_same(ranks, run, engine, path):
     """Losses are float32 in every case."""
     state = write_initial(run, path)
-    alone = trained(dataclasses.replace(run, engine={}), path)
+    alone = trained(run, path)
     together = ranks.run(trained, dataclasses.replace(run, engine={**run.engine, **engine}), path)
     data = [together[0]] if engine is TP else together[::2]
     for outcome in data:
@@ -103,6 +104,22 @@ def test_a_state_of_rank_0_alone_comes_back_as_it_was(four, tmp_path):
         assert list(outcomes[0]) == list(state)
         for name, array in outcomes[0].items():
             np.testing.assert_array_equal(array, state[name], err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_history_of_the_optimizer_travels(four, tmp_path, optimizer):
+    run = Run(model=SMALL, steps=3, optimizer=optimizer)
+    start, middle = tmp_path / "start.safetensors", tmp_path / "middle.safetensors"
+    write_initial(run, start)
+    alone = with_history(run, start, middle)
+    together = four.run(with_history, dataclasses.replace(run, engine=MESH), start, middle)[0]
+    assert list(together) == list(alone)
+    ModelState.from_arrays(alone).save(middle)
+    again = with_history(run, start, middle)
+    resumed = four.run(with_history, dataclasses.replace(run, engine=MESH), start, middle)[0]
+    for name, array in again.items():
+        np.testing.assert_allclose(together[name], alone[name], atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(resumed[name], array, atol=1e-9, err_msg=name)
 
 
 def test_copies_stay_equal_to_the_last_bit(four, tmp_path):
