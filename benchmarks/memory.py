@@ -4,8 +4,9 @@
 
 The model is ten square layers, 1e8 parameters together; `--quick` takes 1e7. Weights, gradient and two moments are four
 times the model in float32: all of it on every rank for "single" and "ddp", 1/p of it on each of p ranks for "fsdp",
-beside the blocks that are gathered at a time. Measured is the highest resident memory of a rank, from Linux's /proc,
-above that of the same process after a round with a tiny model: building, loading from a file, three steps, saving.
+beside the blocks that are gathered at a time, and for "tp" and "pp", which gather nothing. Measured is the highest
+resident memory of a rank, from Linux's /proc, above that of the same process after a round with a tiny model:
+building, loading from a file, three steps, saving.
 
 The ranks run with a fixed MALLOC_MMAP_THRESHOLD_. Without, glibc keeps much of the memory that a rank has freed, in
 pieces too small for the next block; with it, every large tensor goes back at once, at the price of page faults.
@@ -20,6 +21,7 @@ import tempfile
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -35,6 +37,7 @@ from fedcore.config import EngineConfig
 from fedcore.data import Split
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
 from fedcore.training.engines import Recipe, make_engine
+from fedcore.training.engines.plan import ParallelPlan
 
 BLOCKS = 10
 FLOAT32_BYTES = 4
@@ -71,6 +74,8 @@ SETUPS = (
     Setup(name="ddp2", engine="ddp", ranks=2, share=1.0),
     Setup(name="fsdp2", engine="fsdp", ranks=2, share=1 / 2, gathered=GATHERED),
     Setup(name="fsdp4", engine="fsdp", ranks=4, share=1 / 4, gathered=GATHERED),
+    Setup(name="tp2", engine="tp", ranks=2, share=1 / 2, gathered=1 / 2),
+    Setup(name="pp2", engine="pp", ranks=2, share=1 / 2),
 )
 WITH_FIGURES = ("single", "fsdp2", "fsdp4")
 
@@ -141,7 +146,7 @@ def _peak(engine: str, width: int, path: Path) -> int:
 
 def _train(kind: str, width: int, path: Path, out: Path) -> None:
     """One federated round on this rank: file, steps, file."""
-    recipe = Recipe(build=lambda: _model(width), optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-4))
+    recipe = Recipe(build=lambda: Layers(width), optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-4))
     engine = make_engine(recipe, EngineConfig(engine=kind))  # type: ignore[arg-type]
     engine.load(ModelState.open(path))
     x = np.random.default_rng(0).normal(size=(EXAMPLES, width)).astype(np.float32)
@@ -155,12 +160,24 @@ def _train(kind: str, width: int, path: Path, out: Path) -> None:
     engine.close()
 
 
-def _model(width: int) -> nn.Sequential:
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for number in range(BLOCKS):
-        layers[f"linear{number}"] = nn.Linear(width, width, bias=False)
-        layers[f"relu{number}"] = nn.ReLU()
-    return nn.Sequential(layers)
+class Layers(nn.Sequential):
+    """Square linear layers, each a block of its own."""
+
+    def __init__(self, width: int) -> None:
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for number in range(BLOCKS):
+            layers[f"linear{number}"] = nn.Linear(width, width, bias=False)
+            layers[f"relu{number}"] = nn.ReLU()
+        super().__init__(layers)
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Pairs of layers for tensor parallelism: the first by its outputs, the second by its inputs."""
+        names = [f"linear{number}" for number in range(BLOCKS)]
+        split: dict[str, Literal["colwise", "rowwise"]] = {
+            name: "rowwise" if number % 2 else "colwise" for number, name in enumerate(names)
+        }
+        pieces = tuple(name for name, _ in self.named_children())
+        return ParallelPlan(blocks=tuple(names), tensor=split, heads=2, pieces=pieces)
 
 
 def _layout(width: int) -> Layout:

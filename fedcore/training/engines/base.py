@@ -127,14 +127,14 @@ class Engine(ABC):
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
         pieces = batch.split(self.config.micro_batches or 1)
-        total = torch.zeros((), device=self.device)
+        losses = []
         for number, piece in enumerate(pieces, start=1):
             with self._synchronised(number == len(pieces)):
                 loss = self._loss_sum(piece)
                 # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all of them.
-                (loss * (self.data_size / piece.total)).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+                loss.backward(torch.full_like(loss, self.data_size / piece.total))  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return functools.reduce(torch.add, losses)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale the gradient of the whole model to an L2 norm of at most `max_norm`; returns the norm before."""
