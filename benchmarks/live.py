@@ -6,7 +6,7 @@ import contextlib
 import ssl
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,15 +63,23 @@ class LiveFederation:
 
 @contextlib.contextmanager
 def live_federation(
-    app: Path, *, clients: int, allow_plain: bool = False, environment: Mapping[str, str] | None = None
+    app: Path,
+    *,
+    clients: int,
+    allow_plain: bool = False,
+    environment: Mapping[str, str] | None = None,
+    options: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[LiveFederation]:
-    """Start everything in a temporary folder; all clients have joined when the block begins."""
+    """Start everything in a temporary folder; all clients have joined when the block begins.
+
+    options: more words for the commands of some clients, by name.
+    """
     with tempfile.TemporaryDirectory(prefix="fedcore-benchmark-") as name:
         folder = Path(name)
         federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
         with ProcessGroup(folder / "logs", {**quiet_environment(), **(environment or {})}) as group:
             server = group.start("server", [*FEDCORE, "server", "--federation", federation.folder])
-            federation.start_clients(group, app)
+            federation.start_clients(group, app, options)
             kit = OperatorKit.load(federation.operator)
             _wait_for_clients(kit, group, clients)
             with OperatorClient(kit) as operator:

@@ -123,11 +123,11 @@ class LocalFederation:
         """Start the one server process."""
         group.start("server", [*FEDCORE, "server", "--federation", self.folder])
 
-    def start_clients(self, group: ProcessGroup, app: Path) -> None:
-        """Start every client process, each with its own kit."""
+    def start_clients(self, group: ProcessGroup, app: Path, options: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Start every client process, each with its own kit; `options` are more words for some of them, by name."""
         for name in self.client_names():
             kit = self.folder / "clients" / name
-            group.start(name, [*FEDCORE, "client", "--kit", kit, "--app", app])
+            group.start(name, [*FEDCORE, "client", "--kit", kit, "--app", app, *(options or {}).get(name, ())])
 
     def client_names(self) -> Iterator[str]:
         """The names that provisioning gives."""

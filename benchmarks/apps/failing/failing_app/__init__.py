@@ -1,0 +1,1 @@
+"""Training that fails in one rank of one client."""
