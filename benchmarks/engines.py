@@ -1,10 +1,13 @@
-"""Our training loop with DDP against the shortest loop that one would write by hand.
+"""Our loop with DDP against the shortest one that one would write by hand; a warm group of ranks against a cold one.
 
     python benchmarks/engines.py [--quick] [--json]
 
 Two gloo ranks in one process group, on this machine's processors; both loops train the same model from the same
 weights on the same batches, and take turns. A figure is the median over the turns of the ratio of their samples a
 second. The hand-written loop is `bare` below.
+
+Then the ranks of a client as the agent keeps them: what a round costs beside its training (the task to the ranks, the
+model from its file into the engine, the new one into a file, the answer), warm against a cold start.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.groups import on_ranks
+from benchmarks.warm_group import Costs, measure_group
 from fedcore.config import EngineConfig
 from fedcore.data import Split
 from fedcore.training.engines import Recipe, make_engine
@@ -37,6 +41,7 @@ BATCH = 64
 EXAMPLES = 1024
 LR = 0.05
 AIM = 0.97
+WARM_AIM = 0.05
 MODELS: Mapping[str, Callable[[], nn.Module]] = {"cnn": mcmahan_cnn, "2nn": mcmahan_2nn}
 FIGURE_MODEL = "cnn"
 
@@ -59,11 +64,17 @@ def measure(arguments: argparse.Namespace) -> Report:
         say(f"{name}: {turns} turns of {steps[name]} steps on {RANKS} ranks")
         # A step ends for all ranks together, so that one rank's clock is enough.
         times[name] = on_ranks(RANKS, _turns, name, turns, steps[name])[0]
+    starts, rounds = (1, 5) if arguments.quick else (5, 20)
+    say(f"a group of {RANKS} ranks: {starts} starts, {rounds} rounds after each")
+    costs = measure_group(RANKS, starts=starts, rounds=rounds)
     ratios = {name: _ratio(*found) for name, found in times.items()}
     return Report(
         benchmark="engines",
-        figures=(Figure(name="ddp_over_bare", value=ratios[FIGURE_MODEL], aim=AIM, at_least=True),),
-        tables=(_table(times, ratios, steps),),
+        figures=(
+            Figure(name="ddp_over_bare", value=ratios[FIGURE_MODEL], aim=AIM, at_least=True),
+            Figure(name="warm_round_overhead_over_cold", value=costs.warm / costs.cold, aim=WARM_AIM),
+        ),
+        tables=(_table(times, ratios, steps), _group_table(costs)),
         notes=(
             f"batches of {BATCH} examples over {RANKS} ranks; the figure is for the {FIGURE_MODEL}",
             "ours lets the gradients live in DDP's buckets, which the hand-written loop leaves at its default; with a "
@@ -129,6 +140,12 @@ def _table(times: Mapping[str, Times], ratios: Mapping[str, float], steps: Mappi
         rows.append((name, f"{theirs:.0f}", f"{ours:.0f}", f"{ratios[name]:.3f}"))
     header = ("model", "bare samples/s", "our samples/s", "ours over bare")
     return Table(title="Samples a second, both ranks together", header=header, rows=tuple(rows))
+
+
+def _group_table(costs: Costs) -> Table:
+    row = (f"{costs.parameters:,}", f"{costs.cold:.2f}", f"{costs.warm:.3f}", f"{costs.warm / costs.cold:.4f}")
+    header = ("parameters", "s from nothing to the first answer", "s of a later round", "ratio")
+    return Table(title="A round of a client with two ranks, without its training", header=header, rows=(row,))
 
 
 if __name__ == "__main__":
