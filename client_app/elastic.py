@@ -71,7 +71,10 @@ class ElasticGroup(RankGroup):
         return keeping
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._callers.put_nowait(AgentEnd(reader, writer))
+        if self._keeping is None:  # it called in the moment of `stop`
+            writer.close()
+        else:
+            self._callers.put_nowait(AgentEnd(reader, writer))
 
     async def _next_caller(self, keeping: asyncio.Task[None]) -> AgentEnd:
         """The next rank 0 that calls and is still there; raises what ended torchrun for good."""

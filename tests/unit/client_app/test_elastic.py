@@ -63,8 +63,9 @@ def task_of(make_task: Callable[..., Task], mode: str, *, seconds: float = 60.0,
 
 
 @pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A folder for temporary files that the test has to itself, with a short path, as sockets need it."""
+    del tmp_path  # only made before: pytest puts all its folders where the first one is
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
