@@ -87,7 +87,7 @@ def _train(shape: GPTConfig, batch: int, steps: int, precision: str, *, compiled
     """Median seconds of `steps` steps, after a first turn that warms up; the last loss."""
     config = EngineConfig.from_mapping({"engine": "ddp", "precision": precision, "compile": compiled}, ranks=1)
     optimizer = OptimizerConfig(name="adamw", lr=3e-4)
-    engine = make_engine(Recipe(build=lambda: GPT(shape), optimizer=optimizer.build), config)
+    engine = make_engine(Recipe(build=lambda: GPT(shape), optimizer=optimizer), config)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (batch * steps, shape.context + 1))
     data = Split(x=tokens[:, :-1], y=tokens[:, 1:])
     loss = torch.zeros(())

@@ -26,9 +26,17 @@ from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, state_from_arrays
 from fedcore.flower.result import LocalResult
 from fedcore.state import MemorySink, ModelState
-from fedcore.training.engines import Engine, EngineConfig, PerExampleLoss, Proximal, Recipe, World, make_engine
+from fedcore.training.engines import (
+    Engine,
+    EngineConfig,
+    MakeOptimizer,
+    PerExampleLoss,
+    Proximal,
+    Recipe,
+    World,
+    make_engine,
+)
 from fedcore.training.losses import per_example_cross_entropy
-from fedcore.training.optimizers import OptimizerConfig
 from fedcore.wire import MetricValue
 
 Metrics: TypeAlias = Mapping[str, MetricValue]
@@ -63,7 +71,7 @@ Work = Callable[[Engine, LocalJob], Metrics]
 def local_app(
     *,
     model: Callable[[UserConfig], nn.Module],
-    optimizer: Callable[[UserConfig], OptimizerConfig],
+    optimizer: Callable[[UserConfig], MakeOptimizer],
     train: Work,
     evaluate: Work,
     loss: PerExampleLoss = per_example_cross_entropy,
@@ -73,22 +81,23 @@ def local_app(
 ) -> LocalApp:
     """A ClientApp that trains and evaluates on an engine.
 
-    model, optimizer, personal: made from the run config; personal says what stays on the client. loss: of each
-    example. optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last
-    round (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
+    model: made from the run config. optimizer: likewise, an `OptimizerConfig` or whatever makes one for a model.
+    loss: of each example. personal: what stays on the client, from the run config.
+    optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
+    (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
     adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
     every client and on the server.
     """
-    recipe = _Recipe(
+    definition = _Definition(
         model=model, optimizer=optimizer, loss=loss, personal=personal, optimizer_state=optimizer_state, adapter=adapter
     )
-    return LocalApp(recipe, train, evaluate)
+    return LocalApp(definition, train, evaluate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
+class _Definition:
     model: Callable[[UserConfig], nn.Module]
-    optimizer: Callable[[UserConfig], OptimizerConfig]
+    optimizer: Callable[[UserConfig], MakeOptimizer]
     loss: PerExampleLoss
     personal: Callable[[UserConfig], Personal]
     optimizer_state: OptimizerState
@@ -100,7 +109,7 @@ class _Recipe:
             raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
         recipe = Recipe(
             build=lambda: self.model(config),
-            optimizer=self.optimizer(config).build,
+            optimizer=self.optimizer(config),
             loss=self.loss,
             keep_weights=personal.parts or self.adapter,
         )
@@ -124,9 +133,9 @@ class _Warm:
 class LocalApp(ClientApp):
     """What `local_app` makes; its engine stays warm from one task to the next."""
 
-    def __init__(self, recipe: _Recipe, train: Work, evaluate: Work) -> None:
+    def __init__(self, definition: _Definition, train: Work, evaluate: Work) -> None:
         super().__init__()
-        self._recipe, self._train, self._evaluate = recipe, train, evaluate
+        self._definition, self._train, self._evaluate = definition, train, evaluate
         self._warm: _Warm | None = None
         self.train()(self._answer)
         self.evaluate()(self._answer)
@@ -157,7 +166,7 @@ class LocalApp(ClientApp):
 
     def initial_arrays(self, config: UserConfig) -> ArrayRecord:
         """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state."""
-        warm = self._recipe.warm(config, EngineConfig(), World())
+        warm = self._definition.warm(config, EngineConfig(), World())
         sink = MemorySink(warm.personalization.layout())
         warm.personalization.write(sink)
         return arrays_from_state(sink.state())
@@ -168,9 +177,9 @@ class LocalApp(ClientApp):
 
     def _begin(self, warm: _Warm, client: int) -> None:
         """The optimizer as the round begins; in a simulation one engine serves many clients."""
-        if self._recipe.optimizer_state == "reset":
+        if self._definition.optimizer_state == "reset":
             warm.engine.reset_optimizer()
-        elif self._recipe.optimizer_state == "keep" and warm.client != client:
+        elif self._definition.optimizer_state == "keep" and warm.client != client:
             warm.histories[warm.client] = warm.engine.optimizer.state_dict()
             warm.engine.reset_optimizer()
             if client in warm.histories:
@@ -181,7 +190,7 @@ class LocalApp(ClientApp):
         if self._warm is None or self._warm.config != config:
             if self._warm is not None:
                 self._warm.engine.close()
-            self._warm = self._recipe.warm(config, engine_config, World.current())
+            self._warm = self._definition.warm(config, engine_config, World.current())
         return self._warm
 
     def _answer(self, message: Message, context: Context) -> Message:

@@ -44,7 +44,7 @@ class Evaluation:
 
 def local_engine(model: nn.Module, optimizer: OptimizerConfig | None = None) -> Engine:
     """An engine around a model that exists, in this process alone."""
-    recipe = Recipe(build=lambda: model, optimizer=(optimizer or OptimizerConfig()).build)
+    recipe = Recipe(build=lambda: model, optimizer=optimizer or OptimizerConfig())
     return make_engine(recipe, EngineConfig(), World(device=World.current().device))
 
 

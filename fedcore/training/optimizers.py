@@ -13,7 +13,7 @@ from fedcore.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """A local optimizer. `momentum` is for sgd; adam and adamw keep their usual betas (0.9, 0.999)."""
+    """Makes a local optimizer. `momentum` is for sgd; adam and adamw keep their usual betas (0.9, 0.999)."""
 
     name: str = "sgd"
     lr: float = 0.01
@@ -30,7 +30,7 @@ class OptimizerConfig:
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ConfigurationError(f"weight decay cannot be {self.weight_decay}")
 
-    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer for the parameters of `model` that are trained, with fresh state."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         match self.name:

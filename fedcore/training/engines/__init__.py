@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedcore.config import EngineConfig
-from fedcore.training.engines.base import Engine, PerExampleLoss, Proximal, Recipe
+from fedcore.training.engines.base import Engine, MakeOptimizer, PerExampleLoss, Proximal, Recipe
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.ddp import DdpEngine
 from fedcore.training.engines.fsdp import FsdpEngine
@@ -12,7 +12,17 @@ from fedcore.training.engines.single import SingleEngine
 from fedcore.training.engines.tp import TensorEngine
 from fedcore.training.engines.world import World
 
-__all__ = ["Batch", "Engine", "EngineConfig", "PerExampleLoss", "Proximal", "Recipe", "World", "make_engine"]
+__all__ = [
+    "Batch",
+    "Engine",
+    "EngineConfig",
+    "MakeOptimizer",
+    "PerExampleLoss",
+    "Proximal",
+    "Recipe",
+    "World",
+    "make_engine",
+]
 
 _ENGINES: dict[str, type[Engine]] = {
     "single": SingleEngine,

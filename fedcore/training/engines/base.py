@@ -31,6 +31,9 @@ from fedcore.training.losses import per_example_cross_entropy
 from fedcore.training.proximal import add_proximal_gradient
 from fedcore.training.seeds import be_deterministic, derive_seed, seeded
 
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+"""Makes an optimizer for a model's parameters, without any history."""
+
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(output of the model, targets [n, ...]) -> the loss of each example [n]."""
 
@@ -45,7 +48,7 @@ class Recipe:
     """
 
     build: Callable[[], nn.Module]
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    optimizer: MakeOptimizer
     loss: PerExampleLoss = per_example_cross_entropy
     keep_weights: bool = False
 
