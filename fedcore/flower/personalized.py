@@ -77,6 +77,8 @@ class Personalization:
             with torch.device("meta"):  # the whole model, of which a rank may hold a part only, for its names
                 model = engine.recipe.build()
             own = frozenset(personal_names(model, personal.patterns, batch_norm=personal.batch_norm))
+        if adapter and engine.config.engine == "pp":
+            raise ConfigurationError("an adapter cannot be trained with engine pp; use fsdp or tp")
         names = {spec.name for spec in engine.layout().specs}
         kept = own | (names - set(adapter_names(engine.module)) if adapter else set())
         shared = {
