@@ -42,4 +42,4 @@ def _round_seed(job: LocalJob) -> int:
     return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))
 
 
-app = local_app(model=lambda config: initial_model(int(config["seed"])), optimizer=optimizer, train=fit, evaluate=test)
+app = local_app(model=initial_model, optimizer=optimizer, train=fit, evaluate=test)

@@ -1,10 +1,10 @@
 """The ServerApp: FedAvg from seeded initial weights."""
 
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fashion_mnist_app.task import initial_model
+from fashion_mnist_app.client_app import app as client
 
 app = ServerApp()
 
@@ -17,6 +17,6 @@ def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(min_train_nodes=nodes, min_evaluate_nodes=nodes, min_available_nodes=nodes)
     strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(initial_model(int(config["seed"])).state_dict()),
+        initial_arrays=client.initial_arrays(config),
         num_rounds=int(config["num-server-rounds"]),
     )

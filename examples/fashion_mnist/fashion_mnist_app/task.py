@@ -7,12 +7,14 @@ from torch import nn
 
 from fedcore.data import Split, client_data, load_fashion_mnist
 from fedcore.training import OptimizerConfig, derive_seed, seeded
-from fedcore.training.models import lenet
+from fedcore.training.models import GreyImages, lenet, resnet18_groupnorm
 
 
-def initial_model(seed: int) -> nn.Module:
+def initial_model(config: UserConfig) -> nn.Module:
     """The model with the weights that every run with this seed starts from."""
-    with seeded(derive_seed("initial weights", seed)):
+    with seeded(derive_seed("initial weights", int(config["seed"]))):
+        if config["model"] == "resnet18":
+            return nn.Sequential(GreyImages(), resnet18_groupnorm(10, channels=1))
         return lenet()
 
 
