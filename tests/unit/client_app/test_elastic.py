@@ -84,6 +84,7 @@ async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], t
         app=app, app_sha256=AppBundle.from_folder(app).sha256, client_id=1, node_config={"site": "north"}
     )
     group = ElasticGroup(settings, Output(name="client-1", stream=log), shape=shape)
+    others = psutil.Process().children(recursive=True)  # such as the fork server of tests before this one
 
     async def serves(calls: int) -> None:
         done = await group.run(task_of(make_task, "ok"), model, out)
@@ -105,7 +106,7 @@ async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], t
             await serves(1)
         await said(log, "between two tasks; starting the group again")
     finally:
-        mine = [child.pid for child in psutil.Process().children(recursive=True)]
+        mine = [child.pid for child in psutil.Process().children(recursive=True) if child not in others]
         await group.stop()
     wait_until_gone(mine)
     text = printed.read_text()
