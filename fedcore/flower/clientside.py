@@ -20,9 +20,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.config import EngineConfig
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.direct import DirectApp, LocalJob
 from fedcore.flower.keeping import ContextStore, DiskStore, Store
 from fedcore.flower.loading import load_object
-from fedcore.flower.local import LocalApp, LocalJob
 from fedcore.flower.records import arrays_from_state, config_from_json, message_from, run_id_of, state_from_arrays
 from fedcore.flower.result import LocalResult, write_state
 from fedcore.state import Layout, LocalStore, ModelState
@@ -54,7 +54,7 @@ class ClientRunner:
     @property
     def hands_model_out(self) -> bool:
         """Whether rank 0 alone needs the model that is sent, because the app's engine hands it to the others."""
-        return isinstance(self._client_app, LocalApp)
+        return isinstance(self._client_app, DirectApp)
 
     def run(self, task: Task, model: ModelState | None) -> LocalResult:
         """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises.
@@ -62,7 +62,7 @@ class ClientRunner:
         model: the global one; of the ranks of an app that `local_app` made, only rank 0 needs it.
         """
         context = self._context_of(task)
-        if isinstance(self._client_app, LocalApp):
+        if isinstance(self._client_app, DirectApp):
             return self._run_local(self._client_app, task, model, context)
         message = self._message(task, model)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
@@ -77,7 +77,7 @@ class ClientRunner:
             raise AppError(f"the ClientApp returned an error: {reply.error.reason}")
         return _read_reply(reply.content, task, model.layout if model else None)
 
-    def _run_local(self, app: LocalApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
+    def _run_local(self, app: DirectApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
         message = {key: value for config in task.configs.values() for key, value in config_from_json(config).items()}
         job = LocalJob(config=context.run_config, node=context.node_config, message=message, client=self.client_id)
         return app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)

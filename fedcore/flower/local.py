@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
-from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedcore.errors import AppError, ConfigurationError
+from fedcore.flower.direct import DirectApp, LocalJob
 from fedcore.flower.keeping import ContextStore, Store
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, state_from_arrays
@@ -39,29 +39,11 @@ from fedcore.training.engines import (
 from fedcore.training.losses import per_example_cross_entropy
 from fedcore.wire import MetricValue
 
+__all__ = ["LocalApp", "LocalJob", "Metrics", "OptimizerState", "Work", "local_app"]
+
 Metrics: TypeAlias = Mapping[str, MetricValue]
 OptimizerState: TypeAlias = Literal["reset", "keep", "average"]
 _EXAMPLES = "num-examples"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalJob:
-    """What one task asks of this client.
-
-    config: the app's run config. node: this node's own. message: the values that the strategy sent along. client: the
-    node's id. proximal: where the steps of this training are to be pulled to, by FedProx or Ditto; for `train`.
-    """
-
-    config: UserConfig
-    node: UserConfig
-    message: Mapping[str, Any]
-    client: int
-    proximal: Proximal | None = None
-
-    @property
-    def server_round(self) -> int:
-        """The round, from 1 on."""
-        return int(self.message.get("server-round", 0))
 
 
 Work = Callable[[Engine, LocalJob], Metrics]
@@ -130,7 +112,7 @@ class _Warm:
     histories: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-class LocalApp(ClientApp):
+class LocalApp(DirectApp):
     """What `local_app` makes; its engine stays warm from one task to the next."""
 
     def __init__(self, definition: _Definition, train: Work, evaluate: Work) -> None:
