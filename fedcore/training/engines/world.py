@@ -20,9 +20,11 @@ class World:
 
     @classmethod
     def current(cls) -> Self:
-        """The initialised process group, or a world of one; on the GPU of this rank where there is one."""
+        """The initialised process group, or a world of one; on this rank's GPU, if there is one that the group uses."""
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if not torch.cuda.is_available():
+        # Where there are fewer GPUs than ranks the group has gloo alone.
+        over_gloo = dist.is_initialized() and "nccl" not in dist.get_backend_config()
+        if over_gloo or not torch.cuda.is_available():
             return cls(rank=rank, size=size)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         return cls(rank=rank, size=size, device=torch.device("cuda", local_rank % torch.cuda.device_count()))
