@@ -1,6 +1,7 @@
 """Checkpointing, compilation and determinism: what is done, and what is refused."""
 
 import gc
+import shutil
 import weakref
 
 import numpy as np
@@ -99,6 +100,7 @@ def train_compiled(case):
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 def test_compiled_blocks_train_alike():
     case = Case(engine={"engine": "fsdp", "compile": True, "checkpoint": True}, steps=5)
     with Ranks(1, seconds=180) as ranks:
