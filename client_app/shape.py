@@ -56,7 +56,10 @@ class GroupShape:
 
         devices, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
         if 0 < devices < self.nproc_per_node:
-            return f"{self.nproc_per_node} ranks for {devices} CUDA devices: they will use gloo, and share devices"
+            return (
+                f"{self.nproc_per_node} ranks for {devices} CUDA devices: they will train on the processors; start one "
+                "rank for each device"
+            )
         if not devices and self.nproc_per_node > cores:
             return f"{self.nproc_per_node} ranks for {cores} cores: they will wait for each other"
         return ""
