@@ -1,6 +1,6 @@
 """A ClientApp out of two functions that take an engine: the same app on one CPU, eight GPUs or several machines.
 
-    app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=test)
+    app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=check)
 
     def fit(engine: Engine, job: LocalJob) -> Metrics:
         summary = train(engine, my_data(job), batch_size=32, epochs=1, seed=..., proximal=job.proximal)

@@ -1,34 +1,13 @@
 """The ClientApp: trains and evaluates on the lines of this node's roles."""
 
 from fedcore.data import Split
-from fedcore.flower.local import LocalJob, Metrics, local_app
-from fedcore.training import Engine, derive_seed, evaluate, train
+from fedcore.flower.local import LocalJob
+from fedcore.flower.supervised import supervised_app
 from shakespeare_app.task import initial_model, local_data, optimizer
 
 
-def fit(engine: Engine, job: LocalJob) -> Metrics:
-    """Train the global model for one round."""
-    examples, _ = _data(job)
-    summary = train(
-        engine,
-        examples,
-        batch_size=int(job.config["batch-size"]),
-        epochs=int(job.config["local-epochs"]),
-        seed=_round_seed(job),
-        proximal=job.proximal,
-    )
-    return {"num-examples": summary.examples, "train_loss": summary.loss}
-
-
-def test(engine: Engine, job: LocalJob) -> Metrics:
-    """Test the model on this node's test part."""
-    _, examples = _data(job)
-    result = evaluate(engine, examples)
-    # Loss and accuracy are means over characters, and so is their average over the nodes.
-    return {"num-examples": result.targets, "eval_loss": result.loss, "eval_acc": result.accuracy}
-
-
-def _data(job: LocalJob) -> tuple[Split, Split]:
+def data(job: LocalJob) -> tuple[Split, Split]:
+    """Training and test part of this node."""
     config, node = job.config, job.node
     return local_data(
         str(config["partition"]),
@@ -38,9 +17,5 @@ def _data(job: LocalJob) -> tuple[Split, Split]:
     )
 
 
-def _round_seed(job: LocalJob) -> int:
-    """The order of the examples: the same whenever, wherever and after whatever it runs."""
-    return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))
-
-
-app = local_app(model=initial_model, optimizer=optimizer, train=fit, evaluate=test)
+# Loss and accuracy are means over characters, and so is their average over the nodes.
+app = supervised_app(model=initial_model, optimizer=optimizer, data=data, weigh="targets")

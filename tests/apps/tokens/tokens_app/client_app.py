@@ -47,7 +47,7 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
     return {"num-examples": summary.examples, "train_loss": summary.loss}
 
 
-def test(engine: Engine, job: LocalJob) -> Metrics:
+def check(engine: Engine, job: LocalJob) -> Metrics:
     result = evaluate(engine, data(int(job.node["partition-id"])))
     return {"num-examples": result.examples, "eval_loss": result.loss}
 
@@ -56,4 +56,4 @@ def stays(config: UserConfig) -> Personal:
     return Personal(patterns=tuple(str(config["personal"]).split()))
 
 
-app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=test, personal=stays)
+app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=check, personal=stays)
