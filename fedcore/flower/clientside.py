@@ -23,8 +23,15 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.direct import DirectApp, LocalJob
 from fedcore.flower.keeping import ContextStore, DiskStore, Store
 from fedcore.flower.loading import load_object
-from fedcore.flower.records import arrays_from_state, config_from_json, message_from, run_id_of, state_from_arrays
-from fedcore.flower.result import LocalResult, write_state
+from fedcore.flower.records import (
+    arrays_from_state,
+    config_from_json,
+    merged_values,
+    message_from,
+    run_id_of,
+    state_from_arrays,
+)
+from fedcore.flower.result import LocalResult, take_examples, write_state
 from fedcore.state import Layout, LocalStore, ModelState
 from fedcore.wire import MetricValue, Scalar, Task
 
@@ -78,7 +85,7 @@ class ClientRunner:
         return _read_reply(reply.content, task, model.layout if model else None)
 
     def _run_local(self, app: DirectApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
-        message = {key: value for config in task.configs.values() for key, value in config_from_json(config).items()}
+        message = merged_values(config_from_json(config) for config in task.configs.values())
         job = LocalJob(config=context.run_config, node=context.node_config, message=message, client=self.client_id)
         return app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
 
@@ -119,15 +126,11 @@ class ClientRunner:
 
 def _read_reply(content: RecordDict, task: Task, layout: Layout | None) -> LocalResult:
     metrics = _only_metrics(content)
-    examples = metrics.pop(task.weight_key, None)
-    if examples is None:
-        raise AppError(f"the reply's MetricRecord has no {task.weight_key!r}, the number of examples")
-    if isinstance(examples, list) or examples != int(examples) or examples < 0:
-        raise AppError(f"{task.weight_key!r} must be a whole number of examples, not {examples!r}")
+    examples = take_examples(metrics, task.weight_key)
     if not task.trains:
-        return LocalResult(examples=int(examples), metrics=metrics)
+        return LocalResult(examples=examples, metrics=metrics)
     state = _only_arrays(content, layout)
-    return LocalResult(examples=int(examples), metrics=metrics, layout=state.layout, write=write_state(state))
+    return LocalResult(examples=examples, metrics=metrics, layout=state.layout, write=write_state(state))
 
 
 def _only_metrics(content: RecordDict) -> dict[str, MetricValue]:

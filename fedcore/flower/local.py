@@ -23,8 +23,8 @@ from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.direct import DirectApp, LocalJob
 from fedcore.flower.keeping import ContextStore, Store
 from fedcore.flower.personalized import Personal, Personalization
-from fedcore.flower.records import arrays_from_state, state_from_arrays
-from fedcore.flower.result import LocalResult
+from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
+from fedcore.flower.result import LocalResult, take_examples
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.engines import (
     Engine,
@@ -185,7 +185,7 @@ class LocalApp(DirectApp):
         job = LocalJob(
             config=context.run_config,
             node=context.node_config,
-            message=values_of(message.content),
+            message=merged_values(message.content.config_records.values()),
             client=context.node_id,
         )
         result = self.run(job, state_from_arrays(record), trains=trains, store=ContextStore(context))
@@ -196,11 +196,6 @@ class LocalApp(DirectApp):
         return Message(content, reply_to=message)
 
 
-def values_of(content: RecordDict) -> dict[str, Any]:
-    """All values of a message's ConfigRecords."""
-    return {key: value for record in content.config_records.values() for key, value in record.items()}
-
-
 def _proximal(job: LocalJob, engine: Engine) -> Proximal | None:
     """FedProx: the strategy sends the strength of the pull towards the model that the round began with."""
     mu = float(job.message.get("proximal-mu", 0.0))
@@ -209,7 +204,4 @@ def _proximal(job: LocalJob, engine: Engine) -> Proximal | None:
 
 def _split(metrics: Metrics) -> tuple[int, dict[str, MetricValue]]:
     rest = dict(metrics)
-    examples = rest.pop(_EXAMPLES, None)
-    if examples is None or isinstance(examples, list) or examples != int(examples) or examples < 0:
-        raise AppError(f"the metrics need {_EXAMPLES!r}, a whole number of examples, not {examples!r}")
-    return int(examples), rest
+    return take_examples(rest, _EXAMPLES), rest

@@ -152,8 +152,8 @@ class Personalization:
         self._load_shared(model)
         if self.own:
             exists, state = self._kept(store)
-            source = _part(state, self.own) if exists else self.initial
-            self.engine.load(source, only=self.own)
+            kept = None if state is None else state.only(self.own)
+            self.engine.load(kept if exists else self.initial, only=self.own)
 
     def _load_kept(self, store: Store) -> bool:
         """Put the whole model of the client into the engine, if there is one."""
@@ -181,11 +181,3 @@ class Personalization:
 def _of_model(name: str, names: Collection[str]) -> str:
     """The model's tensor that `name` belongs to: `optimizer.exp_avg.head.weight` belongs to `head.weight`."""
     return name if name in names else parameter_of(name)
-
-
-def _part(state: ModelState | None, names: Collection[str]) -> ModelState | None:
-    """The named tensors out of a whole state."""
-    if state is None:
-        return None
-    specs = tuple(spec for spec in state.layout.specs if spec.name in names)
-    return ModelState(Layout(specs=specs), {spec.name: state[spec.name] for spec in specs})

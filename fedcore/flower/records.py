@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -66,6 +66,11 @@ def config_to_json(record: ConfigRecord) -> dict[str, Any]:
 def config_from_json(values: Mapping[str, Any]) -> ConfigRecord:
     """The inverse of `config_to_json`."""
     return ConfigRecord({key: _from_json(value) for key, value in values.items()})
+
+
+def merged_values(configs: Iterable[ConfigRecord]) -> dict[str, Any]:
+    """The values of all ConfigRecords of a message; of the same key in two, the later one's."""
+    return {key: value for config in configs for key, value in config.items()}
 
 
 def message_from(content: RecordDict, metadata: Metadata) -> Message:

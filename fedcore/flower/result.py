@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcore.errors import AppError
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire import MetricValue
 
@@ -52,9 +53,17 @@ def write_state(state: ModelState) -> Write:
     """The writer of a state that is in memory already."""
 
     def write(sink: StateSink | None) -> None:
-        if sink is None:
-            return
-        for spec in state.layout.specs:
-            sink.write(spec, 0, state[spec.name].reshape(-1))
+        if sink is not None:
+            state.write_to(sink)
 
     return write
+
+
+def take_examples(metrics: dict[str, MetricValue], key: str) -> int:
+    """Take the number of examples out of the metrics; raises AppError where there is none."""
+    examples = metrics.pop(key, None)
+    if examples is None:
+        raise AppError(f"the reply's metrics have no {key!r}, the number of examples")
+    if isinstance(examples, list) or examples != int(examples) or examples < 0:
+        raise AppError(f"{key!r} must be a whole number of examples, not {examples!r}")
+    return int(examples)

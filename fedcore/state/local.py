@@ -51,9 +51,7 @@ class LocalModel:
 
     def personal_state(self) -> ModelState:
         """The personal tensors alone; views of `state`."""
-        names = set(self.record.personal)
-        specs = tuple(spec for spec in self.state.layout.specs if spec.name in names)
-        return ModelState(Layout(specs=specs), self.state)
+        return self.state.only(set(self.record.personal))
 
 
 class LocalStore:

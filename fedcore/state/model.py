@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,6 +92,10 @@ class ModelState(Mapping[str, NDArray[Any]]):
         """
         with FileSink(path, self.layout) as sink:
             self.write_to(sink)
+
+    def only(self, names: Collection[str]) -> ModelState:
+        """The named tensors, in their order here; views of this state."""
+        return ModelState(Layout(specs=tuple(spec for spec in self.layout.specs if spec.name in names)), self)
 
     def write_to(self, sink: StateSink) -> None:
         """Hand over every tensor, whole."""
