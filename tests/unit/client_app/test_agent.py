@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from typing import Any
 
 import pytest
 from fastapi import Response
+from support.agents import FAST, agent_running, until
 
-from client_app.agent import Agent, Pauses
+from client_app.agent import Agent
 from client_app.exchange import Client
 from client_app.output import Output
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.wire import Task, WithdrawalReason
 
 Script = Any  # tests/unit/client_app/conftest.py
-FAST = Pauses(first=0.05, longest=0.2, refusal=0.05)
-
-
-@asynccontextmanager
-async def agent_running(client: Client) -> AsyncIterator[asyncio.Task[None]]:
-    running = asyncio.create_task(Agent(client, FAST).run())
-    try:
-        yield running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def until(condition: Callable[[], object], running: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(15):
-        while not condition():
-            assert not running.done(), running.exception()
-            await asyncio.sleep(0.02)
 
 
 async def test_takes_one_exchange_after_the_other(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from typing import Any
 
 import psutil
 import pytest
+from support.agents import agent_running, until
 
-from client_app.agent import Agent, Pauses
 from client_app.eligibility import Eligibility, Machine, NotEligible, Reading, _processor_seconds, why_not
 from client_app.exchange import Client
 from fedcore.errors import KitError
@@ -23,7 +21,6 @@ from fedcore.federation.eligibility import EligibilityRules, Hours
 from fedcore.wire import WithdrawalReason
 
 Script = Any  # tests/unit/client_app/conftest.py
-FAST = Pauses(first=0.05, longest=0.2, refusal=0.05)
 ON_POWER = EligibilityRules(on_power_only=True)
 NIGHT = EligibilityRules(train_hours=(Hours.parse("22:00-06:00"),))
 
@@ -173,23 +170,6 @@ class Given:
 
 def restricted(client: Client, given: Given) -> Client:
     return replace(client, eligibility=Eligibility(rules=ON_POWER, read=given, seconds=0.02))
-
-
-@asynccontextmanager
-async def agent_running(client: Client) -> AsyncIterator[asyncio.Task[None]]:
-    running = asyncio.create_task(Agent(client, FAST).run())
-    try:
-        yield running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def until(condition: Callable[[], object], running: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(15):
-        while not condition():
-            assert not running.done(), running.exception()
-            await asyncio.sleep(0.02)
 
 
 async def test_says_at_once_whether_it_may_train(script: Script, client: Client, log: StringIO) -> None:
