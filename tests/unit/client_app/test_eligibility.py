@@ -246,7 +246,7 @@ async def test_unplugged_after_its_upload_it_stays_to_the_end(script: Script, cl
     script.survivors_or_not_yet = lambda: None if client.eligibility.holds else shown()  # until the agent has noticed
     script.tasks.append(script.task)
     async with script.serving(), agent_running(client) as running:
-        await until(lambda: script.decoded, running)
+        await until(lambda: script.decoded and client.ledger.open_exchange is None, running)
     assert not client.eligibility.holds
     assert script.withdrawals == []
 
