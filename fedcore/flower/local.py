@@ -39,7 +39,7 @@ from fedcore.training.engines import (
 from fedcore.training.losses import per_example_cross_entropy
 from fedcore.wire import MetricValue
 
-__all__ = ["LocalApp", "LocalJob", "Metrics", "OptimizerState", "Work", "local_app"]
+__all__ = ["Definition", "LocalApp", "LocalJob", "Metrics", "OptimizerState", "Work", "local_app"]
 
 Metrics: TypeAlias = Mapping[str, MetricValue]
 OptimizerState: TypeAlias = Literal["reset", "keep", "average"]
@@ -70,20 +70,22 @@ def local_app(
     adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
     every client and on the server.
     """
-    definition = _Definition(
+    definition = Definition(
         model=model, optimizer=optimizer, loss=loss, personal=personal, optimizer_state=optimizer_state, adapter=adapter
     )
     return LocalApp(definition, train, evaluate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Definition:
+class Definition:
+    """What `local_app` was given beside its two functions; the fields are explained there."""
+
     model: Callable[[UserConfig], nn.Module]
     optimizer: Callable[[UserConfig], MakeOptimizer]
-    loss: PerExampleLoss
-    personal: Callable[[UserConfig], Personal]
-    optimizer_state: OptimizerState
-    adapter: bool
+    loss: PerExampleLoss = per_example_cross_entropy
+    personal: Callable[[UserConfig], Personal] = lambda config: Personal()
+    optimizer_state: OptimizerState = "reset"
+    adapter: bool = False
 
     def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> _Warm:
         personal = self.personal(config)
@@ -115,9 +117,9 @@ class _Warm:
 class LocalApp(DirectApp):
     """What `local_app` makes; its engine stays warm from one task to the next."""
 
-    def __init__(self, definition: _Definition, train: Work, evaluate: Work) -> None:
+    def __init__(self, definition: Definition, train: Work, evaluate: Work) -> None:
         super().__init__()
-        self._definition, self._train, self._evaluate = definition, train, evaluate
+        self.definition, self._train, self._evaluate = definition, train, evaluate
         self._warm: _Warm | None = None
         self.train()(self._answer)
         self.evaluate()(self._answer)
@@ -148,7 +150,7 @@ class LocalApp(DirectApp):
 
     def initial_arrays(self, config: UserConfig) -> ArrayRecord:
         """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state."""
-        warm = self._definition.warm(config, EngineConfig(), World())
+        warm = self.definition.warm(config, EngineConfig(), World())
         sink = MemorySink(warm.personalization.layout())
         warm.personalization.write(sink)
         return arrays_from_state(sink.state())
@@ -159,9 +161,9 @@ class LocalApp(DirectApp):
 
     def _begin(self, warm: _Warm, client: int) -> None:
         """The optimizer as the round begins; in a simulation one engine serves many clients."""
-        if self._definition.optimizer_state == "reset":
+        if self.definition.optimizer_state == "reset":
             warm.engine.reset_optimizer()
-        elif self._definition.optimizer_state == "keep" and warm.client != client:
+        elif self.definition.optimizer_state == "keep" and warm.client != client:
             warm.histories[warm.client] = warm.engine.optimizer.state_dict()
             warm.engine.reset_optimizer()
             if client in warm.histories:
@@ -172,7 +174,7 @@ class LocalApp(DirectApp):
         if self._warm is None or self._warm.config != config:
             if self._warm is not None:
                 self._warm.engine.close()
-            self._warm = self._definition.warm(config, engine_config, World.current())
+            self._warm = self.definition.warm(config, engine_config, World.current())
         return self._warm
 
     def _answer(self, message: Message, context: Context) -> Message:

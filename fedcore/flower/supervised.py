@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from flwr.app import UserConfig
 from torch import nn
 
-from fedcore.flower.local import LocalApp, LocalJob, Metrics, OptimizerState, local_app
+from fedcore.flower.local import Definition, LocalApp, LocalJob, Metrics, OptimizerState, Work
 from fedcore.flower.personalized import Personal
 from fedcore.training.engines import Engine, MakeOptimizer
 from fedcore.training.engines.loading import TrainingData
@@ -28,7 +28,7 @@ def supervised_app(
     personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
     adapter: bool = False,
-) -> LocalApp:
+) -> SupervisedApp:
     """A `local_app` that trains by cross entropy and tests loss and accuracy.
 
     Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` where there are no
@@ -45,7 +45,7 @@ def supervised_app(
             batch_size=int(job.config["batch-size"]),
             epochs=int(job.config["local-epochs"]),
             steps=int(job.config.get("local-steps", 0)),
-            seed=_order_seed(job),
+            seed=SupervisedApp.order_seed(job),
             proximal=job.proximal,
         )
         return {"num-examples": summary.examples, "train_loss": summary.loss}
@@ -55,17 +55,30 @@ def supervised_app(
         result = evaluate(engine, examples)
         return {"num-examples": getattr(result, weigh), "eval_loss": result.loss, "eval_acc": result.accuracy}
 
-    return local_app(
-        model=model,
-        optimizer=optimizer,
-        train=fit,
-        evaluate=check,
-        personal=personal,
-        optimizer_state=optimizer_state,
-        adapter=adapter,
+    definition = Definition(
+        model=model, optimizer=optimizer, personal=personal, optimizer_state=optimizer_state, adapter=adapter
     )
+    return SupervisedApp(definition, fit, check, data, weigh)
 
 
-def _order_seed(job: LocalJob) -> int:
-    """The order of the examples: the same whenever, wherever and after whatever a round runs."""
-    return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))
+class SupervisedApp(LocalApp):
+    """What `supervised_app` makes: its parts are known, so that others can train the same model on the same data.
+
+    data, weigh: as given to `supervised_app`.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        train: Work,
+        evaluate: Work,
+        data: Callable[[LocalJob], Parts],
+        weigh: Literal["examples", "targets"],
+    ) -> None:
+        super().__init__(definition, train, evaluate)
+        self.data, self.weigh = data, weigh
+
+    @staticmethod
+    def order_seed(job: LocalJob) -> int:
+        """Decides the order of a node's examples: the same whenever, wherever and after whatever a round runs."""
+        return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))

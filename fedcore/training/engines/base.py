@@ -207,6 +207,10 @@ class Engine(ABC):
         all reading the same. Raises ConfigurationError for settings that mean nothing, on all ranks alike.
         """
         rows = self._rows(len(data), batch_size, epochs, steps, seed, sharded)  # type: ignore[arg-type]
+        return self.read(data, rows, workers=workers, seed=seed)
+
+    def read(self, data: TrainingData, rows: Iterator[Rows], *, workers: int = 0, seed: int = 0) -> Iterator[Batch]:
+        """The batches with the given rows of `data`, for an order that is not one of `batches`."""
         return self._loaders.batches(data, rows, workers=workers, seed=seed)
 
     def passes(

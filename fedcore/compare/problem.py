@@ -1,0 +1,115 @@
+"""What the modes of a comparison have in common: model, optimizer, data and order, taken from the Flower app itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from torch.utils.data import ConcatDataset
+
+from fedcore.compare.schedule import Schedule
+from fedcore.data.types import Split
+from fedcore.errors import AppError, ConfigurationError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.direct import LocalJob
+from fedcore.flower.loading import load_object
+from fedcore.flower.supervised import SupervisedApp
+from fedcore.training.engines import MakeOptimizer, Recipe
+from fedcore.training.engines.loading import TrainingData
+from fedcore.wire import Scalar
+
+ROUNDS = "num-server-rounds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One training problem, divided over sites.
+
+    app: what `supervised_app` made. config: the whole run config. sites: how many parts the data are divided into;
+    site i of the comparison is partition i of the app, and the client that provisioning calls client-(i+1).
+    """
+
+    app: SupervisedApp
+    config: Mapping[str, Scalar]
+    sites: int
+
+    @classmethod
+    def load(cls, app: FlowerApp, *, config: Mapping[str, Scalar], sites: int) -> Problem:
+        """Import the app's ClientApp; the user's code runs from here on.
+
+        Raises ConfigurationError where the app does its own training, or keeps a part of the model on its clients.
+        """
+        try:
+            found = load_object(app.folder, app.clientapp, SupervisedApp)
+        except AppError as error:
+            raise ConfigurationError(
+                f"{error}; this mode trains the app's model itself and needs a ClientApp made by "
+                "fedcore.flower.supervised.supervised_app (centralized and the federated modes take any Flower app)"
+            ) from None
+        for key in (ROUNDS, "batch-size", "local-epochs", "seed"):
+            if key not in config:
+                raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
+        personal = found.definition.personal(dict(config))
+        if personal.parts or personal.whole:
+            raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
+        return cls(app=found, config=config, sites=sites)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the run; a mode without rounds reports after as many examples as a round has."""
+        return int(self.config[ROUNDS])
+
+    def recipe(self, wrap: Callable[[MakeOptimizer], MakeOptimizer] = lambda make: make) -> Recipe:
+        """For an engine. wrap: what makes the optimizer out of the app's own."""
+        definition, config = self.app.definition, dict(self.config)
+        return Recipe(
+            build=lambda: definition.model(config),
+            optimizer=wrap(definition.optimizer(config)),
+            loss=definition.loss,
+            keep_weights=definition.adapter,
+        )
+
+    def job(self, site: int, server_round: int = 1) -> LocalJob:
+        """The task of one site, as the app's data function sees it."""
+        return LocalJob(
+            config=dict(self.config),
+            node={"partition-id": site, "num-partitions": self.sites},
+            message={"server-round": server_round},
+            client=site + 1,
+        )
+
+    def training(self, site: int) -> TrainingData:
+        """The training part of one site."""
+        return self.app.data(self.job(site))[0]
+
+    def test(self, site: int) -> TrainingData:
+        """The test part of one site."""
+        return self.app.data(self.job(site))[1]
+
+    def pooled_training(self) -> TrainingData:
+        """All training parts, one site after the other."""
+        return joined([self.training(site) for site in range(self.sites)])
+
+    def order_seed(self, site: int, server_round: int) -> int:
+        """Decides the order of a site's examples in a round, as in its federated training."""
+        return self.app.order_seed(self.job(site, server_round))
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Reads the training part of every site."""
+        return Schedule(
+            counts=tuple(len(self.training(site)) for site in range(self.sites)),  # type: ignore[arg-type]
+            batch_size=int(self.config["batch-size"]),
+            epochs=int(self.config["local-epochs"]),
+            steps=int(self.config.get("local-steps", 0)),
+        )
+
+
+def joined(parts: list[TrainingData]) -> TrainingData:
+    """Several sites' examples as one data set, in their order."""
+    arrays = [part for part in parts if isinstance(part, Split)]
+    if len(arrays) == len(parts):
+        return Split(x=np.concatenate([part.x for part in arrays]), y=np.concatenate([part.y for part in arrays]))
+    return ConcatDataset(parts)  # type: ignore[arg-type]

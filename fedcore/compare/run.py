@@ -1,0 +1,59 @@
+"""One run of one mode: everything that it has to know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedcore.compare.modes import Mode
+from fedcore.compare.network import Cost, Network
+from fedcore.flower.app import FlowerApp
+from fedcore.wire import Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """End a worker by SIGKILL. site: from 0 on. round: after this round, or as many examples, was reported."""
+
+    site: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeRun:
+    """One mode with one seed at one point of a sweep.
+
+    config: the whole run config, with seed, partition, sweep and what the mode lays over it. settings: the same of
+    [tool.fedcore]. folder: of this run alone, for logs and models. network: None for the loopback as it is.
+    cost: of computation, where there is a network; the same for all modes.
+    """
+
+    app: FlowerApp
+    mode: Mode
+    config: Mapping[str, Scalar]
+    settings: Mapping[str, Scalar]
+    sites: int
+    seed: int
+    folder: Path
+    point: Mapping[str, Scalar] = field(default_factory=dict)
+    network: Network | None = None
+    cost: Cost | None = None
+    kill: Kill | None = None
+    data_dir: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        """For the processes of the run."""
+        environment = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        # Several workers on one machine: more threads than cores would make each of them slower.
+        threads = max(1, (os.cpu_count() or 1) // self.sites)
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
+        if self.data_dir is not None:
+            environment["FEDCORE_DATA"] = str(self.data_dir)
+        return environment
+
+
+def worker_name(site: int) -> str:
+    """The name of a site in reports, the one that provisioning gives."""
+    return f"client-{site + 1}"

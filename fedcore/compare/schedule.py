@@ -1,0 +1,104 @@
+"""Which examples each worker takes, and when: the same ones, in the same order, in every mode.
+
+In every round a site walks through its own training part in an order that its seed alone decides. A worker that trains
+on its own (a federated client, an asynchronous worker) takes batches of `batch_size` at its own pace. Where all workers
+make one step together, a global batch holds each site's next examples in proportion to the size of the site, so that
+all come to the end of their data with the same step; centralized training takes the union of these shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedcore.errors import ConfigurationError
+from fedcore.training.engines.batches import Rows, own_rows, shared_rows, steps_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The work of one round, the same in every round but for the order.
+
+    counts: training examples of each site. batch_size: of one worker's step, 0 for all its examples. epochs, steps: of
+    a worker in one round; exactly one is positive.
+    """
+
+    counts: tuple[int, ...]
+    batch_size: int
+    epochs: int = 0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.counts or not all(count > 0 for count in self.counts):
+            raise ConfigurationError(f"every site needs at least one training example, not {self.counts}")
+        self.own_steps(0)
+
+    @property
+    def examples(self) -> int:
+        """Training examples of all sites."""
+        return sum(self.counts)
+
+    def own_steps(self, site: int) -> tuple[int, int]:
+        """Batch size, and steps in one round, of a worker that trains on its own."""
+        return steps_of(self.counts[site], batch_size=self.batch_size, epochs=self.epochs, steps=self.steps)
+
+    def own_samples(self, site: int) -> int:
+        """Examples that a worker on its own takes in one round, repetitions counted."""
+        return _samples(self.counts[site], *self.own_steps(site))
+
+    @property
+    def samples(self) -> int:
+        """Examples that all workers on their own take in one round: the budget of every mode."""
+        return sum(self.own_samples(site) for site in range(len(self.counts)))
+
+    def global_steps(self, size: int) -> tuple[int, int]:
+        """Batch size, and steps in one round, of synchronous training: as many examples as the budget has.
+
+        size: examples of one step of all workers together, 0 for all examples. With epochs the budget is met exactly,
+        with steps to within one batch.
+        """
+        size = min(size or self.examples, self.examples)
+        if self.epochs:
+            return steps_of(self.examples, batch_size=size, epochs=self.epochs, steps=0)
+        passes, rest = divmod(self.samples, self.examples)
+        return size, max(1, passes * math.ceil(self.examples / size) + round(rest / size))
+
+    def global_samples(self, size: int) -> int:
+        """Examples that synchronous training takes in one round."""
+        return _samples(self.examples, *self.global_steps(size))
+
+    def own(self, site: int, *, seed: int) -> Iterator[Rows]:
+        """One worker's batches of one round, at its own pace. seed: of this site in this round."""
+        size, steps = self.own_steps(site)
+        return shared_rows(self.counts[site], size, steps, seed=seed, rank=0, ranks=1)
+
+    def share(self, site: int, size: int, *, seed: int) -> Iterator[Rows]:
+        """One worker's share of each global batch of one round; `Rows.total` is the size of the whole batch."""
+        size, steps = self.global_steps(size)
+        return own_rows(self.counts, size, steps, seed=seed, rank=site)
+
+    def pooled(self, size: int, *, seeds: Sequence[int]) -> Iterator[Rows]:
+        """The global batches of one round, as rows of all sites' examples one site after the other."""
+        shares = [self.share(site, size, seed=seed) for site, seed in enumerate(seeds)]
+        offsets = [sum(self.counts[:site]) for site in range(len(self.counts))]
+        for parts in zip(*shares, strict=True):
+            rows = [
+                torch.as_tensor(part.rows) + offset
+                for part, offset in zip(parts, offsets, strict=True)
+                if not part.empty
+            ]
+            yield Rows(torch.cat(rows), parts[0].total)
+
+
+def alone(rows: Iterator[Rows]) -> Iterator[Rows]:
+    """A worker's shares as batches of its own: their mean gradient is over the share, not over the whole batch."""
+    return (replace(part, total=0 if part.empty else len(torch.as_tensor(part.rows))) for part in rows)
+
+
+def _samples(examples: int, size: int, steps: int) -> int:
+    """Examples in `steps` batches of `size`, where the last batch of each pass may be smaller."""
+    passes, rest = divmod(steps, math.ceil(examples / size))
+    return passes * examples + rest * size
