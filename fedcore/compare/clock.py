@@ -129,10 +129,7 @@ def global_shares(schedule: Schedule, size: int) -> list[tuple[int, ...]]:
     """How many examples each site has in each step of one round; the same in every round."""
     sites = range(len(schedule.counts))
     shares = (schedule.share(site, size, seed=0) for site in sites)
-    return [
-        tuple(0 if part.empty else len(part.rows) for part in parts)  # type: ignore[arg-type]
-        for parts in zip(*shares, strict=True)
-    ]
+    return [tuple(0 if part.empty else len(part.rows) for part in parts) for parts in zip(*shares, strict=True)]
 
 
 def _own_seconds(schedule: Schedule, site: int, server_round: int, cost: Cost, pace: Pace) -> float:
