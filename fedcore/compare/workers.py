@@ -251,8 +251,7 @@ def _print_to(log: Path) -> None:
 def _take_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    if threads := environment.get("OMP_NUM_THREADS"):
-        import torch
-
-        # torch read the fork server's environment.
-        torch.set_num_threads(int(threads))
+    threads = environment.get("OMP_NUM_THREADS")
+    if threads and "torch" in sys.modules:
+        # It was imported in the fork server, with that one's environment.
+        sys.modules["torch"].set_num_threads(int(threads))
