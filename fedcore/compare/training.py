@@ -72,9 +72,8 @@ def train_pooled(report: EventSink, run: ModeRun) -> None:
     engine = _engine_alone(problem)
     engine.load(ModelState.open(run.folder / INITIAL_FILE))
     report(READY, _ready(schedule.counts, engine, Traffic()))
-    work = _Work(
+    loop = RoundLoop(
         report=report,
-        run=run,
         engine=engine,
         data=problem.pooled_training(),
         rows=lambda number: schedule.pooled(size, seeds=[problem.order_seed(site, number) for site in sites]),
@@ -82,7 +81,7 @@ def train_pooled(report: EventSink, run: ModeRun) -> None:
         folder=run.folder,
         lost_after=run.kill.round if run.kill else 0,
     )
-    work.run_rounds(problem.rounds)
+    loop.run_rounds(problem.rounds)
 
 
 def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
@@ -93,9 +92,8 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
     engine = _engine_alone(problem)
     engine.load(ModelState.open(run.folder / INITIAL_FILE))
     report(READY, _ready(schedule.counts, engine, Traffic()))
-    work = _Work(
+    loop = RoundLoop(
         report=report,
-        run=run,
         engine=engine,
         data=data,
         rows=lambda number: schedule.own(0, seed=problem.order_seed(site, number)),
@@ -103,7 +101,7 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
         folder=run.folder / worker_name(site),
         lost_after=_lost_after(run, site),
     )
-    work.run_rounds(problem.rounds)
+    loop.run_rounds(problem.rounds)
 
 
 def train_together(report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
@@ -124,9 +122,8 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
     dist.barrier()
     report(READY, _ready([schedule.counts[site]], engine, Traffic.now() - before))
     size = global_batch(run)
-    work = _Work(
+    loop = RoundLoop(
         report=report,
-        run=run,
         engine=engine,
         data=data,
         rows=lambda number: schedule.share(site, size, seed=problem.order_seed(site, number)),
@@ -135,11 +132,11 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
         lost_after=_lost_after(run, site),
         averaging=_averaging(run, engine) if averages else None,
     )
-    work.run_rounds(problem.rounds)
+    loop.run_rounds(problem.rounds)
 
 
 @dataclass(slots=True)
-class _Averaging:
+class Averaging:
     """Which steps are followed by an average: every h-th of a round (h is 0 for none of them), and its last."""
 
     averager: Averager
@@ -162,21 +159,21 @@ class _Averaging:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Work:
-    """A worker's rounds. rows, seed: of a round. folder: for snapshots, None where another worker writes them.
+class RoundLoop:
+    """A worker's rounds.
 
-    lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
+    rows, seed: of a round, by its number. folder: for snapshots, None where another worker writes them. lost_after: the
+    round after which this worker waits for its end by SIGKILL, 0 for none. averaging: where models are averaged.
     """
 
     report: EventSink
-    run: ModeRun
     engine: Engine
     data: TrainingData
     rows: Callable[[int], Iterator[Rows]]
     seed: Callable[[int], int]
     folder: Path | None
     lost_after: int
-    averaging: _Averaging | None = None
+    averaging: Averaging | None = None
 
     def run_rounds(self, rounds: int) -> None:
         """The optimizer keeps its history from round to round."""
@@ -184,7 +181,7 @@ class _Work:
         for number in range(1, rounds + 1):
             _meet()
             before, started = Traffic.now(), time.perf_counter()
-            done = self._round(number)
+            done = self.train(number)
             # What this rank has sent before a barrier is counted on both sides after it.
             _meet()
             used = Traffic.now() - before
@@ -195,7 +192,8 @@ class _Work:
             while number == self.lost_after:
                 signal.pause()
 
-    def _round(self, number: int) -> dict[str, float]:
+    def train(self, number: int) -> dict[str, float]:
+        """One round: samples, steps, and the sum of the losses of this worker's samples."""
         samples = steps = 0
         loss = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         with self.engine.seeded(self.seed(number)):
@@ -237,10 +235,10 @@ def _engine_together(problem: Problem, run: ModeRun, world: World) -> Engine:
     return make_engine(problem.recipe(), config, world)
 
 
-def _averaging(run: ModeRun, engine: Engine) -> _Averaging:
+def _averaging(run: ModeRun, engine: Engine) -> Averaging:
     options = run.mode.options
     outer = outer_sgd(lr=float(options.get("outer-lr", 1.0)), momentum=float(options.get("outer-momentum", 0.0)))
-    return _Averaging(Averager(engine.module, outer), h=int(options["h"]))
+    return Averaging(Averager(engine.module, outer), h=int(options["h"]))
 
 
 def _ready(counts: tuple[int, ...] | list[int], engine: Engine, used: Traffic) -> dict[str, object]:
