@@ -170,7 +170,7 @@ def compare_command(
     Example:  fedcore compare examples/digits --modes federated,centralized --clients 4 --out out
     """
     from fedcore.compare.job import CompareJob, run_mode
-    from fedcore.compare.report import table, write_report
+    from fedcore.compare.records_report import table, write_report
     from fedcore.flower.app import FlowerApp
     from fedcore.progress import ProgressView
 
