@@ -1,4 +1,4 @@
-"""One comparison: what is compared, and the runs that follow from it. Nothing here starts a process or imports an app."""
+"""One comparison: what is compared, and the runs that follow. Nothing here starts a process or imports an app."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,11 @@ def mode_settings(mode: Mode, settings: Mapping[str, Any], *, sites: int) -> dic
             f"dp-epsilon or dp-noise-multiplier and the mode {PRIVATE_KIND} go together: name both or neither"
         )
     return checked.to_mapping()
+
+
+def every_mode() -> tuple[str, ...]:
+    """The modes that need no further settings."""
+    return tuple(kind for kind in KINDS if kind != PRIVATE_KIND)
 
 
 def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:
@@ -239,5 +244,3 @@ def describe(run: ModeRun) -> str:
     """A run in a few words."""
     point = "".join(f", {key}={value}" for key, value in run.point.items())
     return f"{run.mode.label}{point}, seed {run.seed}"
-
-

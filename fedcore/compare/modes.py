@@ -87,8 +87,8 @@ def parse_modes(text: str) -> tuple[Mode, ...]:
     """Read `centralized,ps-ssp[s=3,shards=2],federated[strategy=fedyogi]`.
 
     In the brackets stand options of the mode, and values of the app's run config (in federated modes also of
-    [tool.fedcore]) for this mode alone. Raises ConfigurationError for a mode that does not exist, is there twice, or has
-    an option of a wrong kind.
+    [tool.fedcore]) for this mode alone.
+    Raises ConfigurationError for a mode that does not exist, is there twice, or has an option of a wrong kind.
     """
     modes = tuple(_parse(word.strip()) for word in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text) if word.strip())
     labels = [mode.label for mode in modes]
