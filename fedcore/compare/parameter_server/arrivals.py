@@ -2,8 +2,8 @@
 
 On the simulated clock a message carries the time at which its worker sent it. The server handles the earliest one as
 soon as no worker can send an earlier one any more: when each has a message here, or waits for an answer (a conservative
-discrete event simulation; Chandy and Misra 1979). Real processes then train in an order that depends on the model of the
-network alone, and a run can be repeated bit for bit.
+discrete event simulation; Chandy and Misra 1979). Real processes then train in an order that depends on the model of
+the network alone, and a run can be repeated bit for bit.
 
 The server's link takes one message after the other, each way, at `Network.server` bits a second for each shard, since a
 message is divided over the shards evenly. The optimizer's step costs no time.

@@ -1,8 +1,8 @@
 """Which numbers a parameter server holds, in which order, and which shard holds which of them.
 
-A key is a tensor: first the trained parameters in the order of `named_parameters`, then the floating point buffers. Laid
-one after the other they are one float32 vector, and each shard holds one range of it (Li et al. 2014, section 3.2). A
-range may begin and end inside a tensor, so that shards are of equal size whatever the model.
+A key is a tensor: first the trained parameters in the order of `named_parameters`, then the floating point buffers.
+Laid one after the other they are one float32 vector, and each shard holds one range of it (Li et al. 2014, section
+3.2). A range may begin and end inside a tensor, so that shards are of equal size whatever the model.
 
 Buffers, such as running means, are carried along: a worker keeps its own and pushes them with every gradient, and the
 server keeps the mean of those that came with the last step, for evaluation. Integer buffers stay as they began.
@@ -11,6 +11,7 @@ server keeps the mean of those that came with the last step, for evaluation. Int
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -65,7 +66,7 @@ class KeyRanges:
         if not 0 < shards <= start:
             raise ConfigurationError(f"{start} numbers cannot be divided over {shards} shards")
         bounds = [start * number // shards for number in range(shards + 1)]
-        return cls(tuple(keys), tuple(Range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)))
+        return cls(tuple(keys), tuple(Range(a, b) for a, b in pairwise(bounds)))
 
     @property
     def size(self) -> int:
@@ -109,14 +110,12 @@ class FlatModel:
                 view.copy_(source)
 
     def _views(self, vector: Tensor) -> list[Tensor]:
-        return [part.view(shape) for part, shape in zip(vector.split(self._sizes), self._shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(torch.split(vector, self._sizes), self._shapes, strict=True)]
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """Trained parameters, then floating point buffers of the state, by name."""
     kept = module.state_dict(keep_vars=True)
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    buffers = {
-        name: tensor for name, tensor in module.named_buffers() if name in kept and tensor.is_floating_point()
-    }
+    buffers = {name: tensor for name, tensor in module.named_buffers() if name in kept and tensor.is_floating_point()}
     return {**trained, **buffers}

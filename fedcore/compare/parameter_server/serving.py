@@ -6,13 +6,14 @@ about it. Each shard carries the actions out in the leader's order, on its own r
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,12 +21,42 @@ import torch
 from fedcore.compare.parameter_server.arrivals import Arrivals, SimulatedClock
 from fedcore.compare.parameter_server.coordinator import Action, Answer, Apply, Coordinator, Release, Snapshot
 from fedcore.compare.parameter_server.doors import Door, Knock
+from fedcore.compare.parameter_server.keys import KeyRanges
 from fedcore.compare.parameter_server.messages import Reply, Request, read_action, write_action
 from fedcore.compare.parameter_server.shard import Shard
-from fedcore.compare.parameter_server.transport import HEADER_BYTES, Pair
+from fedcore.compare.parameter_server.tasks import Task
+from fedcore.compare.parameter_server.transport import HEADER_BYTES, Pair, be_local
 from fedcore.record import EventSink
 
-_GOODBYE_SECONDS = 10.0
+_GOODBYE_SECONDS: Final = 10.0
+
+
+def run_shard(report: EventSink, task: Task, number: int) -> None:
+    """Serve one range of the model until no worker is left.
+
+    Shard 0 reports "round" after each round, "lost" for a worker that is gone, and "finished" at the end.
+    """
+    be_local()
+    problem = task.problem()
+    engine = task.engine(problem)
+    ranges = KeyRanges.of(engine.module, shards=task.shards)
+    shard = Shard(engine.module.cpu(), problem.recipe().optimizer, ranges, number)
+    common: queue.SimpleQueue[Knock] = queue.SimpleQueue()
+    doors = [
+        Door(worker, task.worker_meeting(worker, number), len(ranges.ranges[number]), _inbox(number, common))
+        for worker in range(task.run.sites)
+    ]
+    process = ShardProcess(shard, doors, task, number)
+    if number == 0:
+        _leader(process, common, ranges, task.round_samples(problem), report).run()
+    else:
+        follow(process, Pair.join(task.shard_meeting(number)))
+    process.close()
+
+
+def _inbox(number: int, common: queue.SimpleQueue[Knock]) -> queue.SimpleQueue[Knock]:
+    """The leader hears all workers at once, the others each one when it is its turn."""
+    return common if number == 0 else queue.SimpleQueue()
 
 
 @dataclass(slots=True)
@@ -34,7 +65,7 @@ class ShardProcess:
 
     shard: Shard
     doors: list[Door]
-    folder: Path
+    task: Task
     number: int
     lost: set[int] = field(default_factory=set)
     _released: list[Door] = field(default_factory=list)
@@ -52,7 +83,17 @@ class ShardProcess:
                 self.doors[worker].release(reply)
                 self._released.append(self.doors[worker])
             case Snapshot(number):
-                np.save(piece_path(self.folder, number, self.number), self.shard.values.numpy())
+                self._keep(self.task.piece(number, self.number))
+
+    @property
+    def released(self) -> int:
+        """How many workers have trained to their end."""
+        return len(self._released)
+
+    def _keep(self, path: Path) -> None:
+        draft = path.with_name(f".{path.name}")
+        np.save(draft, self.shard.values.numpy())
+        os.replace(draft, path)
 
     def close(self) -> None:
         """Let the last messages leave."""
@@ -93,7 +134,7 @@ class Leader:
                 self._handle(*entry)
         for pair in self.followers:
             pair.send(write_action(None, len(self.process.doors)))
-        self.report("staleness", self._staleness())
+        self.report("finished", self._summary())
 
     def _arrival(self, request: Request) -> float:
         if self.clock is None:
@@ -147,17 +188,17 @@ class Leader:
                 "seconds": time.monotonic() - self._began,
                 "simulated_seconds": None if self.clock is None else self.clock.now,
                 "loss": state.loss / max(1, state.seen),
-                "steps": {str(worker): steps for worker, steps in state.steps.items()},
             },
         )
         state.loss, state.seen = 0.0, 0
 
-    def _staleness(self) -> Mapping[str, Any]:
+    def _summary(self) -> Mapping[str, Any]:
         state = self.coordinator
         return {
             "clocks": {str(age): number for age, number in sorted(state.stale_clocks.items())},
             "updates": {str(age): number for age, number in sorted(state.stale_updates.items())},
             "samples": state.samples,
+            "released": self.process.released,
             "steps": {str(worker): steps for worker, steps in state.steps.items()},
         }
 
@@ -184,6 +225,12 @@ def _await(process: ShardProcess, door: Door) -> None:
         process.lost.add(door.worker)
 
 
-def piece_path(folder: Path, number: int, shard: int) -> Path:
-    """Where a shard keeps its range of the model of a round."""
-    return folder / f"round-{number:03d}.shard-{shard}.npy"
+def _leader(
+    process: ShardProcess, inbox: queue.SimpleQueue[Knock], ranges: KeyRanges, round_samples: int, report: EventSink
+) -> Leader:
+    task = process.task
+    followers = [Pair.serve(task.shard_meeting(shard)) for shard in range(1, task.shards)]
+    coordinator = Coordinator.of(task.run.sites, bound=task.bound, together=task.together, round_samples=round_samples)
+    network = task.run.network if task.simulated else None
+    clock = None if network is None else SimulatedClock(network=network, shards=task.shards)
+    return Leader(process, coordinator, followers, inbox, report, 4 * ranges.size, clock)

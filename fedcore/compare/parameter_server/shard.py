@@ -15,7 +15,7 @@ from fedcore.training.engines import MakeOptimizer
 _ELEMENTWISE: Final = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"}
 )
-"""Optimizers of torch whose step on one number needs that number's history alone, so that a range may be cut anywhere."""
+"""Optimizers of torch whose step on a number needs the history of that number alone: a range may be cut anywhere."""
 
 
 class Shard:
@@ -71,7 +71,7 @@ class Shard:
             pieces[whole] = (piece, part)
         for group in self._optimizer.param_groups:
             group["params"] = [pieces[whole][0] for whole in group["params"] if whole in pieces]
-        history = {
+        history: dict[Tensor, Any] = {
             pieces[whole][0]: {name: _cut(value, whole, *pieces[whole]) for name, value in state.items()}
             for whole, state in self._optimizer.state.items()
             if whole in pieces

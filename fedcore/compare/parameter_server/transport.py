@@ -1,21 +1,22 @@
 """Vectors between two processes: a gloo group of the two, one for each worker and shard.
 
 A group of its own for each pair lets workers come, go and die alone: a group of all would end with its first member.
-The sides find each other through a file. Every message is a header of eight float64 numbers, and where both sides expect
-one, a float32 vector behind it, sent from where it lies.
+The sides find each other through a file. Every message is a header of eight float64 numbers, and where both sides
+expect one, a float32 vector behind it, sent from where it lies.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore, ProcessGroup, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from fedcore.errors import EnvironmentFailure
 
@@ -39,7 +40,7 @@ class _Work(Protocol):
 class Pair:
     """One end of the connection. Used by one thread at a time."""
 
-    _group: dist.ProcessGroup
+    _group: ProcessGroup
     _peer: int
 
     @classmethod
@@ -69,14 +70,19 @@ class Pair:
             raise PeerLost(str(error).splitlines()[0]) from None
 
 
+def be_local() -> None:
+    """Listen on the loopback, and not on the address of the machine's name: nobody outside needs to reach a pair."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
 def new_header(*values: float) -> Tensor:
     """A header that begins with `values`; zeros behind them."""
     return torch.tensor([*values, *[0.0] * (HEADER_CELLS - len(values))], dtype=torch.float64)
 
 
-def _group(meeting: Path, rank: int, seconds: float) -> dist.ProcessGroup:
-    store = dist.FileStore(str(meeting), 2)
+def _group(meeting: Path, rank: int, seconds: float) -> ProcessGroup:
+    store = FileStore(str(meeting), 2)
     try:
-        return dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=seconds))
+        return cast(ProcessGroup, ProcessGroupGloo(store, rank, 2, timedelta(seconds=seconds)))
     except RuntimeError as error:
         raise PeerLost(str(error).splitlines()[0]) from None

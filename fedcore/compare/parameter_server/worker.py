@@ -13,9 +13,9 @@ from fedcore.compare.parameter_server.coordinator import Push
 from fedcore.compare.parameter_server.keys import FlatModel, KeyRanges
 from fedcore.compare.parameter_server.messages import Reply, Request
 from fedcore.compare.parameter_server.tasks import Task
-from fedcore.compare.parameter_server.transport import Pair, new_header
+from fedcore.compare.parameter_server.transport import Pair, be_local, new_header
 from fedcore.compare.problem import Problem
-from fedcore.compare.traffic import tcp_traffic
+from fedcore.compare.traffic import Traffic
 from fedcore.record import EventSink
 from fedcore.training.engines import Batch, Engine
 
@@ -54,11 +54,14 @@ class ServerLink:
         return Reply.read(headers[0])
 
     def _parts(self, vector: Tensor) -> list[tuple[Pair, Tensor | None]]:
-        return [(pair, vector[place.start : place.stop]) for pair, place in zip(self.pairs, self.ranges.ranges)]
+        return [
+            (pair, vector[place.start : place.stop]) for pair, place in zip(self.pairs, self.ranges.ranges, strict=True)
+        ]
 
 
 def run_worker(report: EventSink, task: Task, worker: int) -> None:
     """Train on one site's data until its last batch is pushed; reports "traffic" after each round."""
+    be_local()
     problem = task.problem()
     engine = task.engine(problem)
     ranges = KeyRanges.of(engine.module, shards=task.shards)
@@ -116,9 +119,10 @@ class _Worker:
 
     def _finished(self, received: float, began: float, step: int, examples: int) -> float:
         """When the step is done on the simulated clock; where times are slept, after the rest of its time."""
-        if self.task.network is None or self.task.cost is None:
+        network, cost = self.task.run.network, self.task.run.cost
+        if network is None or cost is None:
             return 0.0
-        seconds = self.task.cost.seconds(examples) * self.task.network.slowdown(self.number, step)
+        seconds = cost.seconds(examples) * network.slowdown(self.number, step)
         if not self.task.slept:
             return received + seconds
         time.sleep(max(0.0, began + seconds - time.monotonic()))
@@ -130,5 +134,7 @@ class _Worker:
 
     def _report_traffic(self, server_round: int) -> None:
         self._round = server_round
-        sent, received = tcp_traffic()
-        self.report("traffic", {"round": server_round, "up": sent, "down": received})
+        traffic = Traffic.now()
+        self.report(
+            "traffic", {"worker": self.number, "round": server_round, "up": traffic.sent, "down": traffic.received}
+        )
