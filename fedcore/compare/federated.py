@@ -1,0 +1,215 @@
+"""The federated modes: an unmodified Flower app on a real server and real clients, as a `RunResult`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any, Final
+
+from fedcore.compare.clock import Exchanged, federated_seconds
+from fedcore.compare.federation import Federation
+from fedcore.compare.initial import initial_state
+from fedcore.compare.problem import Problem
+from fedcore.compare.results import Loss, Point, RunResult
+from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.workers import ENDED, Workers
+from fedcore.errors import ConfigurationError, FedcoreError, RunFailed
+from fedcore.record import EventSink, ExchangeRecord, RunRecord
+from fedcore.state import ModelState, sha256_file
+
+INITIAL_FILE: Final = "initial.safetensors"
+MODEL_FILE: Final = "model.safetensors"
+DESCRIBE_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What the app says of a run before it begins. model_bytes: of the file that every client fetches each round.
+
+    schedule: None for an app that does its own training; the examples are then those that its clients report.
+    """
+
+    parameters: int
+    model_bytes: int
+    schedule: Schedule | None
+
+
+def run_federated(run: ModeRun, emit: EventSink, federation: Federation) -> RunResult:
+    """Carry out one run in a federation that may have served others before.
+
+    Only training exchanges count for seconds and bytes; an attempt that failed leaves its failure alone. The start of
+    the federation is in the wall seconds of the first run. A mode that fails is a result, too.
+    """
+    started = time.monotonic()
+    run.folder.mkdir(parents=True, exist_ok=True)
+    models: list[str] = []
+
+    def note(kind: str, data: Mapping[str, Any]) -> None:
+        if kind == "exchange" and data["model"]:
+            models.append(data["model"])
+        emit(kind, data)
+
+    try:
+        record, losses = federation.carry_out(run, note)
+        result = _result(run, record, losses, describe(run))
+    except FedcoreError as error:
+        result = RunResult(
+            mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point, status="failed", reason=str(error)
+        )
+    first = models[0] if models else ""
+    return replace(result, initial_sha256=first, wall_seconds=time.monotonic() - started)
+
+
+def describe(run: ModeRun) -> Description:
+    """Ask the app in a process of its own; it leaves the first model in the run's folder. Raises RunFailed."""
+    with Workers(run.folder, run.environment()) as workers:
+        workers.start("describe", _describe, run)
+        answer: Mapping[str, Any] = {}
+        for _, kind, data in workers.events(silence=DESCRIBE_SECONDS):
+            if kind == ENDED and data["reason"]:
+                raise RunFailed(f"the app cannot be described: {data['reason']}")
+            if kind == "described":
+                answer = data
+    schedule = answer["schedule"]
+    return Description(
+        parameters=answer["parameters"],
+        model_bytes=(run.folder / INITIAL_FILE).stat().st_size,
+        schedule=Schedule(**{**schedule, "counts": tuple(schedule["counts"])}) if schedule else None,
+    )
+
+
+def _describe(report: EventSink, run: ModeRun) -> None:
+    state: ModelState = initial_state(run.app, config=run.config, sites=run.sites)
+    state.save(run.folder / INITIAL_FILE)
+    try:
+        schedule = asdict(Problem.load(run.app, config=run.config, sites=run.sites).schedule)
+    except ConfigurationError:
+        schedule = None  # any Flower app will do here
+    report("described", {"schedule": schedule, "parameters": sum(spec.size for spec in state.layout.specs)})
+
+
+# --- from the record to the result ----------------------------------------------------------------------------------
+
+
+def _result(run: ModeRun, record: RunRecord, losses: tuple[Loss, ...], about: Description) -> RunResult:
+    training = [_with_model(exchange, about.model_bytes) for exchange in record.exchanges if exchange.trains]
+    simulated = _simulated(run, record, training, about.schedule)
+    curve = _curve(run, record, training, about.schedule, simulated)
+    finished = record.status == "finished"
+    model = run.folder / MODEL_FILE
+    return RunResult(
+        mode=run.mode.label,
+        kind=run.mode.kind,
+        seed=run.seed,
+        point=run.point,
+        status="finished" if finished else "failed",
+        reason=record.reason if record.status else "the run ended without a word",
+        aggregation=record.aggregation,
+        parameters=about.parameters,
+        samples=curve[-1].samples if curve else 0,
+        steps=_steps(run.sites, training, about.schedule),
+        seconds=sum(exchange.seconds for exchange in training),
+        simulated_seconds=simulated[-1] if simulated else None,
+        bytes_up=_total(run.sites, [exchange.bytes_up for exchange in training]),
+        bytes_down=_total(run.sites, [exchange.bytes_down for exchange in training]),
+        model_sha256=sha256_file(model) if finished and model.exists() else "",
+        curve=curve,
+        losses=losses,
+        failures=tuple(record.failures),
+        privacy=_privacy(record),
+    )
+
+
+def _with_model(exchange: ExchangeRecord, size: int) -> ExchangeRecord:
+    """A training exchange with the model that its clients began with.
+
+    A client that fetched it to evaluate it does not fetch it again; a baseline's evaluation costs no bytes, so that
+    the download belongs to the training here, too.
+    """
+    down = {name: count if count >= size else count + size for name, count in exchange.bytes_down.items()}
+    return replace(exchange, bytes_down=down)
+
+
+def _curve(
+    run: ModeRun,
+    record: RunRecord,
+    training: Sequence[ExchangeRecord],
+    schedule: Schedule | None,
+    simulated: Sequence[float],
+) -> tuple[Point, ...]:
+    loss, accuracy = (_evaluations(record, word) for word in ("loss", "acc"))
+    samples = accumulate(_samples(exchange, schedule) for exchange in training)
+    seconds = accumulate(exchange.seconds for exchange in training)
+    up = accumulate(sum(exchange.bytes_up.values()) / run.sites for exchange in training)
+    down = accumulate(sum(exchange.bytes_down.values()) / run.sites for exchange in training)
+    clock = simulated or [None] * len(training)
+    return tuple(
+        Point(
+            round=exchange.server_round,
+            samples=seen,
+            seconds=at,
+            simulated_seconds=then,
+            bytes_up=sent,
+            bytes_down=received,
+            loss=loss.get(exchange.server_round),
+            accuracy=accuracy.get(exchange.server_round),
+        )
+        for exchange, seen, at, then, sent, received in zip(training, samples, seconds, clock, up, down, strict=True)
+    )
+
+
+def _evaluations(record: RunRecord, word: str) -> dict[int, float]:
+    """Round -> the app's own metric of its evaluation."""
+    name = record.metric_like(word)
+    return {server_round: value for server_round, _, value in record.curve(name)} if name else {}
+
+
+def _samples(exchange: ExchangeRecord, schedule: Schedule | None) -> int:
+    """Examples that the survivors took, repetitions counted; otherwise those that they reported."""
+    if schedule is None:
+        return exchange.examples
+    return sum(schedule.own_samples(site_of(name)) for name in exchange.survivors)
+
+
+def _steps(sites: int, training: Sequence[ExchangeRecord], schedule: Schedule | None) -> dict[str, int]:
+    if schedule is None:
+        return {}
+    taken = [sum(worker_name(site) in exchange.survivors for exchange in training) for site in range(sites)]
+    return {worker_name(site): count * schedule.own_steps(site)[1] for site, count in enumerate(taken)}
+
+
+def _simulated(
+    run: ModeRun, record: RunRecord, training: Sequence[ExchangeRecord], schedule: Schedule | None
+) -> list[float]:
+    """The simulated clock at the end of each training exchange; nothing without a network or a known schedule."""
+    if run.network is None or run.cost is None or schedule is None:
+        return []
+    exchanges = [
+        Exchanged(
+            server_round=exchange.server_round,
+            up={site_of(name): exchange.bytes_up[name] for name in exchange.survivors},
+            down={site_of(name): exchange.bytes_down[name] for name in exchange.survivors},
+        )
+        for exchange in training
+    ]
+    return federated_seconds(schedule, exchanges, run.cost, run.network, secure=record.aggregation == "secure")
+
+
+def _total(sites: int, exchanges: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    names = [worker_name(site) for site in range(sites)]
+    return {name: sum(exchange.get(name, 0) for exchange in exchanges) for name in names}
+
+
+def _privacy(record: RunRecord) -> dict[str, Any] | None:
+    """The plan, with its epsilon as `budget`, and the epsilon that was spent."""
+    if record.privacy is None:
+        return None
+    return {**record.privacy, "budget": record.privacy["epsilon"], "epsilon": record.epsilon()}
+
+
+def site_of(name: str) -> int:
+    """The inverse of `worker_name`."""
+    return int(name.removeprefix("client-")) - 1
