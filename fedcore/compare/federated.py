@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,25 +10,24 @@ from itertools import accumulate
 from typing import Any, Final
 
 from fedcore.compare.clock import Exchanged, federated_seconds
-from fedcore.compare.federation import Federation
-from fedcore.compare.initial import initial_state
+from fedcore.compare.evaluation import evaluate_rounds, everywhere
+from fedcore.compare.federation import Federation, Followed
+from fedcore.compare.initial import INITIAL_FILE, START_SECONDS, initial_state
 from fedcore.compare.problem import Problem
-from fedcore.compare.results import Loss, Point, RunResult
+from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import ModeRun, worker_name
 from fedcore.compare.schedule import Schedule
-from fedcore.compare.workers import ENDED, Workers
-from fedcore.errors import ConfigurationError, FedcoreError, RunFailed
+from fedcore.compare.workers import Workers
+from fedcore.errors import AppError, ConfigurationError, FedcoreError
 from fedcore.record import EventSink, ExchangeRecord, RunRecord
-from fedcore.state import ModelState, sha256_file
+from fedcore.state import sha256_file
 
-INITIAL_FILE: Final = "initial.safetensors"
 MODEL_FILE: Final = "model.safetensors"
-DESCRIBE_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What the app says of a run before it begins. model_bytes: of the file that every client fetches each round.
+    """What the app says of a run. model_bytes: of the file that clients fetch; 0 where the run begins without a model.
 
     schedule: None for an app that does its own training; the examples are then those that its clients report.
     """
@@ -40,62 +40,73 @@ class Description:
 def run_federated(run: ModeRun, emit: EventSink, federation: Federation) -> RunResult:
     """Carry out one run in a federation that may have served others before.
 
-    Only training exchanges count for seconds and bytes; an attempt that failed leaves its failure alone. The start of
-    the federation is in the wall seconds of the first run. A mode that fails is a result, too.
+    Seconds and bytes are those of completed training exchanges. The start of the federation is in the wall seconds of
+    its first run. The last model is evaluated on every site where the app is a `supervised_app`. A run that fails is a
+    result, too.
     """
     started = time.monotonic()
     run.folder.mkdir(parents=True, exist_ok=True)
-    models: list[str] = []
-
-    def note(kind: str, data: Mapping[str, Any]) -> None:
-        if kind == "exchange" and data["model"]:
-            models.append(data["model"])
-        emit(kind, data)
-
     try:
-        record, losses = federation.carry_out(run, note)
-        result = _result(run, record, losses, describe(run))
+        followed = federation.carry_out(run, emit)
+        with Workers(run.folder, run.environment()) as workers:
+            about = describe(run, workers)
+            result = _result(run, followed, about)
+            if about.schedule is not None and result.model_sha256:
+                result = _evaluated(run, result, workers)
     except FedcoreError as error:
         result = RunResult(
             mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point, status="failed", reason=str(error)
         )
-    first = models[0] if models else ""
-    return replace(result, initial_sha256=first, wall_seconds=time.monotonic() - started)
+    return replace(result, wall_seconds=time.monotonic() - started)
 
 
-def describe(run: ModeRun) -> Description:
-    """Ask the app in a process of its own; it leaves the first model in the run's folder. Raises RunFailed."""
-    with Workers(run.folder, run.environment()) as workers:
-        workers.start("describe", _describe, run)
-        answer: Mapping[str, Any] = {}
-        for _, kind, data in workers.events(silence=DESCRIBE_SECONDS):
-            if kind == ENDED and data["reason"]:
-                raise RunFailed(f"the app cannot be described: {data['reason']}")
-            if kind == "described":
-                answer = data
-    schedule = answer["schedule"]
+def describe(run: ModeRun, workers: Workers) -> Description:
+    """Ask the app in a process of its own, which leaves the first model in the run's folder; raises RunFailed."""
+    (report,) = workers.call("describe", _describe, run, silence=START_SECONDS)
+    schedule, path = report.data["schedule"], run.folder / INITIAL_FILE
     return Description(
-        parameters=answer["parameters"],
-        model_bytes=(run.folder / INITIAL_FILE).stat().st_size,
+        parameters=report.data["parameters"],
+        model_bytes=path.stat().st_size if path.exists() else 0,
         schedule=Schedule(**{**schedule, "counts": tuple(schedule["counts"])}) if schedule else None,
     )
 
 
 def _describe(report: EventSink, run: ModeRun) -> None:
-    state: ModelState = initial_state(run.app, config=run.config, sites=run.sites)
-    state.save(run.folder / INITIAL_FILE)
-    try:
+    parameters, schedule = 0, None
+    # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
+    with contextlib.suppress(AppError):
+        state = initial_state(run.app, config=run.config, sites=run.sites)
+        state.save(run.folder / INITIAL_FILE)
+        parameters = sum(spec.size for spec in state.layout.specs)
+    with contextlib.suppress(ConfigurationError):
         schedule = asdict(Problem.load(run.app, config=run.config, sites=run.sites).schedule)
-    except ConfigurationError:
-        schedule = None  # any Flower app will do here
-    report("described", {"schedule": schedule, "parameters": sum(spec.size for spec in state.layout.specs)})
+    report("described", {"schedule": schedule, "parameters": parameters})
+
+
+def _evaluated(run: ModeRun, result: RunResult, workers: Workers) -> RunResult:
+    """The result with its first point, and with the last model on every site."""
+    last = result.curve[-1].round
+    models = {0: everywhere(run, run.folder / INITIAL_FILE), last: everywhere(run, run.folder / MODEL_FILE)}
+    found = evaluate_rounds(run, workers, models)
+    start = Point(
+        round=0,
+        samples=0,
+        seconds=0.0,
+        simulated_seconds=0.0 if result.simulated_seconds is not None else None,
+        bytes_up=0.0,
+        bytes_down=0.0,
+        loss=found[0].loss,
+        accuracy=found[0].accuracy,
+    )
+    return replace(result, curve=(start, *result.curve), sites=found[last].sites)
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------
 
 
-def _result(run: ModeRun, record: RunRecord, losses: tuple[Loss, ...], about: Description) -> RunResult:
-    training = [_with_model(exchange, about.model_bytes) for exchange in record.exchanges if exchange.trains]
+def _result(run: ModeRun, followed: Followed, about: Description) -> RunResult:
+    record = followed.record
+    training = _training(followed, about.model_bytes)
     simulated = _simulated(run, record, training, about.schedule)
     curve = _curve(run, record, training, about.schedule, simulated)
     finished = record.status == "finished"
@@ -115,22 +126,32 @@ def _result(run: ModeRun, record: RunRecord, losses: tuple[Loss, ...], about: De
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run.sites, [exchange.bytes_up for exchange in training]),
         bytes_down=_total(run.sites, [exchange.bytes_down for exchange in training]),
+        initial_sha256=next(filter(None, followed.models), ""),
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,
-        losses=losses,
+        losses=followed.losses,
         failures=tuple(record.failures),
         privacy=_privacy(record),
     )
 
 
-def _with_model(exchange: ExchangeRecord, size: int) -> ExchangeRecord:
-    """A training exchange with the model that its clients began with.
+def _training(followed: Followed, size: int) -> list[ExchangeRecord]:
+    """The training exchanges, each with the model that its clients began with, of `size` bytes.
 
-    A client that fetched it to evaluate it does not fetch it again; a baseline's evaluation costs no bytes, so that
-    the download belongs to the training here, too.
+    A client that fetched it to evaluate it does not fetch it again. A baseline's evaluation costs no bytes, so that the
+    download belongs to the training here, too.
     """
-    down = {name: count if count >= size else count + size for name, count in exchange.bytes_down.items()}
-    return replace(exchange, bytes_down=down)
+    return [
+        replace(
+            exchange,
+            bytes_down={
+                name: count + (size if model and name not in fetched else 0)
+                for name, count in exchange.bytes_down.items()
+            },
+        )
+        for exchange, model, fetched in zip(followed.record.exchanges, followed.models, followed.fetched, strict=True)
+        if exchange.trains
+    ]
 
 
 def _curve(
@@ -145,7 +166,7 @@ def _curve(
     seconds = accumulate(exchange.seconds for exchange in training)
     up = accumulate(sum(exchange.bytes_up.values()) / run.sites for exchange in training)
     down = accumulate(sum(exchange.bytes_down.values()) / run.sites for exchange in training)
-    clock = simulated or [None] * len(training)
+    clock: Sequence[float | None] = simulated or [None] * len(training)
     return tuple(
         Point(
             round=exchange.server_round,

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import queue
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from fedcore.compare.following import Given, Killing, follow
+from fedcore.compare.problem import ROUNDS
 from fedcore.compare.processes import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import Loss
-from fedcore.compare.run import Kill, ModeRun, worker_name
-from fedcore.errors import EnvironmentFailure
+from fedcore.compare.run import ModeRun
+from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.record import EventSink, RunRecord
-from fedcore.wire import Scalar, is_training
+from fedcore.wire import Scalar
 
 START_SECONDS: Final = 120.0
-IDLE_SECONDS: Final = 0.5
 RUN: Final = "run"
 KILL_SETTINGS: Final[Mapping[str, Scalar]] = {"liveness-seconds": 7.0, "join-seconds": 20.0}
 """A lost client is noticed, and missing ones are given up, sooner than by default: two heartbeats and a bit."""
+
+WITHOUT_PRIVACY: Final[Mapping[str, Scalar]] = {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
 
 
 @dataclass(slots=True)
@@ -49,7 +47,7 @@ class Federation:
         for plain in tuple(self._warm):
             self._close(plain)
 
-    def carry_out(self, run: ModeRun, emit: EventSink) -> tuple[RunRecord, tuple[Loss, ...]]:
+    def carry_out(self, run: ModeRun, emit: EventSink) -> Followed:
         """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
 
         A federation that lost a process is not used again. Raises EnvironmentFailure where a process ends that was not
@@ -61,12 +59,13 @@ class Federation:
             if plain not in self._warm:
                 self._started += 1
                 self._warm[plain] = _Deployment.start(self.folder / f"federation-{self._started}", run, plain=plain)
-            record, losses = self._warm[plain].carry_out(run, emit)
-            whole = record.status == "finished" and run.kill is None
+                self._warm[plain].warm_up(run)
+            followed = self._warm[plain].carry_out(run, emit)
+            whole = followed.record.status == "finished" and run.kill is None
         finally:
             if not whole:
                 self._close(plain)
-        return record, losses
+        return followed
 
     def _close(self, plain: bool) -> None:
         if (deployment := self._warm.pop(plain, None)) is not None:
@@ -74,11 +73,26 @@ class Federation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A run that is over.
+
+    models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
+    fetched: for each of them, who fetched that model in it; the others had it from the exchange before.
+    """
+
+    record: RunRecord
+    losses: tuple[Loss, ...]
+    models: tuple[str, ...]
+    fetched: tuple[frozenset[str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Deployment:
-    """A server and clients that run."""
+    """A server and clients that run. held: the model that each client has, by its name."""
 
     local: LocalFederation
     group: ProcessGroup
+    held: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, folder: Path, run: ModeRun, *, plain: bool) -> Self:
@@ -99,26 +113,45 @@ class _Deployment:
             raise
         return cls(local=local, group=group)
 
-    def carry_out(self, run: ModeRun, emit: EventSink) -> tuple[RunRecord, tuple[Loss, ...]]:
-        command = run_command(
-            run.app.folder,
-            self.local.operator,
-            out=run.folder / "model.safetensors",
-            run_config=run.config,
-            settings=mode_settings(run),
-        )
-        watch = _Watch(group=self.group, kill=run.kill, sites=run.sites)
+    def warm_up(self, run: ModeRun) -> None:
+        """One round that does not count: clients then have read their data and imported what a step needs.
+
+        A baseline's workers do so before their first round, too. Raises RunFailed.
+        """
+        if ROUNDS not in run.config:
+            return
+        short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS: 1}, kill=None)
+        settings = {**mode_settings(short), **WITHOUT_PRIVACY}
+        followed = self._follow(short, settings, lambda kind, data: None)
+        if followed.record.status != "finished":
+            raise RunFailed(followed.record.reason or "the first round ended without a word")
+
+    def carry_out(self, run: ModeRun, emit: EventSink) -> Followed:
+        """Submit a run and follow it."""
+        return self._follow(run, mode_settings(run), emit)
+
+    def _follow(self, run: ModeRun, settings: Mapping[str, Scalar], emit: EventSink) -> Followed:
+        out = run.folder / "model.safetensors"
+        command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
+        killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
+        given = Given(held=self.held)
 
         def show(kind: str, data: Mapping[str, Any]) -> None:
             emit(kind, data)
-            watch.see(kind, data)
+            given.see(kind, data)
+            killing.see(kind, data)
 
         child = self.group.start(RUN, command, piped=True)
         try:
             record = follow(self.group, child, show)
         finally:
             self.group.stop(RUN)
-        return record, watch.losses(record)
+        return Followed(
+            record=record,
+            losses=killing.losses(record),
+            models=tuple(given.models),
+            fetched=tuple(given.fetched),
+        )
 
 
 def mode_settings(run: ModeRun) -> dict[str, Scalar]:
@@ -131,94 +164,4 @@ def mode_settings(run: ModeRun) -> dict[str, Scalar]:
     settings = {**run.settings, "min-clients": run.sites, "aggregation": "secure" if secure else "plain"}
     if run.kill is not None:
         settings |= {"min-clients": max(1 + secure, run.sites - 1), **KILL_SETTINGS}
-    return settings if run.mode.kind == "federated-dp" else {**settings, "dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
-
-
-@dataclass(slots=True, kw_only=True)
-class _Watch:
-    """Kills a client when it is time, and notes how long the others took to go on without it."""
-
-    group: ProcessGroup
-    kill: Kill | None
-    sites: int
-    clock: Callable[[], float] = time.monotonic
-    _killed_at: float | None = None
-    _noticed: str = ""
-    _seconds: float = 0.0
-
-    def see(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Take an event of the run."""
-        if self.kill is None or self._noticed:
-            return
-        name = worker_name(self.kill.site)
-        if self._killed_at is None:
-            if _is_due(kind, data, self.kill.round):
-                self.group.kill(name)
-                self._killed_at = self.clock()
-        elif kind == "dropped" and data["client"] == name:
-            self._note(f"dropped in stage {data['stage']} ({data['reason']})")
-        elif kind == "exchange" and name not in data["cohort"]:
-            self._note("not asked again")
-        elif kind == "ended":
-            self._note("not missed before the end")
-
-    def losses(self, record: RunRecord) -> tuple[Loss, ...]:
-        """Nobody, or the one that was killed."""
-        if self.kill is None or self._killed_at is None:
-            return ()
-        left = f"the run went on with {self.sites - 1} of {self.sites} clients"
-        outcome = left if record.status == "finished" else f"the run failed: {record.reason}"
-        return (
-            Loss(
-                worker=worker_name(self.kill.site),
-                round=self.kill.round,
-                consequence=f"{self._noticed}; {outcome}",
-                seconds=self._seconds,
-            ),
-        )
-
-    def _note(self, noticed: str) -> None:
-        self._noticed, self._seconds = noticed, self.clock() - (self._killed_at or 0.0)
-
-
-def _is_due(kind: str, data: Mapping[str, Any], kill_round: int) -> bool:
-    """After the evaluation of the round, or with the next round where there is none."""
-    if kind == "exchange-done":
-        return data["server_round"] == kill_round and not is_training(data["message_type"])
-    return kind == "exchange" and int(data["server_round"]) > kill_round
-
-
-def follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
-    """Read a run's events until it ends; another process of the group that ends with an error ends the run too."""
-    record = RunRecord()
-    for line in _lines(child, idle=lambda: group.check(but=child)):
-        event = json.loads(line)
-        if "kind" in event:
-            record.add(event["kind"], event["data"], event["seconds"])
-            emit(event["kind"], event["data"])
-    child.wait()
-    if not record.status:
-        group.check()
-    return record
-
-
-def _lines(child: subprocess.Popen[str], *, idle: Callable[[], None]) -> Iterator[str]:
-    """The lines that a child prints, until it ends; `idle` is called while there are none."""
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        with contextlib.suppress(ValueError):  # closed, because nobody waits for more
-            for line in child.stdout or ():
-                lines.put(line)
-        lines.put("")
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=IDLE_SECONDS)
-        except queue.Empty:
-            idle()
-            continue
-        if not line:
-            return
-        yield line
+    return settings if run.mode.kind == "federated-dp" else {**settings, **WITHOUT_PRIVACY}
