@@ -23,13 +23,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
-from fedcore.errors import EnvironmentFailure, UsageError
+from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
 from fedcore.record import EventSink
 
 ENDED: Final = "ended"
 """The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
 
-_PRELOADED: Final = ["torch.distributed", "torch.nn.parallel", "fedcore.compare.problem", "fedcore.compare.workers"]
+_PRELOADED: Final = ["torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines"]
 _FAILED: Final = "failed"
 _STOP_SECONDS: Final = 10.0
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
@@ -143,6 +143,19 @@ class Workers:
                 yield from self._take(name)
             deadline = time.monotonic() + silence
 
+    def call(self, name: str, target: Callable[..., object], *args: object, silence: float) -> list[WorkerEvent]:
+        """What one worker reports from its start to its end, while no other one lives.
+
+        Raises RunFailed with its reason where it fails, EnvironmentFailure where it is silent for too long.
+        """
+        if self._living:
+            raise UsageError(f"{', '.join(sorted(self._living))} still work")
+        self.start(name, target, *args)
+        *reports, ending = self.events(silence=silence)
+        if ending.data["exitcode"]:
+            raise RunFailed(f"{name}: {ending.data['reason']}; see {self.folder / 'logs' / name}.log")
+        return reports
+
     def kill(self, name: str) -> None:
         """SIGKILL to a worker and what it started; nothing happens where it has ended."""
         if name in self._living:
@@ -195,7 +208,7 @@ def _main(
         target(_report_to(connection), *args)
     except BaseException as error:  # the app's code may raise anything, SystemExit too
         traceback.print_exc()
-        reason = f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"
         _report_to(connection)(_FAILED, {"reason": reason, "traceback": traceback.format_exc()})
         status = 1
     sys.stdout.flush()

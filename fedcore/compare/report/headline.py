@@ -1,0 +1,127 @@
+"""What a comparison found, in sentences made from its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedcore.compare.report.cells import count, decimal, duration, mean_sd, percent, size
+from fedcore.compare.report.document import Comparison
+from fedcore.compare.report.summary import Spread, best_points, final, metric_of, per_worker, point_text
+from fedcore.compare.results import RunResult
+from fedcore.progress import epsilon_line
+
+Runs = Sequence[RunResult]
+
+
+def headline(comparison: Comparison) -> tuple[str, ...]:
+    """Sentences, the most important first; at least one."""
+    runs = best_points(comparison)
+    if not runs:
+        return ("No mode finished.",)
+    metric = metric_of(comparison)
+    found = [_best(runs, metric), *_against_centralized(comparison, runs, metric)]
+    found += _privacy(comparison, runs, metric) + _noise(runs)
+    return tuple(sentence for sentence in found if sentence)
+
+
+def _best(runs: dict[str, Runs], metric: str) -> str:
+    spreads = {label: spread for label, of in runs.items() if (spread := final(of, metric)) and _finite(spread)}
+    if not spreads:
+        return f"No mode has a finite {metric}."
+    choose = max if metric == "accuracy" else min
+    best = choose(spreads, key=lambda label: spreads[label].mean)
+    top = spreads[best]
+    text = f"{_title(best, runs)} ends best: {metric} {_value(top, metric)}{_over(top.n)}."
+    near = [
+        label
+        for label, spread in spreads.items()
+        if label != best and top.sd is not None and abs(spread.mean - top.mean) <= top.sd
+    ]
+    if near:
+        text += f" Within one standard deviation of it: {', '.join(near)}."
+    return text
+
+
+def _against_centralized(comparison: Comparison, runs: dict[str, Runs], metric: str) -> list[str]:
+    pooled = _first(comparison, runs, "centralized")
+    if pooled is None:
+        return []
+    federated = [mode.label for mode in comparison.modes if mode.kind == "federated" and mode.label in runs]
+    federated = federated or [
+        mode.label for mode in comparison.modes if mode.kind == "federated-plain" and mode.label in runs
+    ]
+    return [_difference(runs, label, pooled, metric) for label in federated]
+
+
+def _privacy(comparison: Comparison, runs: dict[str, Runs], metric: str) -> list[str]:
+    secure, plain = _first(comparison, runs, "federated"), _first(comparison, runs, "federated-plain")
+    if secure is None or plain is None:
+        return []
+    sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
+    up = Spread.of(per_worker(run.bytes_up) for run in runs[secure]), Spread.of(
+        per_worker(run.bytes_up) for run in runs[plain]
+    )
+    if up[0] and up[1] and up[1].mean:
+        sentence += f"; a worker sends {size(up[0].mean)} instead of {size(up[1].mean)}"
+    time = Spread.of(run.seconds for run in runs[secure]), Spread.of(run.seconds for run in runs[plain])
+    if time[0] and time[1] and time[1].mean:
+        sentence += f"; training takes {duration(time[0].mean)} instead of {duration(time[1].mean)}"
+    return [f"{sentence}. In {plain} the server can read every update."]
+
+
+def _noise(runs: dict[str, Runs]) -> list[str]:
+    sentences = []
+    for label, of in runs.items():
+        if (privacy := of[0].privacy) is not None:
+            spent = {"privacy": privacy["plan"], "epsilon": max(run.privacy["epsilon"] for run in of if run.privacy)}
+            sentences.append(f"{label}: {epsilon_line(spent)}.")
+    return sentences
+
+
+def _difference(runs: dict[str, Runs], label: str, other: str, metric: str) -> str:
+    """By seed, so that what both have in common does not count as spread."""
+    values = {run.seed: run.accuracy if metric == "accuracy" else run.loss for run in runs[other]}
+    pairs = [
+        (run.accuracy if metric == "accuracy" else run.loss, values[run.seed])
+        for run in runs[label]
+        if run.seed in values
+    ]
+    spread = Spread.of(mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None)
+    if spread is None or not _finite(spread):
+        return f"{label} and {other} cannot be compared."
+    if metric == "accuracy":
+        amount = f"{mean_sd(_scaled(spread, 100), lambda value: f'{abs(value):.2f}')} points of accuracy"
+    else:
+        amount = f"{mean_sd(spread, lambda value: f'{abs(value):.4f}')} of loss"
+    way = "above" if spread.mean > 0 else "below"
+    text = f"{label} ends {amount} {way} {other}" if spread.mean else f"{label} ends level with {other}"
+    if spread.sd is None:
+        return f"{text} (one seed: how much chance plays is not known)."
+    small = abs(spread.mean) <= spread.sd
+    return f"{text} ({'less' if small else 'more'} than one standard deviation over {count(spread.n)} seeds)."
+
+
+def _scaled(spread: Spread, factor: float) -> Spread:
+    return Spread(mean=spread.mean * factor, sd=None if spread.sd is None else spread.sd * factor, n=spread.n)
+
+
+def _first(comparison: Comparison, runs: dict[str, Runs], kind: str) -> str | None:
+    return next((mode.label for mode in comparison.modes if mode.kind == kind and mode.label in runs), None)
+
+
+def _title(label: str, runs: dict[str, Runs]) -> str:
+    point = runs[label][0].point
+    return f"{label} (with {point_text(point)})" if point else label
+
+
+def _value(spread: Spread, metric: str) -> str:
+    return f"{mean_sd(spread, percent)} %" if metric == "accuracy" else mean_sd(spread, decimal)
+
+
+def _over(n: int) -> str:
+    return f" over {n} seeds" if n > 1 else ", one seed"
+
+
+def _finite(spread: Spread) -> bool:
+    return math.isfinite(spread.mean)
