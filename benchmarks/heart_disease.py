@@ -278,9 +278,9 @@ def report(cells: Mapping[str, Sequence[Cell]], scores: Mapping[str, Sequence[Sc
             "every difference",
             "published: owkin/FLamby@edacf54, flamby/results/results_benchmark_fed_heart_disease; its starting weights "
             "are other ones, and 15 rounds at this rate do not converge, so FedAvg depends on them",
-            "FedAdam is not the same method in both, and has no figure: Flower's corrects the bias of its moments (Kingma "
-            "and Ba 2015), which makes the steps of 15 rounds at beta-2 = 0.999 four to six times smaller than FLamby's; "
-            "FedAdagrad has a momentum of 0.9 at FLamby, none in Flower",
+            "FedAdam is not the same method in both, and has no figure: Flower's corrects the bias of its moments "
+            "(Kingma and Ba 2015), which makes the steps of 15 rounds at beta-2 = 0.999 four to six times smaller than "
+            "FLamby's; FedAdagrad has a momentum of 0.9 at FLamby, none in Flower",
         ),
     )
 
