@@ -27,7 +27,8 @@ from fedcore.compare.job import (
 )
 from fedcore.compare.modes import KINDS, parse_modes
 from fedcore.compare.network import Network
-from fedcore.compare.report import Comparison, merge, terminal_table, write_report
+from fedcore.compare.report.document import Comparison
+from fedcore.compare.report.terminal import terminal_table
 from fedcore.config import parse_assignments
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
@@ -151,6 +152,8 @@ def _overlay(reports: list[Path], out: Path, console: Console, *, force: bool, a
         raise ConfigurationError(f"--out: {out} is a file; name a folder")
     if out.exists() and any(out.iterdir()) and not (force and (out / "report.json").is_file()):
         raise ConfigurationError(f"{out} is not empty; choose another --out, or --force to replace a report in it")
+    from fedcore.compare.report.merging import merge
+
     comparison = merge({str(path): read_comparison(path) for path in reports})
     out.mkdir(parents=True, exist_ok=True)
     _show(comparison, out, console, as_json=as_json)
@@ -166,6 +169,8 @@ def read_comparison(path: Path) -> Comparison:
 
 def _show(comparison: Comparison, out: Path, console: Console, *, as_json: bool) -> None:
     """Write the report, and print it."""
+    from fedcore.compare.report.write import write_report
+
     report = write_report(comparison, out)
     if as_json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")

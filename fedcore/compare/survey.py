@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,9 +16,9 @@ from fedcore.compare.network import Cost, Network
 from fedcore.compare.problem import Problem
 from fedcore.compare.report.document import SiteSplit
 from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.workers import ENDED, Workers
+from fedcore.compare.workers import Workers
 from fedcore.data.types import Split
-from fedcore.errors import AppError, ConfigurationError
+from fedcore.errors import AppError, ConfigurationError, RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.record import EventSink
 from fedcore.training.engines.loading import TrainingData
@@ -58,17 +57,18 @@ def take_survey(run: ModeRun, *, measure: bool) -> Survey:
 
     Raises AppError where the app or its data cannot be read.
     """
-    found: Mapping[str, Any] = {}
+    network = run.network if measure else None
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-survey-") as folder,
         Workers(Path(folder), run.environment()) as workers,
     ):
-        workers.start("survey", _survey, run.app, dict(run.config), run.sites, run.network if measure else None)
-        for _, kind, data in workers.events(silence=_SILENCE_SECONDS):
-            if kind == _FOUND:
-                found = data
-            elif kind == ENDED and data["exitcode"]:
-                raise AppError(f"{run.app.name} cannot be compared: {data['reason']}")
+        try:
+            (report,) = workers.call(
+                "survey", _survey, run.app, dict(run.config), run.sites, network, silence=_SILENCE_SECONDS
+            )
+        except RunFailed as error:
+            raise AppError(f"{run.app.name} cannot be compared: {error}") from None
+    found = report.data
     return Survey(
         refusal=found["refusal"],
         split=tuple(SiteSplit(**site) for site in found["split"]),

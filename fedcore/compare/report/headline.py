@@ -59,8 +59,9 @@ def _privacy(comparison: Comparison, runs: dict[str, Runs], metric: str) -> list
     if secure is None or plain is None:
         return []
     sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
-    up = Spread.of(per_worker(run.bytes_up) for run in runs[secure]), Spread.of(
-        per_worker(run.bytes_up) for run in runs[plain]
+    up = (
+        Spread.of(per_worker(run.bytes_up) for run in runs[secure]),
+        Spread.of(per_worker(run.bytes_up) for run in runs[plain]),
     )
     if up[0] and up[1] and up[1].mean:
         sentence += f"; a worker sends {size(up[0].mean)} instead of {size(up[1].mean)}"
