@@ -64,8 +64,13 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
         "staleness": _staleness(mode.kind) if mode.kind.startswith("ps-") else None,
     }
     if mode.kind == "federated-dp":
-        plan = {"mechanism": "gaussian", "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 1e-5, "epsilon": 8.0}
-        values["privacy"] = {"plan": plan, "epsilon": 6.4}
+        values["privacy"] = {
+            "mechanism": "gaussian",
+            "noise_multiplier": 1.0,
+            "delta": 1e-5,
+            "budget": 8.0,
+            "epsilon": 6.4,
+        }
     return RunResult(**{**values, **changes})
 
 

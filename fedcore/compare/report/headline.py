@@ -75,8 +75,9 @@ def _noise(runs: Runs) -> list[str]:
     sentences = []
     for label, of in runs.items():
         if (privacy := of[0].privacy) is not None:
-            spent = {"privacy": privacy["plan"], "epsilon": max(run.privacy["epsilon"] for run in of if run.privacy)}
-            sentences.append(f"{label}: {epsilon_line(spent)}.")
+            spent = max(run.privacy["epsilon"] for run in of if run.privacy is not None)
+            plan = {**privacy, "epsilon": privacy["budget"]}
+            sentences.append(f"{label}: {epsilon_line({'privacy': plan, 'epsilon': spent})}.")
     return sentences
 
 
