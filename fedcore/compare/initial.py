@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedcore.compare.run import ModeRun
+from fedcore.compare.workers import Workers
 from fedcore.errors import AppError, BudgetSpent
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import run_server_app
+from fedcore.record import EventSink
 from fedcore.round import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
+from fedcore.state.files import sha256_file
 from fedcore.wire import Scalar
+
+INITIAL_FILE = "initial.safetensors"
+START_SECONDS = 600.0
+"""How long the app may take to import and to make a model, or to read its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +42,17 @@ def initial_state(app: FlowerApp, *, config: Mapping[str, Scalar], sites: int) -
     if outcome.state is None:
         raise AppError(f"the ServerApp of {app.name} sends no model with its first message")
     return outcome.state
+
+
+def save_initial(run: ModeRun, workers: Workers) -> str:
+    """Write the initial model into the folder of the run, from a process of its own; returns the file's SHA-256.
+
+    Raises RunFailed with what the app raised.
+    """
+    workers.call("initial", _save_initial, run, silence=START_SECONDS)
+    return sha256_file(run.folder / INITIAL_FILE)
+
+
+def _save_initial(report: EventSink, run: ModeRun) -> None:
+    del report
+    initial_state(run.app, config=run.config, sites=run.sites).save(run.folder / INITIAL_FILE)

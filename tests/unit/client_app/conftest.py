@@ -157,7 +157,7 @@ class Scripted:
     decoded: Decoded | None = None
     nonces: NonceCache = field(default_factory=NonceCache)
     not_yet: int = 1
-    """How many polls get 204 before each answer."""
+    """How many polls get 204 before each answer; 0 also answers a step with what it leads to, in the same request."""
     _polled: dict[str, int] = field(default_factory=dict)
     _round: ServerRound | None = None
     _peers: dict[int, ClientSession] = field(default_factory=dict)
@@ -373,6 +373,9 @@ class Scripted:
                 self.withdrawals.append(WithdrawIn.model_validate_json(body))
             case "advertisement" | "key-shares" | "manifest" | "consistency" | "unmask":
                 getattr(self, f"put_{route.replace('-', '_')}")(body)
+        following = {"advertisement": "cohort", "key-shares": "key-shares", "consistency": "consistency"}
+        if route in following and not self.not_yet:
+            return self.answer(following[route])
         return Response(status_code=204)
 
     async def get(self, route: str, request: Request) -> Response:
@@ -390,6 +393,10 @@ class Scripted:
         self._polled[route] = self._polled.get(route, 0) + 1
         if self._polled[route] <= self.not_yet:
             return Response(status_code=204)
+        return self.answer(route)
+
+    def answer(self, route: str) -> Response:
+        """What a route has to say now."""
         sources = {
             "cohort": self.cohort,
             "key-shares": self.delivery,

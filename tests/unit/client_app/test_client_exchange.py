@@ -19,6 +19,7 @@ from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
 from client_app.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
+from fedcore.compare import clock
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.secagg import Agreement
 from fedcore.secagg.agreement import KeyPair
@@ -108,6 +109,19 @@ class TestHonest:
             assert "PUT part 0" not in script.requests
             await running
 
+    async def test_the_requests_that_wait_for_one_another_are_those_of_the_simulated_clock(
+        self, script: Script, client: Client
+    ) -> None:
+        script.not_yet = 0  # long polls are answered when there is something to say
+        await take(script, client)
+        beside = [request for request in script.requests if request in ("PUT advertisement", "PUT key-shares")]
+        # While it trains, a client asks for the survivors; that poll is given up when it has trained.
+        early = script.requests.index("PUT part 0")
+        watched = [request for request in script.requests[:early] if request == "GET survivors"]
+        assert len(beside) == clock.KEY_TRIPS
+        # The task is one more, which an agent polls for.
+        assert 1 + len(script.requests) - len(beside) - len(watched) == clock.SECURE_TRIPS
+
     async def test_the_update_that_leaves_is_masked(self, script: Script, client: Client) -> None:
         await take(script, client)
         sent = np.frombuffer(script.update(), "<u8")
@@ -128,6 +142,12 @@ class TestPlain:
     def plain(self, script: Script, make_task: Callable[..., Task]) -> Script:
         script.task = make_task(aggregation="plain", encoding=None, protection=None, quorum=1)
         return script
+
+    async def test_the_requests_that_wait_for_one_another_are_those_of_the_simulated_clock(
+        self, plain: Script, client: Client, allow: Callable[..., Client]
+    ) -> None:
+        await take(plain, allow(client, allow_plain=True))
+        assert 1 + len(plain.requests) == clock.PLAIN_TRIPS
 
     async def test_is_refused_unless_the_owner_allows_it(self, plain: Script, client: Client) -> None:
         with pytest.raises(ProtocolViolation, match="plain-not-allowed"):

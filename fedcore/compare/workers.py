@@ -1,0 +1,256 @@
+"""The processes of a baseline: one for each worker, server or evaluator, forked from a server that has torch loaded.
+
+A worker runs one function. What it reports comes back over a pipe of its own as JSON; what it prints goes to a log of
+its own. Workers end with the process that started them, whatever happens to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, NoReturn, Self
+
+from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
+from fedcore.record import EventSink
+
+ENDED: Final = "ended"
+"""The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
+
+_PRELOADED: Final = ["torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines"]
+_FAILED: Final = "failed"
+_STOP_SECONDS: Final = 10.0
+_CONTEXT: Final = multiprocessing.get_context("forkserver")
+
+
+class WorkerEvent(NamedTuple):
+    """What a worker reported, or how it ended."""
+
+    name: str
+    kind: str
+    data: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process that was started. connection: where its reports arrive. failure: the exception that ended it."""
+
+    process: ForkServerProcess
+    connection: Connection
+    failure: Mapping[str, Any] = field(default_factory=dict)
+
+    def received(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """What has arrived by now; stops for good where the other end is closed."""
+        with contextlib.suppress(EOFError, OSError):
+            while self.connection.poll():
+                yield json.loads(self.connection.recv_bytes())
+            return
+        self.connection.close()
+
+    def kill(self) -> None:
+        """End the process and what it started, its data loaders among it."""
+        assert self.process.pid is not None  # noqa: S101 - it was started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # it may not lead a group yet
+
+    def ending(self) -> dict[str, Any]:
+        code = self.process.exitcode
+        reason = self.failure.get("reason", "")
+        if code and not reason:
+            reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        return {"exitcode": code, "reason": reason, "traceback": self.failure.get("traceback", "")}
+
+
+@dataclass(slots=True)
+class Workers:
+    """The workers of one run. Use as a context manager: leaving it ends all of them.
+
+    folder: its `logs` get one file for each worker. environment: laid over this process's own.
+    """
+
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    _living: dict[str, _Worker] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        # No effect where a fork server runs already; it is the same for all runs of this process.
+        _CONTEXT.set_forkserver_preload(_PRELOADED)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def living(self) -> frozenset[str]:
+        """Names of the workers whose end was not reported yet."""
+        return frozenset(self._living)
+
+    def start(self, name: str, target: Callable[..., object], *args: object) -> None:
+        """Run `target(report, *args)` in a process of its own, where `report(kind, data)` comes out of `events` here.
+
+        target: a function of a module. args: pickled; a socket among them arrives as a socket. data: plain JSON.
+        """
+        if name in self._living:
+            raise UsageError(f"worker {name} runs already")
+        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        environment = {**os.environ, **self.environment}
+        log = self.folder / "logs" / f"{name}.log"
+        process = _CONTEXT.Process(target=_main, args=(theirs, log, environment, target, args), name=name)
+        try:
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            # The worker's end has to be the only one, or nobody would see it close.
+            theirs.close()
+        self._living[name] = _Worker(process=process, connection=ours)
+
+    def events(self, *, silence: float) -> Iterator[WorkerEvent]:
+        """What the workers report, until the last of them has ended; each one's last event is ENDED.
+
+        Workers may be started and killed meanwhile. Raises EnvironmentFailure where none of them reported anything for
+        `silence` seconds.
+        """
+        deadline = time.monotonic() + silence
+        while self._living:
+            by_handle: dict[Any, str] = {}
+            for name, worker in self._living.items():
+                by_handle[worker.process.sentinel] = name
+                if not worker.connection.closed:
+                    by_handle[worker.connection] = name
+            ready = wait(list(by_handle), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                names = ", ".join(sorted(self._living))
+                raise EnvironmentFailure(f"nothing heard of {names} for {silence:.0f} s; see {self.folder / 'logs'}")
+            for name in dict.fromkeys(by_handle[handle] for handle in ready):
+                yield from self._take(name)
+            deadline = time.monotonic() + silence
+
+    def call(self, name: str, target: Callable[..., object], *args: object, silence: float) -> list[WorkerEvent]:
+        """What one worker reports from its start to its end, while no other one lives.
+
+        Raises RunFailed with its reason where it fails, EnvironmentFailure where it is silent for too long.
+        """
+        if self._living:
+            raise UsageError(f"{', '.join(sorted(self._living))} still work")
+        self.start(name, target, *args)
+        *reports, ending = self.events(silence=silence)
+        if ending.data["exitcode"]:
+            raise RunFailed(f"{name}: {ending.data['reason']}; see {self.folder / 'logs' / name}.log")
+        return reports
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a worker and what it started; nothing happens where it has ended."""
+        if name in self._living:
+            self._living[name].kill()
+
+    def stop(self) -> None:
+        """End all workers now. They write files whole or not at all, so that none has to be asked politely."""
+        for worker in self._living.values():
+            worker.kill()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for worker in self._living.values():
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.connection.close()
+        self._living.clear()
+
+    def _take(self, name: str) -> Iterator[WorkerEvent]:
+        worker = self._living.get(name)
+        if worker is None:  # stopped while an event before this one was handled
+            return
+        over = bool(wait([worker.process.sentinel], 0))
+        if over:
+            # A data loader that outlived it would keep a message that was cut short open for ever.
+            worker.kill()
+        if not worker.connection.closed:
+            for kind, data in worker.received():
+                if kind == _FAILED:
+                    worker.failure = data
+                else:
+                    yield WorkerEvent(name, kind, data)
+        if over and self._living.pop(name, None) is not None:
+            worker.process.join()
+            worker.connection.close()
+            yield WorkerEvent(name, ENDED, worker.ending())
+
+
+def _main(
+    connection: Connection,
+    log: Path,
+    environment: Mapping[str, str],
+    target: Callable[..., object],
+    args: tuple[object, ...],
+) -> NoReturn:
+    """The whole life of a worker, in its process."""
+    os.setsid()  # Ctrl-C reaches the process that started this one, which then ends all
+    threading.Thread(target=_end_with_starter, daemon=True).start()
+    _print_to(log)
+    _take_environment(environment)
+    status = 0
+    try:
+        target(_report_to(connection), *args)
+    except BaseException as error:  # the app's code may raise anything, SystemExit too
+        traceback.print_exc()
+        reason = str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"
+        _report_to(connection)(_FAILED, {"reason": reason, "traceback": traceback.format_exc()})
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the interpreter's teardown, in which the threads of a process group may abort.
+    os._exit(status)
+
+
+def _report_to(connection: Connection) -> EventSink:
+    lock = threading.Lock()
+
+    def report(kind: str, data: Mapping[str, Any]) -> None:
+        message = json.dumps([kind, dict(data)]).encode()
+        with lock:
+            connection.send_bytes(message)
+
+    return report
+
+
+def _end_with_starter() -> None:
+    """End this process, and what it started, with the process that uses the fork server.
+
+    The kernel's own signal would not do: the fork server, its parent here, stays as long as one of its children does.
+    """
+    starter = multiprocessing.parent_process()
+    assert starter is not None  # noqa: S101 - this is a worker
+    starter.join()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _print_to(log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _take_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    if threads := environment.get("OMP_NUM_THREADS"):
+        import torch
+
+        # torch read the fork server's environment.
+        torch.set_num_threads(int(threads))
