@@ -153,7 +153,7 @@ def _draw_staleness(figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], 
             axes.bar(list(shares), list(shares.values()), width=0.85, color=styles[label].color, linewidth=0)
             axes.set_xlim(-0.6, max(shares, default=0) + 0.6 if max(shares, default=0) > 3 else 4.6)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(2))
+            axes.yaxis.set_major_locator(MaxNLocator(2, steps=[1, 2, 5, 10]))
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
             axes.grid(visible=False, axis="x")
         bound = known[0].bound
@@ -183,7 +183,7 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
         return None
     return Drawing(
         name="privacy",
-        title="Cost of privacy",
+        title="What the federated modes reach and take",
         caption="The same federated training with and without protection; the line is one standard deviation.",
         height=0.35 + 3 * (0.42 + 0.24 * len(runs)),
         draw=partial(
