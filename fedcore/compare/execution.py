@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from fedcore.compare.folder import OutFolder
 from fedcore.compare.job import PARTITION, CompareJob, plan
 from fedcore.compare.modes import KINDS
-from fedcore.compare.report.document import Comparison, ModeTitle, machine
+from fedcore.compare.report import Comparison, ModeTitle, machine
 from fedcore.compare.results import RESULT_FILE, RunResult
 from fedcore.compare.run import ModeRun
 from fedcore.compare.runner import ModeRunner
