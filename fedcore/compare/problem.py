@@ -99,12 +99,7 @@ class Problem:
     @cached_property
     def schedule(self) -> Schedule:
         """Reads the training part of every site."""
-        return Schedule(
-            counts=tuple(len(self.training(site)) for site in range(self.sites)),  # type: ignore[arg-type]
-            batch_size=int(self.config["batch-size"]),
-            epochs=int(self.config["local-epochs"]),
-            steps=int(self.config.get("local-steps", 0)),
-        )
+        return Schedule.of(self.config, [len(self.training(site)) for site in range(self.sites)])  # type: ignore[arg-type]
 
 
 def joined(parts: list[TrainingData]) -> TrainingData:

@@ -78,6 +78,7 @@ class RunResult:
     seconds: training alone; wall_seconds: with the start of all processes and the evaluation. initial_sha256: of the
     model that it began with; model_sha256: that it ended with. sites: by site, the final model. losses: workers that
     were lost. failures: attempts at a round that failed. privacy: plan and epsilon, None without differential privacy.
+    precision: data types of the trained model, as in its file.
     """
 
     mode: str
@@ -97,6 +98,7 @@ class RunResult:
     bytes_down: Mapping[str, int] = field(default_factory=dict)
     initial_sha256: str = ""
     model_sha256: str = ""
+    precision: str = ""
     curve: tuple[Point, ...] = ()
     sites: tuple[SiteResult, ...] = ()
     staleness: Staleness | None = None

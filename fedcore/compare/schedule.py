@@ -9,13 +9,14 @@ all come to the end of their data with the same step; centralized training takes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from fedcore.errors import ConfigurationError
 from fedcore.training.engines.batches import Rows, own_rows, shared_rows, steps_of
+from fedcore.wire import Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,16 @@ class Schedule:
         if not self.counts or not all(count > 0 for count in self.counts):
             raise ConfigurationError(f"every site needs at least one training example, not {self.counts}")
         self.own_steps(0)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Scalar], counts: Sequence[int]) -> Schedule:
+        """From the run config of a `supervised_app`, and the number of training examples of each site."""
+        return cls(
+            counts=tuple(counts),
+            batch_size=int(config["batch-size"]),
+            epochs=int(config["local-epochs"]),
+            steps=int(config.get("local-steps", 0)),
+        )
 
     @property
     def examples(self) -> int:

@@ -46,11 +46,13 @@ class Averager:
         """
         for shared, own in zip(self._shared, self._own, strict=True):
             shared.grad = (shared - own).mul_(weight)
-        torch._foreach_mul_(self._statistics, weight) if self._statistics else None
+        for buffer in self._statistics:
+            buffer.mul_(weight)
         _sum_over_ranks([*(shared.grad for shared in self._shared if shared.grad is not None), *self._statistics])
         self._outer.step()
         self._outer.zero_grad()
-        torch._foreach_copy_(self._own, self._shared)
+        for shared, own in zip(self._shared, self._own, strict=True):
+            own.copy_(shared)
 
 
 def _sum_over_ranks(tensors: Sequence[Tensor]) -> None:
@@ -59,6 +61,6 @@ def _sum_over_ranks(tensors: Sequence[Tensor]) -> None:
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = torch.cat([tensor.reshape(-1) for tensor in alike])
         dist.all_reduce(flat)
-        parts = flat.split([tensor.numel() for tensor in alike])
+        parts = torch.split(flat, [tensor.numel() for tensor in alike])
         for tensor, part in zip(alike, parts, strict=True):
             tensor.copy_(part.view_as(tensor))

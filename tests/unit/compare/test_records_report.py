@@ -6,7 +6,7 @@ import pytest
 from support.tiny import TINY
 
 from fedcore.compare.job import CompareJob, ModeResult, mode_settings
-from fedcore.compare.report import COLUMNS, markdown, rows, write_report
+from fedcore.compare.records_report import COLUMNS, markdown, rows, write_report
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp

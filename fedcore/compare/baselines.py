@@ -1,0 +1,305 @@
+"""The baselines that train a `supervised_app` without a server: centralized, local, all-reduce, averaging.
+
+Each worker is a process. A rank of a group that is lost ends the run, since a collective needs every rank; a site that
+trains alone is missed by nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from fedcore.compare.account import Account
+from fedcore.compare.centralized import train_centralized
+from fedcore.compare.clock import allreduce_seconds, averaging_seconds, centralized_seconds, local_seconds
+from fedcore.compare.evaluation import Evaluated, Models, evaluate_rounds, everywhere
+from fedcore.compare.initial import INITIAL_FILE, save_initial
+from fedcore.compare.problem import ROUNDS
+from fedcore.compare.results import Loss, Point, RunResult
+from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.training import (
+    EVALUATED,
+    LOOPBACK,
+    READY,
+    ROUND,
+    global_batch,
+    snapshot,
+    train_alone,
+    train_together,
+)
+from fedcore.compare.workers import ENDED, WorkerEvent, Workers
+from fedcore.errors import EnvironmentFailure, FedcoreError
+from fedcore.record import EventSink
+from fedcore.state.files import sha256_file
+
+POOLED: Final = "pooled"
+"""The worker that has all the data."""
+_BLAME_SECONDS: Final = 1.0
+"""How long to wait for the end of the worker whose end broke the collective that others report."""
+_CONSEQUENCES: Final = {
+    "centralized": "there is no other worker, so that the run ended",
+    "local": "the other sites went on without it",
+    "synchronous": "every step needs the gradient of every rank, so that the run ended",
+    "averaging": "every average needs the model of every rank, so that the run ended",
+}
+_PEER_LOST: Final = ("gloo/transport/", "DistBackendError", "DistNetworkError")
+
+
+def run_baseline(run: ModeRun, emit: EventSink) -> RunResult:
+    """Carry out one run of a mode of the families centralized, local, synchronous and averaging.
+
+    In mode `local` each point of the curve is the mean over the sites of each site's own model on its own test part,
+    and there is no model of the run. Bytes of centralized training are zero: its data were brought together before.
+    Whatever fails, the result says it.
+    """
+    started = time.monotonic()
+    run.folder.mkdir(parents=True, exist_ok=True)
+    rounds = int(run.config.get(ROUNDS, 0))
+    emit("started", {"app": run.app.name, "aggregation": "none", "rounds": rounds, "privacy": None})
+    result = RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point)
+    try:
+        with Workers(run.folder, run.environment()) as workers:
+            result = replace(result, initial_sha256=save_initial(run, workers))
+            account = _train(run, workers, emit)
+            result = _with_account(result, run, account)
+            result = _with_models(result, run, workers, account)
+    except FedcoreError as error:
+        result = replace(result, status="failed", reason=result.reason or str(error))
+    if result.status == "finished":
+        _emit_evaluation(result, emit)
+    emit("ended", {"status": result.status, "reason": result.reason})
+    return replace(result, wall_seconds=time.monotonic() - started)
+
+
+# --- the workers -----------------------------------------------------------------------------------------------------
+
+
+def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
+    account = Account(names=_start(run, workers))
+    try:
+        for event in workers.events(silence=run.app.settings.train_seconds):
+            if event.kind == READY:
+                account.ready[event.name] = event.data
+            elif event.kind == ROUND:
+                account.add(event.name, event.data)
+            elif event.kind == EVALUATED:
+                account.evaluated[event.data["round"]] = event.data
+            elif event.kind == "log":
+                emit("log", event.data)
+            elif event.kind == ENDED and event.data["exitcode"]:
+                _lose(run, workers, account, event)
+            for number in account.close_rounds():
+                emit("exchange-done", _done(account, number))
+                if run.kill is not None and run.kill.round == number:
+                    workers.kill(account.names[run.kill.site % len(account.names)])
+    except EnvironmentFailure as error:
+        workers.stop()
+        account.reason = str(error)
+    return account
+
+
+def _start(run: ModeRun, workers: Workers) -> tuple[str, ...]:
+    """Start all workers of the mode; their names."""
+    if run.mode.family == "centralized":
+        workers.start(POOLED, train_centralized, run)
+        return (POOLED,)
+    names = tuple(worker_name(site) for site in range(run.sites))
+    if run.mode.family == "local":
+        for site, name in enumerate(names):
+            workers.start(name, train_alone, run, site)
+        return names
+    # Rank 0 gets the socket that its store listens on, so that nobody races for a port.
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        for site, name in enumerate(names):
+            port = listening.getsockname()[1]
+            workers.start(name, train_together, run, site, port, listening if site == 0 else None)
+    return names
+
+
+def _lose(run: ModeRun, workers: Workers, account: Account, event: WorkerEvent) -> None:
+    """A worker ended before its time: the others go on, where they need it for nothing, or all end now."""
+    noticed = time.monotonic()
+    event = _to_blame(workers, event)
+    if event.data["exitcode"] > 0:
+        workers.stop()
+        account.reason = f"{event.name}: {event.data['reason']}"
+        return
+    number = account.last_round(event.name)
+    consequence = _CONSEQUENCES[run.mode.family]
+    account.lost.add(event.name)
+    if run.mode.family != "local":
+        workers.stop()
+    if number == int(run.config[ROUNDS]):
+        consequence = "all its rounds were over"
+    elif run.mode.family != "local" or account.lost == set(account.names):
+        account.reason = f"{event.name} was lost after round {number} ({event.data['reason']}); {consequence}"
+    loss = Loss(worker=event.name, round=number, consequence=consequence, seconds=time.monotonic() - noticed)
+    account.losses.append(loss)
+
+
+def _to_blame(workers: Workers, first: WorkerEvent) -> WorkerEvent:
+    """The worker whose end led to the others': one that merely lost its peer waits for the peer's own end."""
+    if not any(words in first.data["reason"] for words in _PEER_LOST):
+        return first
+    with contextlib.suppress(EnvironmentFailure):
+        for event in workers.events(silence=_BLAME_SECONDS):
+            if event.kind == ENDED and not any(words in event.data["reason"] for words in _PEER_LOST):
+                return event
+    return first
+
+
+def _done(account: Account, number: int) -> dict[str, object]:
+    """A round as the events of a run tell it."""
+    reports = account.rounds[number - 1]
+    return {
+        "exchange": number,
+        "server_round": number,
+        "message_type": "train",
+        "survivors": sorted(reports),
+        "examples": sum(report["samples"] for report in reports.values()),
+        "metrics": {"train_loss": account.train_loss(number)},
+        "clipped": 0,
+        "seconds": max(report["seconds"] for report in reports.values()),
+        "stage_seconds": {},
+        "bytes_up": {name: report["sent"] for name, report in reports.items()},
+        "bytes_down": {name: report["received"] for name, report in reports.items()},
+    }
+
+
+def _emit_evaluation(result: RunResult, emit: EventSink) -> None:
+    found = {"eval_loss": result.loss, "eval_acc": result.accuracy}
+    emit(
+        "exchange-done",
+        {
+            "exchange": len(result.curve),
+            "server_round": result.curve[-1].round,
+            "message_type": "evaluate",
+            "survivors": [site.site for site in result.sites],
+            "examples": sum(site.examples for site in result.sites),
+            "metrics": {name: value for name, value in found.items() if value is not None},
+            "seconds": 0.0,
+        },
+    )
+
+
+# --- the result ------------------------------------------------------------------------------------------------------
+
+
+def _with_account(result: RunResult, run: ModeRun, account: Account) -> RunResult:
+    """What is known without an evaluation."""
+    simulated = _simulated(run, account)
+    columns = (account.samples(), account.seconds(), account.mean_bytes("sent"), account.mean_bytes("received"))
+    curve = [
+        Point(
+            round=number,
+            samples=samples,
+            seconds=seconds,
+            simulated_seconds=simulated[number - 1] if simulated else None,
+            bytes_up=sent,
+            bytes_down=received,
+            loss=None,
+            accuracy=None,
+        )
+        for number, (samples, seconds, sent, received) in enumerate(zip(*columns, strict=True), start=1)
+    ]
+    first = Point(
+        round=0,
+        samples=0,
+        seconds=0.0,
+        simulated_seconds=0.0 if simulated else None,
+        bytes_up=0.0,
+        bytes_down=0.0,
+        loss=None,
+        accuracy=None,
+    )
+    last = (first, *curve)[-1]
+    return replace(
+        result,
+        status="failed" if account.reason else "finished",
+        reason=account.reason,
+        parameters=max((report["parameters"] for report in account.ready.values()), default=0),
+        samples=last.samples,
+        steps=account.steps(),
+        seconds=last.seconds,
+        simulated_seconds=last.simulated_seconds,
+        bytes_up=account.bytes_of("sent"),
+        bytes_down=account.bytes_of("received"),
+        curve=(first, *curve),
+        losses=tuple(account.losses),
+    )
+
+
+def _simulated(run: ModeRun, account: Account) -> list[float]:
+    """The simulated clock at the end of every whole round; empty without a network."""
+    counts, rounds = account.counts(), len(account.rounds)
+    if run.network is None or run.cost is None or len(counts) != run.sites:
+        return []
+    schedule = Schedule.of(run.config, counts)
+    if run.mode.family == "local":
+        return local_seconds(schedule, rounds, run.cost, run.network)
+    size = global_batch(run)
+    _, steps = schedule.global_steps(size)
+    if run.mode.family == "centralized":
+        return centralized_seconds(schedule, size, rounds, run.cost)
+    if run.mode.family == "synchronous":
+        sent = account.sent_for_each(rounds * steps)
+        return allreduce_seconds(schedule, size, rounds, run.cost, run.network, bytes_per_step=sent)
+    h = int(run.mode.options["h"]) or steps
+    sent = account.sent_for_each(rounds * math.ceil(steps / h))
+    return averaging_seconds(schedule, size, rounds, run.cost, run.network, h=h, bytes_per_average=sent)
+
+
+def _with_models(result: RunResult, run: ModeRun, workers: Workers, account: Account) -> RunResult:
+    """Evaluate the model of every round, and keep the last of a run that finished."""
+    finished = result.status == "finished"
+    model = run.folder / MODEL_FILE
+    if run.mode.family == "centralized" and account.counts() == ():
+        return _with_own_evaluation(result, account, model)
+    kept = {number: _models(run, account, number) for number in range(1, len(account.rounds) + 1)}
+    found = evaluate_rounds(run, workers, {0: everywhere(run, run.folder / INITIAL_FILE), **kept})
+    result = replace(result, curve=tuple(_evaluated(point, found) for point in result.curve))
+    if finished and kept:
+        # In mode local, a site that was lost has no model in the last round.
+        for path in set(kept[len(kept)].values()):
+            os.replace(path, path.with_name(MODEL_FILE))
+        result = replace(result, sites=found[len(kept)].sites)
+    for path in [*run.folder.glob("round-*.safetensors"), *run.folder.glob("*/round-*.safetensors")]:
+        path.unlink()
+    return replace(result, model_sha256=_sha256(model) if finished else "")
+
+
+def _with_own_evaluation(result: RunResult, account: Account, model: Path) -> RunResult:
+    """By the app itself, on the test part of all sites together."""
+    found = account.evaluated
+    if result.status == "failed":
+        model.unlink(missing_ok=True)
+    curve = [
+        replace(point, loss=found[point.round]["loss"], accuracy=found[point.round]["accuracy"])
+        if point.round in found
+        else point
+        for point in result.curve
+    ]
+    return replace(result, curve=tuple(curve), model_sha256=_sha256(model))
+
+
+def _sha256(model: Path) -> str:
+    return sha256_file(model) if model.exists() else ""
+
+
+def _models(run: ModeRun, account: Account, number: int) -> Models:
+    if run.mode.family != "local":
+        return everywhere(run, snapshot(run.folder, number))
+    present = account.rounds[number - 1]
+    return {site: snapshot(run.folder / name, number) for site, name in enumerate(account.names) if name in present}
+
+
+def _evaluated(point: Point, found: Mapping[int, Evaluated]) -> Point:
+    return replace(point, loss=found[point.round].loss, accuracy=found[point.round].accuracy)

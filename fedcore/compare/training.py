@@ -1,0 +1,274 @@
+"""What the worker of a baseline does: its part of every round, one account of it, one snapshot of the model.
+
+It reports READY once, and ROUND at the end of every round:
+
+| kind  | data                                                                                                      |
+| ----- | --------------------------------------------------------------------------------------------------------- |
+| ready | counts: examples of the sites that it reads; parameters: of the model; sent, received: bytes until now    |
+| round | round, samples, steps, loss: sum over the samples; seconds; sent, received: bytes; all of this round alone |
+
+A worker that evaluates the model itself reports EVALUATED, with round, loss, accuracy (or null) and examples.
+
+Bytes begin to count with the first model, which rank 0 sends to the others. Neither bytes nor seconds hold the
+snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from fedcore.compare.initial import INITIAL_FILE
+from fedcore.compare.problem import Problem
+from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.traffic import Traffic
+from fedcore.config import EngineConfig
+from fedcore.record import EventSink
+from fedcore.state import ModelState
+from fedcore.state.files import FileSink
+from fedcore.training import process_group
+from fedcore.training.averaging import Averager, outer_sgd
+from fedcore.training.engines import Batch, Engine, World, make_engine
+from fedcore.training.engines.batches import Rows
+from fedcore.training.engines.loading import TrainingData
+from fedcore.training.engines.transfer import load_entries
+
+READY: Final = "ready"
+ROUND: Final = "round"
+EVALUATED: Final = "evaluated"
+LOOPBACK: Final = "127.0.0.1"
+
+
+def snapshot(folder: Path, number: int) -> Path:
+    """The file of the model at the end of a round."""
+    return folder / f"round-{number:03d}.safetensors"
+
+
+def global_batch(run: ModeRun) -> int:
+    """Examples of one step of all workers together, 0 for all that there are.
+
+    Where no option says it: the app's batch size, which averaging modes give to every worker.
+    """
+    own = int(run.config["batch-size"])
+    return int(run.mode.options["global-batch"]) or (own * run.sites if run.mode.family == "averaging" else own)
+
+
+def train_pooled(report: EventSink, run: ModeRun) -> None:
+    """All examples in one process: each step takes the union of what the sites would take."""
+    problem = Problem.load(run.app, config=run.config, sites=run.sites)
+    schedule, size = problem.schedule, global_batch(run)
+    sites = range(run.sites)
+    engine = _engine_alone(problem)
+    engine.load(ModelState.open(run.folder / INITIAL_FILE))
+    report(READY, _ready(schedule.counts, engine, Traffic()))
+    work = _Work(
+        report=report,
+        run=run,
+        engine=engine,
+        data=problem.pooled_training(),
+        rows=lambda number: schedule.pooled(size, seeds=[problem.order_seed(site, number) for site in sites]),
+        seed=lambda number: problem.order_seed(0, number),
+        folder=run.folder,
+        lost_after=run.kill.round if run.kill else 0,
+    )
+    work.run_rounds(problem.rounds)
+
+
+def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
+    """One site on its own examples, as a federated client trains, but with nobody to average with."""
+    problem = Problem.load(run.app, config=run.config, sites=run.sites)
+    data = problem.training(site)
+    schedule = Schedule.of(run.config, [len(data)])  # type: ignore[arg-type]
+    engine = _engine_alone(problem)
+    engine.load(ModelState.open(run.folder / INITIAL_FILE))
+    report(READY, _ready(schedule.counts, engine, Traffic()))
+    work = _Work(
+        report=report,
+        run=run,
+        engine=engine,
+        data=data,
+        rows=lambda number: schedule.own(0, seed=problem.order_seed(site, number)),
+        seed=lambda number: problem.order_seed(site, number),
+        folder=run.folder / worker_name(site),
+        lost_after=_lost_after(run, site),
+    )
+    work.run_rounds(problem.rounds)
+
+
+def train_together(report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
+    """One rank of all, on the examples of its own site: gradients are averaged, or models.
+
+    port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given.
+    """
+    _join(site, run.sites, port, listening)
+    world = World.current()
+    problem = Problem.load(run.app, config=run.config, sites=run.sites)
+    data = problem.training(site)
+    schedule = Schedule.of(run.config, _counts(data, world))
+    averages = run.mode.family == "averaging"
+    engine = _engine_alone(problem) if averages else _engine_together(problem, run, world)
+    dist.barrier()
+    before = Traffic.now()
+    load_entries(engine.entries(), ModelState.open(run.folder / INITIAL_FILE) if site == 0 else None, world)
+    dist.barrier()
+    report(READY, _ready([schedule.counts[site]], engine, Traffic.now() - before))
+    size = global_batch(run)
+    work = _Work(
+        report=report,
+        run=run,
+        engine=engine,
+        data=data,
+        rows=lambda number: schedule.share(site, size, seed=problem.order_seed(site, number)),
+        seed=lambda number: problem.order_seed(site, number),
+        folder=run.folder if site == 0 else None,
+        lost_after=_lost_after(run, site),
+        averaging=_averaging(run, engine) if averages else None,
+    )
+    work.run_rounds(problem.rounds)
+
+
+@dataclass(slots=True)
+class _Averaging:
+    """Which steps are followed by an average: every h-th of a round (h is 0 for none of them), and its last."""
+
+    averager: Averager
+    h: int
+    own: int = 0
+    total: int = 0
+    steps: int = 0
+
+    def count(self, own: int, total: int) -> None:
+        """After each step: this rank's examples in it, and those of all ranks."""
+        self.own, self.total, self.steps = self.own + own, self.total + total, self.steps + 1
+        if self.steps == self.h:
+            self.meet()
+
+    def meet(self) -> None:
+        """Average, unless no step was made since the last time."""
+        if self.steps:
+            self.averager.average(self.own / self.total)
+        self.own = self.total = self.steps = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """A worker's rounds. rows, seed: of a round. folder: for snapshots, None where another worker writes them.
+
+    lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
+    """
+
+    report: EventSink
+    run: ModeRun
+    engine: Engine
+    data: TrainingData
+    rows: Callable[[int], Iterator[Rows]]
+    seed: Callable[[int], int]
+    folder: Path | None
+    lost_after: int
+    averaging: _Averaging | None = None
+
+    def run_rounds(self, rounds: int) -> None:
+        """The optimizer keeps its history from round to round."""
+        self.engine.model.train()
+        for number in range(1, rounds + 1):
+            _meet()
+            before, started = Traffic.now(), time.perf_counter()
+            done = self._round(number)
+            # What this rank has sent before a barrier is counted on both sides after it.
+            _meet()
+            used = Traffic.now() - before
+            seconds = time.perf_counter() - started
+            self._save(number)
+            data = {**done, "round": number, "seconds": seconds, "sent": used.sent, "received": used.received}
+            self.report(ROUND, data)
+            while number == self.lost_after:
+                signal.pause()
+
+    def _round(self, number: int) -> dict[str, float]:
+        samples = steps = 0
+        loss = torch.zeros((), dtype=torch.float64, device=self.engine.device)
+        with self.engine.seeded(self.seed(number)):
+            for batch in self.engine.read(self.data, self.rows(number), seed=self.seed(number)):
+                own = 0 if batch.weights is not None else len(batch)
+                loss += self._step(batch, own)
+                samples, steps = samples + own, steps + 1
+        if self.averaging is not None:
+            self.averaging.meet()
+        return {"samples": samples, "steps": steps, "loss": float(loss)}
+
+    def _step(self, batch: Batch, own: int) -> torch.Tensor | float:
+        if self.averaging is None:
+            return self.engine.step(batch)
+        # Its own model follows the mean over its own share; with no share there is nothing to follow.
+        loss = self.engine.step(replace(batch, total=own)) if own else 0.0
+        self.averaging.count(own, batch.total)
+        return loss
+
+    def _save(self, number: int) -> None:
+        """All ranks, since running statistics may have to be averaged first; one of them writes."""
+        if self.folder is None:
+            if self.engine.world.size > 1:
+                self.engine.save(None)
+            return
+        self.folder.mkdir(exist_ok=True)
+        with FileSink(snapshot(self.folder, number), self.engine.layout()) as sink:
+            self.engine.save(sink)
+
+
+def _engine_alone(problem: Problem) -> Engine:
+    """On this process's device, whatever group it is in."""
+    return make_engine(problem.recipe(), EngineConfig(), World(device=World.current().device))
+
+
+def _engine_together(problem: Problem, run: ModeRun, world: World) -> Engine:
+    values = {"engine": "ddp", "hook": run.mode.options["hook"]}
+    config = EngineConfig.from_mapping(values, ranks=world.size, where=run.mode.label)
+    return make_engine(problem.recipe(), config, world)
+
+
+def _averaging(run: ModeRun, engine: Engine) -> _Averaging:
+    options = run.mode.options
+    outer = outer_sgd(lr=float(options.get("outer-lr", 1.0)), momentum=float(options.get("outer-momentum", 0.0)))
+    return _Averaging(Averager(engine.module, outer), h=int(options["h"]))
+
+
+def _ready(counts: tuple[int, ...] | list[int], engine: Engine, used: Traffic) -> dict[str, object]:
+    parameters = sum(parameter.numel() for parameter in engine.parameters())
+    return {"counts": list(counts), "parameters": parameters, "sent": used.sent, "received": used.received}
+
+
+def _lost_after(run: ModeRun, site: int) -> int:
+    return run.kill.round if run.kill is not None and run.kill.site == site else 0
+
+
+def _counts(data: TrainingData, world: World) -> list[int]:
+    """Examples of every site, each said by the rank that has them."""
+    counts = torch.zeros(world.size, dtype=torch.int64, device=world.device)
+    counts[world.rank] = len(data)  # type: ignore[arg-type]
+    return cast(list[int], world.sum(counts).tolist())
+
+
+def _join(rank: int, ranks: int, port: int, listening: socket.socket | None) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)
+    # Gloo would listen on the address of the machine's name; nobody outside needs to reach these ranks.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    descriptor = None if listening is None else listening.detach()
+    store = TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=descriptor)
+    process_group.join(store, rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)
+
+
+def _meet() -> None:
+    """Wait for the other ranks, where there are any."""
+    if dist.is_initialized():
+        dist.barrier()
