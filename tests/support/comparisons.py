@@ -10,7 +10,12 @@ from fedcore.compare.network import Cost, Network
 from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
 from fedcore.compare.results import Loss, Point, RunResult, SiteResult, Staleness
 
-MACHINE = {"system": "Linux x86_64", "python": "3.11.2", "cores": 2, "packages": {"fedcore": "0.1.0", "torch": "2.13.0"}}
+MACHINE = {
+    "system": "Linux x86_64",
+    "python": "3.11.2",
+    "cores": 2,
+    "packages": {"fedcore": "0.1.0", "torch": "2.13.0"},
+}
 # Rate of learning, bytes of a round, seconds of a round.
 _SHAPES = {
     "centralized": (0.55, 0, 0.4),
@@ -42,12 +47,12 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
         "aggregation": "secure" if mode.kind in ("federated", "federated-dp") else "none",
         "parameters": 4810,
         "samples": 1437 * rounds,
-        "steps": {name: 45 * rounds for name in names},
+        "steps": dict.fromkeys(names, 45 * rounds),
         "seconds": curve[-1].seconds,
         "wall_seconds": curve[-1].seconds + 6,
         "simulated_seconds": curve[-1].simulated_seconds,
-        "bytes_up": {name: size * rounds // 2 for name in names} if size else {},
-        "bytes_down": {name: size * rounds // 2 for name in names} if size else {},
+        "bytes_up": dict.fromkeys(names, size * rounds // 2) if size else {},
+        "bytes_down": dict.fromkeys(names, size * rounds // 2) if size else {},
         "initial_sha256": f"{seed:064x}",
         "model_sha256": "ab" * 32,
         "precision": "float32",
@@ -59,8 +64,13 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
         "staleness": _staleness(mode.kind) if mode.kind.startswith("ps-") else None,
     }
     if mode.kind == "federated-dp":
-        plan = {"mechanism": "gaussian", "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 1e-5, "epsilon": 8.0}
-        values["privacy"] = {"plan": plan, "epsilon": 6.4}
+        values["privacy"] = {
+            "mechanism": "gaussian",
+            "noise_multiplier": 1.0,
+            "delta": 1e-5,
+            "budget": 8.0,
+            "epsilon": 6.4,
+        }
     return RunResult(**{**values, **changes})
 
 
@@ -95,7 +105,9 @@ def everything() -> Comparison:
     runs = [_pointed(run) if run.mode == "diloco" else run for run in runs] + swept
     lost = Loss(worker="client-3", round=2, consequence="the others went on without it", seconds=0.21)
     runs[5] = made_up_run("local", seed=3, losses=(lost,), samples=7000)
-    runs[8] = RunResult(mode="allreduce", kind="allreduce", seed=3, status="failed", reason="client-2 was lost in round 3")
+    runs[8] = RunResult(
+        mode="allreduce", kind="allreduce", seed=3, status="failed", reason="client-2 was lost in round 3"
+    )
     return made_up(EVERY_MODE, seeds=3, runs=tuple(runs))
 
 

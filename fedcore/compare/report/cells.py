@@ -30,11 +30,11 @@ def size(value: float) -> str:
     """Bytes in units of 1000."""
     if value < 1000:
         return f"{value:.0f} B"
-    for unit in ("kB", "MB", "GB"):
+    for unit in ("kB", "MB"):
         value /= 1000
         if value < 999.95:
-            break
-    return f"{value:.1f} {unit}"
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:.1f} GB"
 
 
 def duration(value: float) -> str:

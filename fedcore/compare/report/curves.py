@@ -26,7 +26,7 @@ from fedcore.compare.results import Point, RunResult
 
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.
 _LOGARITHMIC = 20
-_MARGINS = {"left": 0.125, "right": 0.685, "bottom": 0.15, "top": 0.97}
+_MARGINS = {"left": 0.14, "right": 0.66, "bottom": 0.15, "top": 0.97}
 # An axis begins below all but this share of the values after the first round: what is interesting lies there.
 _CUT = 0.2
 
@@ -166,7 +166,7 @@ def _draw_curves(
     format_axis(axes, against.form)
     axes.set_xlabel(against.label)
     _metric_axis(axes, metric, lines)
-    label_lines(axes, {label: line.y[-1] for label, line in lines.items()}, styles)
+    label_lines(figure, axes, {label: line.y[-1] for label, line in lines.items()}, styles)
 
 
 def _draw_line(axes: Axes, line: Line, look: Look, *, positive: bool) -> None:
@@ -232,4 +232,4 @@ def _draw_sweep(
     axes.set_ylabel(f"last {metric}")
     if metric == "accuracy":
         percent_axis(axes)
-    label_lines(axes, {label: line[-1][1].mean for label, line in lines.items()}, styles)
+    label_lines(figure, axes, {label: line[-1][1].mean for label, line in lines.items()}, styles)

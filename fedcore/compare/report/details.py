@@ -101,7 +101,9 @@ def site_table(comparison: Comparison) -> tuple[list[str], dict[str, dict[str, S
 
 def _by_site(runs: Sequence[RunResult]) -> dict[str, Spread]:
     names = dict.fromkeys(site.site for run in runs for site in run.sites)
-    spreads = {name: Spread.of(site.accuracy for run in runs for site in run.sites if site.site == name) for name in names}
+    spreads = {
+        name: Spread.of(site.accuracy for run in runs for site in run.sites if site.site == name) for name in names
+    }
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
@@ -113,7 +115,9 @@ def _draw_sites(figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], st
         values = [spread.mean for spread in by_site.values()]
         look = styles[label]
         axes.plot([min(values), max(values)], [row, row], color=look.color, linewidth=1, alpha=0.6)
-        axes.plot(values, [row] * len(values), look.marker, color=look.color, markersize=5, alpha=0.75, markeredgewidth=0)
+        axes.plot(
+            values, [row] * len(values), look.marker, color=look.color, markersize=5, alpha=0.75, markeredgewidth=0
+        )
         axes.plot([sum(values) / len(values)], [row], "|", color=INK, markersize=12, markeredgewidth=1.4)
     axes.set_yticks(range(len(found)), [short(label) for label in found])
     for text, label in zip(axes.get_yticklabels(), found, strict=True):
@@ -125,9 +129,7 @@ def _draw_sites(figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], st
 
 
 def _staleness(comparison: Comparison) -> Drawing | None:
-    runs = {
-        label: of for label, of in best_points(comparison).items() if any(run.staleness is not None for run in of)
-    }
+    runs = {label: of for label, of in best_points(comparison).items() if any(run.staleness is not None for run in of)}
     if not runs:
         return None
     return Drawing(
@@ -146,14 +148,12 @@ def _draw_staleness(figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], 
     figure.subplots_adjust(left=0.12, right=0.97, bottom=0.45 / height, top=1 - 0.28 / height, hspace=0.75, wspace=0.25)
     for row, (label, of) in enumerate(runs.items()):
         known = [run.staleness for run in of if run.staleness is not None]
-        for axes, ages in zip(
-            grid[row], ([one.clocks for one in known], [one.updates for one in known]), strict=True
-        ):
+        for axes, ages in zip(grid[row], ([one.clocks for one in known], [one.updates for one in known]), strict=True):
             shares = age_shares(ages)
             axes.bar(list(shares), list(shares.values()), width=0.85, color=styles[label].color, linewidth=0)
             axes.set_xlim(-0.6, max(shares, default=0) + 0.6 if max(shares, default=0) > 3 else 4.6)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(2))
+            axes.yaxis.set_major_locator(MaxNLocator(2, steps=[1, 2, 5, 10]))
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
             axes.grid(visible=False, axis="x")
         bound = known[0].bound
@@ -183,7 +183,7 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
         return None
     return Drawing(
         name="privacy",
-        title="Cost of privacy",
+        title="What the federated modes reach and take",
         caption="The same federated training with and without protection; the line is one standard deviation.",
         height=0.35 + 3 * (0.42 + 0.24 * len(runs)),
         draw=partial(

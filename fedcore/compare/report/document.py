@@ -17,7 +17,7 @@ from fedcore.wire import Scalar
 
 SCHEMA = "fedcore/compare/2"
 # JSON has no such numbers; a diverged run has.
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")
 _COMPUTED = ("schema", "summary", "fairness")
 
@@ -145,7 +145,7 @@ def _from_plain(value: Any) -> Any:
         return {key: _from_plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_from_plain(item) for item in value]
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _network(value: Mapping[str, Any]) -> Network:

@@ -31,10 +31,10 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{pair[0]: f"--c{i
 _DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.6)), (0, (1.2, 1.4)))
 _MARKERS = "osD^vPX*<>hd"
 # On a phone a figure is as wide as the screen: about one CSS pixel for each of its points.
-WIDTH = 4.9
+WIDTH = 4.5
 _FONT = 9.0
 _LABEL_WORDS = 17
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "font.size": _FONT,
     "axes.labelsize": _FONT,
     "xtick.labelsize": _FONT - 1,
@@ -115,7 +115,7 @@ def short(label: str) -> str:
     return f"{name}\n{options if len(options) <= _LABEL_WORDS else options[: _LABEL_WORDS - 1] + '…'}"
 
 
-def label_lines(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, Look]) -> None:
+def label_lines(figure: Figure, axes: Axes, ends: Mapping[str, float], styles: Mapping[str, Look]) -> None:
     """Names beside the right edge, each at the height where its line ends, or as near as the others leave room.
 
     ends: last value of each line, in data coordinates of the y axis.
@@ -123,14 +123,14 @@ def label_lines(axes: Axes, ends: Mapping[str, float], styles: Mapping[str, Look
     low, high = axes.get_ylim()
     order = sorted(ends, key=lambda label: ends[label])
     heights = [(ends[label] - low) / (high - low) for label in order]
-    inches = axes.get_position().height * axes.figure.get_size_inches()[1]
+    inches = axes.get_window_extent().height / figure.dpi
     line = _FONT / 72 / inches
     sizes = [line * (2.3 if "\n" in short(label) else 1.2) for label in order]
     edge = axes.get_yaxis_transform()
     for label, wanted, place in zip(order, heights, spread_out(heights, sizes), strict=True):
         look, height = styles[label], low + place * (high - low)
         start = low + min(max(wanted, 0.0), 1.0) * (high - low)
-        inside = {"transform": edge, "clip_on": False, "color": look.color}
+        inside: dict[str, Any] = {"transform": edge, "clip_on": False, "color": look.color}
         axes.plot([1.005, 1.05], [start, height], linewidth=0.6, alpha=0.7, **inside)
         axes.plot([1.06, 1.16], [height] * 2, linestyle=look.dash, **inside)
         axes.plot([1.11], [height], look.marker, **inside)
@@ -166,7 +166,8 @@ def format_axis(axes: Axes, form: Callable[[float], str]) -> None:
 
 @contextmanager
 def _figure(drawing: Drawing) -> Iterator[Figure]:
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": drawing.name}):
+    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": drawing.name}
+    with mpl.rc_context(style):
         figure = Figure(figsize=(WIDTH, drawing.height))
         drawing.draw(figure)
         yield figure

@@ -141,7 +141,7 @@ def _precision(runs: Sequence[RunResult]) -> Check:
 
 
 def _versions(comparison: Comparison) -> Check:
-    machines = {source.name: source.machine for source in comparison.sources} or {"all": comparison.machine}
+    machines = {source.name: source.machine for source in comparison.sources} or {"all runs": comparison.machine}
     found = {name: _machine_text(machine) for name, machine in machines.items()}
     return _check("Machine and versions", len(set(found.values())) == 1, "where the runs were made", found)
 
@@ -188,6 +188,8 @@ def _joined(values: Mapping[str, str]) -> dict[str, str]:
     places: dict[str, list[str]] = {}
     for place, text in values.items():
         places.setdefault(text, []).append(place)
+    if len(places) == 1 < len(values):
+        return {"everywhere": next(iter(places))}
     return {"; ".join(where): text for text, where in places.items()}
 
 

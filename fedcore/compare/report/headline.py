@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from fedcore.compare.report.cells import count, decimal, duration, mean_sd, percent, size
 from fedcore.compare.report.document import Comparison
@@ -11,7 +12,7 @@ from fedcore.compare.report.summary import Spread, best_points, final, metric_of
 from fedcore.compare.results import RunResult
 from fedcore.progress import epsilon_line
 
-Runs = Sequence[RunResult]
+Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
 
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
@@ -20,12 +21,12 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
     if not runs:
         return ("No mode finished.",)
     metric = metric_of(comparison)
-    found = [_best(runs, metric), *_against_centralized(comparison, runs, metric)]
-    found += _privacy(comparison, runs, metric) + _noise(runs)
+    found = [_best(runs, metric), *_against_centralized(runs, metric)]
+    found += _privacy(runs, metric) + _noise(runs)
     return tuple(sentence for sentence in found if sentence)
 
 
-def _best(runs: dict[str, Runs], metric: str) -> str:
+def _best(runs: Runs, metric: str) -> str:
     spreads = {label: spread for label, of in runs.items() if (spread := final(of, metric)) and _finite(spread)}
     if not spreads:
         return f"No mode has a finite {metric}."
@@ -43,43 +44,44 @@ def _best(runs: dict[str, Runs], metric: str) -> str:
     return text
 
 
-def _against_centralized(comparison: Comparison, runs: dict[str, Runs], metric: str) -> list[str]:
-    pooled = _first(comparison, runs, "centralized")
-    if pooled is None:
-        return []
-    federated = [mode.label for mode in comparison.modes if mode.kind == "federated" and mode.label in runs]
-    federated = federated or [
-        mode.label for mode in comparison.modes if mode.kind == "federated-plain" and mode.label in runs
+def _against_centralized(runs: Runs, metric: str) -> list[str]:
+    """Secure modes against pooled data; plain ones only where there is no secure one."""
+    pooled = [label for label in runs if _kind(runs, label) == "centralized"]
+    federated = [label for label in runs if _kind(runs, label) == "federated"]
+    federated = federated or [label for label in runs if _kind(runs, label) == "federated-plain"]
+    return [_difference(runs, label, pooled[0], metric) for label in federated if pooled]
+
+
+def _privacy(runs: Runs, metric: str) -> list[str]:
+    """Each secure mode against the plain one with the same options."""
+    pairs = [
+        (label, label.replace("federated", "federated-plain", 1)) for label in runs if _kind(runs, label) == "federated"
     ]
-    return [_difference(runs, label, pooled, metric) for label in federated]
+    return [_cost_of_privacy(runs, secure, plain, metric) for secure, plain in pairs if plain in runs]
 
 
-def _privacy(comparison: Comparison, runs: dict[str, Runs], metric: str) -> list[str]:
-    secure, plain = _first(comparison, runs, "federated"), _first(comparison, runs, "federated-plain")
-    if secure is None or plain is None:
-        return []
+def _cost_of_privacy(runs: Runs, secure: str, plain: str, metric: str) -> str:
     sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
-    up = Spread.of(per_worker(run.bytes_up) for run in runs[secure]), Spread.of(
-        per_worker(run.bytes_up) for run in runs[plain]
-    )
-    if up[0] and up[1] and up[1].mean:
-        sentence += f"; a worker sends {size(up[0].mean)} instead of {size(up[1].mean)}"
-    time = Spread.of(run.seconds for run in runs[secure]), Spread.of(run.seconds for run in runs[plain])
-    if time[0] and time[1] and time[1].mean:
-        sentence += f"; training takes {duration(time[0].mean)} instead of {duration(time[1].mean)}"
-    return [f"{sentence}. In {plain} the server can read every update."]
+    mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
+    if mine and theirs:
+        sentence += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
+    mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
+    if mine and theirs:
+        sentence += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
+    return f"{sentence}. In {plain} the server can read every update."
 
 
-def _noise(runs: dict[str, Runs]) -> list[str]:
+def _noise(runs: Runs) -> list[str]:
     sentences = []
     for label, of in runs.items():
         if (privacy := of[0].privacy) is not None:
-            spent = {"privacy": privacy["plan"], "epsilon": max(run.privacy["epsilon"] for run in of if run.privacy)}
-            sentences.append(f"{label}: {epsilon_line(spent)}.")
+            spent = max(run.privacy["epsilon"] for run in of if run.privacy is not None)
+            plan = {**privacy, "epsilon": privacy["budget"]}
+            sentences.append(f"{label}: {epsilon_line({'privacy': plan, 'epsilon': spent})}.")
     return sentences
 
 
-def _difference(runs: dict[str, Runs], label: str, other: str, metric: str) -> str:
+def _difference(runs: Runs, label: str, other: str, metric: str) -> str:
     """By seed, so that what both have in common does not count as spread."""
     values = {run.seed: run.accuracy if metric == "accuracy" else run.loss for run in runs[other]}
     pairs = [
@@ -106,11 +108,11 @@ def _scaled(spread: Spread, factor: float) -> Spread:
     return Spread(mean=spread.mean * factor, sd=None if spread.sd is None else spread.sd * factor, n=spread.n)
 
 
-def _first(comparison: Comparison, runs: dict[str, Runs], kind: str) -> str | None:
-    return next((mode.label for mode in comparison.modes if mode.kind == kind and mode.label in runs), None)
+def _kind(runs: Runs, label: str) -> str:
+    return runs[label][0].kind
 
 
-def _title(label: str, runs: dict[str, Runs]) -> str:
+def _title(label: str, runs: Runs) -> str:
     point = runs[label][0].point
     return f"{label} (with {point_text(point)})" if point else label
 
