@@ -27,7 +27,7 @@ from fedcore.compare.job import (
 )
 from fedcore.compare.modes import KINDS, parse_modes
 from fedcore.compare.network import Network
-from fedcore.compare.report import Comparison, merge, terminal_table, write_report
+from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
 from fedcore.config import parse_assignments
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
@@ -145,23 +145,13 @@ def _watched(job: CompareJob, console: Console, *, drop: bool, force: bool) -> C
 
 def _overlay(reports: list[Path], out: Path, console: Console, *, force: bool, as_json: bool) -> None:
     """Lay reports over one another, and write the report of all of them."""
-    if not reports:
-        raise ConfigurationError("--from needs at least one report.json")
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out: {out} is a file; name a folder")
     if out.exists() and any(out.iterdir()) and not (force and (out / "report.json").is_file()):
         raise ConfigurationError(f"{out} is not empty; choose another --out, or --force to replace a report in it")
-    comparison = merge({str(path): read_comparison(path) for path in reports})
+    comparison = merge(read_reports(reports))
     out.mkdir(parents=True, exist_ok=True)
     _show(comparison, out, console, as_json=as_json)
-
-
-def read_comparison(path: Path) -> Comparison:
-    """A report.json; raises ConfigurationError where it is none."""
-    try:
-        return Comparison.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigurationError(f"{path} is not the report.json of a comparison: {error}") from None
 
 
 def _show(comparison: Comparison, out: Path, console: Console, *, as_json: bool) -> None:

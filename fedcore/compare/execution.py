@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from fedcore.compare.folder import OutFolder
 from fedcore.compare.job import PARTITION, CompareJob, plan
 from fedcore.compare.modes import KINDS
-from fedcore.compare.report.document import Comparison, ModeTitle, machine
+from fedcore.compare.report import Comparison, ModeTitle, machine
 from fedcore.compare.results import RESULT_FILE, RunResult
 from fedcore.compare.run import ModeRun
 from fedcore.compare.runner import ModeRunner
@@ -52,15 +52,12 @@ def carry_out(job: CompareJob, watch: Watch, *, force: bool = False, drop: bool 
     folder = OutFolder(job.out)
     planned = plan(job)
     folder.check(job, force=force)
-    kept = None if force else folder.cost()
-    survey = take_survey(planned[0], measure=kept is None)
+    survey = (None if force else folder.survey()) or take_survey(planned[0])
     possible = replace(job, modes=tuple(mode for mode in job.modes if survey.allows(mode))) if drop else job
     survey.check(possible.modes)
-    folder.prepare(job, force=force)
-    if (cost := kept or survey.cost) is not None:
-        folder.keep_cost(cost)
-    runs = [replace(run, cost=cost) for run in plan(possible)]
-    with ModeRunner(job.out) as runner:
+    runs = [replace(run, cost=survey.cost) for run in plan(possible)]
+    with folder.opened(job, force=force), ModeRunner(job.out) as runner:
+        folder.keep_survey(survey)
         results = execute(runs, runner, watch)
     return build_comparison(possible, runs, results, survey)
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fedcore.compare.job import CompareJob
-from fedcore.compare.network import Cost
+from fedcore.compare.survey import Survey
 from fedcore.errors import ConfigurationError
 from fedcore.flower.bundle import AppBundle
 
 JOB_FILE = "job.json"
+LOCK_FILE = ".lock"
 SCHEMA = "fedcore/compare/job/1"
 
 
@@ -44,29 +47,49 @@ class OutFolder:
         if not force:
             self._check_same(_fingerprint(job))
 
-    def prepare(self, job: CompareJob, *, force: bool) -> None:
-        """Make the folder, or take it as an earlier start of the same job left it; `force` begins anew."""
-        self.check(job, force=force)
-        if not self._empty:
-            if not force:
-                return
-            # Renamed first, so that a crash in between leaves either the old folder or none.
-            trash = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=".fedcore-old-"))
-            self.path.replace(trash / self.path.name)
-            shutil.rmtree(trash)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._write({"schema": SCHEMA, "job": _fingerprint(job), "cost": None})
+    @contextlib.contextmanager
+    def opened(self, job: CompareJob, *, force: bool) -> Iterator[None]:
+        """Make the folder, or take it as an earlier start of the same job left it; `force` begins anew.
 
-    def cost(self) -> Cost | None:
-        """What computation was found to cost when the comparison began."""
+        Nobody else can open it meanwhile. Raises what `check` raises.
+        """
+        self.check(job, force=force)
+        with contextlib.ExitStack() as stack:
+            if not self._empty:
+                stack.enter_context(self._locked())
+                if force:
+                    self._discard()
+            if self._empty:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(self._locked())
+                self._write({"schema": SCHEMA, "job": _fingerprint(job), "survey": None})
+            yield
+
+    def survey(self) -> Survey | None:
+        """What was found out about the app when the comparison began; None where it has not."""
         if not (self.path / JOB_FILE).is_file():
             return None
-        found = self._read()["cost"]
-        return Cost(**found) if found else None
+        found = self._read()["survey"]
+        return Survey.from_json(found) if found else None
 
-    def keep_cost(self, cost: Cost) -> None:
-        """For when the comparison goes on after an interruption."""
-        self._write({**self._read(), "cost": asdict(cost)})
+    def keep_survey(self, survey: Survey) -> None:
+        """For when the comparison goes on after an interruption, by the same clock."""
+        self._write({**self._read(), "survey": survey.to_json()})
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.path / LOCK_FILE).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigurationError(f"another `fedcore compare` runs in {self.path}") from None
+            yield
+
+    def _discard(self) -> None:
+        """Renamed first, so that a crash in between leaves either the old folder or none."""
+        trash = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=".fedcore-old-"))
+        self.path.replace(trash / self.path.name)
+        shutil.rmtree(trash)
 
     @property
     def _empty(self) -> bool:

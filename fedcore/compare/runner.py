@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from fedcore.compare.baselines import run_baseline
-from fedcore.compare.federated import Federation, run_federated
+from fedcore.compare.federated import run_federated
+from fedcore.compare.federation import Federation
+from fedcore.compare.parameter_server import run_parameter_server
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import ModeRun
 from fedcore.record import EventSink
@@ -43,6 +45,8 @@ class ModeRunner:
             return run_federated(run, emit, self._warm())
         # Idle clients would take memory and time from the workers of this run.
         self._close()
+        if run.mode.family == "parameter-server":
+            return run_parameter_server(run, emit)
         return run_baseline(run, emit)
 
     def _warm(self) -> Federation:

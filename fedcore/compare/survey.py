@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,17 +17,14 @@ from fedcore.compare.network import Cost, Network
 from fedcore.compare.problem import Problem
 from fedcore.compare.report.document import SiteSplit
 from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.workers import ENDED, Workers
+from fedcore.compare.workers import Workers
 from fedcore.data.types import Split
-from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.app import FlowerApp
+from fedcore.errors import AppError, ConfigurationError, RunFailed
 from fedcore.record import EventSink
 from fedcore.training.engines.loading import TrainingData
-from fedcore.wire import Scalar
 
 # A large data set may have to be read from a slow disk.
 _SILENCE_SECONDS = 900.0
-_FOUND = "found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +39,19 @@ class Survey:
     split: tuple[SiteSplit, ...] = ()
     cost: Cost | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        return cls(
+            refusal=value["refusal"],
+            split=tuple(SiteSplit(**site) for site in value["split"]),
+            cost=Cost(**value["cost"]) if value["cost"] else None,
+        )
+
     def allows(self, mode: Mode) -> bool:
         """Whether the app can be trained in this mode; centralized and federated modes take any Flower app."""
         return not self.refusal or mode.family in ("centralized", "federated")
@@ -53,41 +63,32 @@ class Survey:
             raise ConfigurationError(f"--modes {', '.join(refused)}: {self.refusal}")
 
 
-def take_survey(run: ModeRun, *, measure: bool) -> Survey:
-    """Import the app and read its data as `run` would, in a worker process. measure: the cost of its steps as well.
+def take_survey(run: ModeRun) -> Survey:
+    """Import the app and read its data as `run` would, in a worker process.
 
     Raises AppError where the app or its data cannot be read.
     """
-    found: Mapping[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-survey-") as folder,
         Workers(Path(folder), run.environment()) as workers,
     ):
-        workers.start("survey", _survey, run.app, dict(run.config), run.sites, run.network if measure else None)
-        for _, kind, data in workers.events(silence=_SILENCE_SECONDS):
-            if kind == _FOUND:
-                found = data
-            elif kind == ENDED and data["exitcode"]:
-                raise AppError(f"{run.app.name} cannot be compared: {data['reason']}")
-    return Survey(
-        refusal=found["refusal"],
-        split=tuple(SiteSplit(**site) for site in found["split"]),
-        cost=Cost(**found["cost"]) if found["cost"] else None,
-    )
+        try:
+            (found,) = workers.call("survey", _survey, run, silence=_SILENCE_SECONDS)
+        except RunFailed as error:
+            raise AppError(f"{run.app.name} cannot be compared: {error}") from None
+    return Survey.from_json(found.data)
 
 
-def _survey(
-    report: EventSink, app: FlowerApp, config: Mapping[str, Scalar], sites: int, network: Network | None
-) -> None:
+def _survey(report: EventSink, run: ModeRun) -> None:
     """In the worker."""
     try:
-        problem = Problem.load(app, config=config, sites=sites)
+        problem = Problem.load(run.app, config=run.config, sites=run.sites)
     except ConfigurationError as error:
-        report(_FOUND, {"refusal": str(error), "split": [], "cost": None})
+        report("found", Survey(refusal=str(error)).to_json())
         return
-    split = [_site(problem, site) for site in range(sites)]
-    cost = asdict(_cost(problem, network)) if network is not None else None
-    report(_FOUND, {"refusal": "", "split": [asdict(site) for site in split], "cost": cost})
+    split = tuple(_site(problem, site) for site in range(run.sites))
+    cost = _cost(problem, run.network) if run.network is not None else None
+    report("found", Survey(refusal="", split=split, cost=cost).to_json())
 
 
 def _site(problem: Problem, site: int) -> SiteSplit:

@@ -7,6 +7,8 @@ It reports READY once, and ROUND at the end of every round:
 | ready | counts: examples of the sites that it reads; parameters: of the model; sent, received: bytes until now    |
 | round | round, samples, steps, loss: sum over the samples; seconds; sent, received: bytes; all of this round alone |
 
+A worker that evaluates the model itself reports EVALUATED, with round, loss, accuracy (or null) and examples.
+
 Bytes begin to count with the first model, which rank 0 sends to the others. Neither bytes nor seconds hold the
 snapshots.
 """
@@ -44,6 +46,7 @@ from fedcore.training.engines.transfer import load_entries
 
 READY: Final = "ready"
 ROUND: Final = "round"
+EVALUATED: Final = "evaluated"
 LOOPBACK: Final = "127.0.0.1"
 
 

@@ -29,10 +29,14 @@ from fedcore.record import EventSink
 ENDED: Final = "ended"
 """The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
 
-_PRELOADED: Final = ["torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines"]
+PRELOADED: Final = ("torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines")
+"""What the fork server imports before it forks: nothing that starts a thread, or opens a device."""
+
 _FAILED: Final = "failed"
 _STOP_SECONDS: Final = 10.0
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
+# Before it starts; there is one for all runs of this process.
+_CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
 class WorkerEvent(NamedTuple):
@@ -87,8 +91,6 @@ class Workers:
 
     def __enter__(self) -> Self:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        # No effect where a fork server runs already; it is the same for all runs of this process.
-        _CONTEXT.set_forkserver_preload(_PRELOADED)
         return self
 
     def __exit__(

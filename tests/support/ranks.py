@@ -21,9 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fedcore.compare.workers import PRELOADED
+
 _CONTEXT = multiprocessing.get_context("forkserver")
+# The process has one fork server, which may serve the workers of comparisons, too.
 _CONTEXT.set_forkserver_preload(
-    ["numpy", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data"]
+    ["numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data", *PRELOADED]
 )
 COLLECTIVE_SECONDS = 60.0
 
