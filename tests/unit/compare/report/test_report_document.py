@@ -3,16 +3,19 @@
 import json
 import math
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.compare.report import Comparison, merge
 from fedcore.compare.report.schema import json_schema
 from fedcore.compare.report.write import report
-from fedcore.compare.results import Staleness
+from fedcore.compare.results import Staleness, stored_precision
 
 SCHEMA = json.loads((files("fedcore.compare.report") / "schema.json").read_text())
 
@@ -43,10 +46,9 @@ def test_a_report_holds_the_whole_comparison(made: Any) -> None:
 
 
 def test_a_run_that_diverged_stays_so() -> None:
-    run = made_up_run("local", sites=1)
-    worse = made_up_run("local", curve=(run.curve[0], *(made_up_run("local", rounds=0).curve)), seconds=-math.inf)
-    (back,) = Comparison.from_json(through_json(report(made_up("local", runs=(worse,))))).runs
-    assert back.seconds == -math.inf
+    run = made_up_run("local", seconds=math.nan)
+    (back,) = Comparison.from_json(through_json(report(made_up("local", runs=(run,))))).runs
+    assert math.isnan(back.seconds)
 
 
 def test_the_shipped_schema_is_that_of_the_code() -> None:
@@ -74,3 +76,13 @@ def test_the_schema_refuses_what_is_no_report(spoil: Any) -> None:
 def test_a_report_of_another_schema_is_refused() -> None:
     with pytest.raises(ValueError, match="fedcore/compare/1"):
         Comparison.from_json({**report(made_up()), "schema": "fedcore/compare/1"})
+
+
+def test_the_precision_is_that_of_the_stored_weights(tmp_path: Path) -> None:
+    assert stored_precision(tmp_path) == ""
+    for site, kind in (("client-1", np.float32), ("client-2", np.float16)):
+        (tmp_path / site).mkdir()
+        state = {"weight": np.zeros(2, kind), "batches": np.zeros(1, np.int64)}
+        save_file(state, tmp_path / site / "model.safetensors")
+    save_file({"weight": np.zeros(2)}, tmp_path / "initial.safetensors")
+    assert stored_precision(tmp_path) == "float16, float32"
