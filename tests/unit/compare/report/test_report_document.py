@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from safetensors.numpy import save_file
 from support.comparisons import everything, made_up, made_up_run
 
+from fedcore.compare.modes import KINDS
 from fedcore.compare.report import Comparison, merge
 from fedcore.compare.report.schema import json_schema
 from fedcore.compare.report.write import report
 from fedcore.compare.results import Staleness, stored_precision
 
+ROOT = Path(__file__).parents[4]
 SCHEMA = json.loads((files("fedcore.compare.report") / "schema.json").read_text())
 
 
@@ -86,3 +89,11 @@ def test_the_precision_is_that_of_the_stored_weights(tmp_path: Path) -> None:
         save_file(state, tmp_path / site / "model.safetensors")
     save_file({"weight": np.zeros(2)}, tmp_path / "initial.safetensors")
     assert stored_precision(tmp_path) == "float16, float32"
+
+
+def test_the_page_on_comparisons_names_every_mode_and_every_key() -> None:
+    text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_0-9-]+)`", text))
+    assert set(KINDS) <= named
+    assert set(SCHEMA["$defs"]["Comparison"]["properties"]) <= named
+    assert set(SCHEMA["$defs"]["RunResult"]["properties"]) <= named
