@@ -1,0 +1,185 @@
+"""Which update is made, and who may read, next: the decisions of a parameter server, without I/O.
+
+Each worker has a clock, the number of its pushes that were applied. Under stale synchronous parallel (Ho et al. 2013)
+every push is a step of the server's optimizer, and a worker at clock c may read only while c is at most s ahead of the
+slowest worker that still works. s = 0 makes all wait for each other, s = infinity nobody. With `together` the pushes of
+all workers at one clock are summed into one step, as in synchronous data parallel training.
+
+All shards carry out the same list of actions, which this one object makes, so that they cannot disagree. The first
+answer is given when every worker has asked: those whose process starts later lose nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from fedcore.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """A worker's gradient has arrived. examples: that it is from. total: of the whole batch that its mean is over.
+
+    loss: sum over the examples. last: the worker has no further batch.
+    """
+
+    examples: int
+    total: int
+    loss: float
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Sum the gradients of these workers, multiply by `scale`, make one optimizer step."""
+
+    workers: tuple[int, ...]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send a worker the model as it is now."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tell a worker that its last gradient was applied."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Keep the model as it is now as that of a round."""
+
+    round: int
+
+
+Action: TypeAlias = Apply | Answer | Release | Snapshot
+
+
+class StalenessExceeded(UsageError):
+    """A worker read a model older than the bound allows: an error in the server, which must not go on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Coordinator:
+    """The state of one run.
+
+    bound: s. together: sum the pushes of one clock into one step. round_samples: a round is over whenever as many more
+    examples were pushed. clocks: of the workers that still work. losses, seen: sum of the losses of the examples pushed
+    since the last round ended, and their number.
+    """
+
+    clocks: dict[int, int]
+    bound: float
+    together: bool
+    round_samples: int
+    round: int = 0
+    samples: int = 0
+    updates: int = 0
+    loss: float = 0.0
+    seen: int = 0
+    steps: Counter[int] = field(default_factory=Counter)
+    stale_clocks: Counter[int] = field(default_factory=Counter)
+    stale_updates: Counter[int] = field(default_factory=Counter)
+    _began: bool = False
+    _waiting: set[int] = field(default_factory=set)
+    _pushed: dict[int, Push] = field(default_factory=dict)
+    # Of the last read of each worker: by how much it was ahead, and how many updates had been made.
+    _reads: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workers: int, *, bound: float, together: bool, round_samples: int) -> Coordinator:
+        """For workers 0 to `workers` - 1 at clock 0."""
+        clocks = dict.fromkeys(range(workers), 0)
+        return cls(clocks=clocks, bound=bound, together=together, round_samples=round_samples)
+
+    @property
+    def over(self) -> bool:
+        """Whether no worker is left."""
+        return not self.clocks
+
+    def ask(self, worker: int) -> list[Action]:
+        """A worker wants its first model."""
+        self._waiting.add(worker)
+        return self._settle()
+
+    def push(self, worker: int, push: Push) -> list[Action]:
+        """A worker's gradient arrived, and it wants the next model."""
+        if worker not in self._reads or worker in self._pushed or worker in self._waiting:
+            raise UsageError(f"worker {worker} pushed without having read")
+        self._pushed[worker] = push
+        return self._settle()
+
+    def lose(self, worker: int) -> list[Action]:
+        """A worker is gone: nobody waits for it any more, and a push that was not applied is left out."""
+        self.clocks.pop(worker, None)
+        self._waiting.discard(worker)
+        self._pushed.pop(worker, None)
+        return [*self._settle(), *self._closing()]
+
+    def _settle(self) -> list[Action]:
+        actions = self._apply() if self._ready() else []
+        self._began = self._began or self._waiting >= self.clocks.keys()
+        if self._began:
+            actions += [self._read(worker) for worker in sorted(self._waiting) if self._may_read(worker)]
+        return actions
+
+    def _ready(self) -> bool:
+        return bool(self._pushed) and (not self.together or self._pushed.keys() >= self.clocks.keys())
+
+    def _may_read(self, worker: int) -> bool:
+        return self._ahead(worker) <= self.bound
+
+    def _ahead(self, worker: int) -> int:
+        return self.clocks[worker] - min(self.clocks.values())
+
+    def _read(self, worker: int) -> Answer:
+        self._waiting.remove(worker)
+        self._reads[worker] = (self._ahead(worker), self.updates)
+        return Answer(worker)
+
+    def _apply(self) -> list[Action]:
+        workers = tuple(sorted(self._pushed))
+        pushes = [self._pushed.pop(worker) for worker in workers]
+        for worker in workers:
+            self._count_staleness(worker)
+        self.updates += 1
+        examples, total = sum(push.examples for push in pushes), pushes[0].total
+        self.samples += examples
+        self.seen += examples
+        self.loss += sum(push.loss for push in pushes)
+        # A worker that was lost leaves a hole in the sum: the step is then the mean over the examples that are there.
+        actions: list[Action] = [Apply(workers, total / examples if 0 < examples != total else 1.0)]
+        for worker, push in zip(workers, pushes, strict=True):
+            self.steps[worker] += 1
+            self.clocks[worker] += 1
+            if push.last:
+                del self.clocks[worker]
+                actions.append(Release(worker))
+            else:
+                self._waiting.add(worker)
+        while self.samples >= (self.round + 1) * self.round_samples:
+            actions.append(self._snapshot())
+        return [*actions, *self._closing()]
+
+    def _count_staleness(self, worker: int) -> None:
+        ahead, updates = self._reads[worker]
+        if ahead > self.bound:
+            raise StalenessExceeded(f"worker {worker} read {ahead} clocks ahead; the bound is {self.bound:g}")
+        self.stale_clocks[ahead] += 1
+        self.stale_updates[self.updates - updates] += 1
+
+    def _closing(self) -> list[Action]:
+        """The model at the end, where workers were lost and the last round stayed short."""
+        return [self._snapshot()] if self.over and self.samples > self.round * self.round_samples else []
+
+    def _snapshot(self) -> Snapshot:
+        self.round += 1
+        return Snapshot(self.round)

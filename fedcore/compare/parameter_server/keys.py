@@ -1,0 +1,121 @@
+"""Which numbers a parameter server holds, in which order, and which shard holds which of them.
+
+A key is a tensor: first the trained parameters in the order of `named_parameters`, then the floating point buffers.
+Laid one after the other they are one float32 vector, and each shard holds one range of it (Li et al. 2014, section
+3.2). A range may begin and end inside a tensor, so that shards are of equal size whatever the model.
+
+Buffers, such as running means, are carried along: a worker keeps its own and pushes them with every gradient, and the
+server keeps the mean of those that came with the last step, for evaluation. Integer buffers stay as they began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One tensor of the vector: elements [start, stop). trained: a parameter, and not a buffer."""
+
+    name: str
+    start: int
+    stop: int
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Elements [start, stop) of the vector: what one shard holds."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def within(self, key: Key) -> slice:
+        """The elements of the flattened tensor that lie in this range; empty where none does."""
+        start = min(max(self.start, key.start), key.stop)
+        return slice(start - key.start, max(start, min(self.stop, key.stop)) - key.start)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """The keys of a model, divided over shards as evenly as they go; the same on every process."""
+
+    keys: tuple[Key, ...]
+    ranges: tuple[Range, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, *, shards: int) -> Self:
+        """Raises ConfigurationError for a model that is not trained in float32, or has fewer numbers than shards."""
+        keys, start = [], 0
+        for name, tensor in _tensors(module).items():
+            trained = isinstance(tensor, nn.Parameter)
+            if trained and tensor.dtype != torch.float32:
+                raise ConfigurationError(f"a parameter server trains float32 alone, and {name} is {tensor.dtype}")
+            keys.append(Key(name, start, start + tensor.numel(), trained))
+            start += tensor.numel()
+        if not 0 < shards <= start:
+            raise ConfigurationError(f"{start} numbers cannot be divided over {shards} shards")
+        bounds = [start * number // shards for number in range(shards + 1)]
+        return cls(tuple(keys), tuple(Range(a, b) for a, b in pairwise(bounds)))
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.ranges[-1].stop
+
+    @property
+    def trained(self) -> int:
+        """How many elements, from the first on, are trained."""
+        return sum(key.stop - key.start for key in self.keys if key.trained)
+
+
+class FlatModel:
+    """A model's values and gradients as vectors [size] of `KeyRanges`, on the CPU."""
+
+    def __init__(self, module: nn.Module, ranges: KeyRanges) -> None:
+        self._tensors = list(_tensors(module).values())
+        self._shapes = [tensor.shape for tensor in self._tensors]
+        self._sizes = [key.stop - key.start for key in ranges.keys]
+        self._trained = sum(key.trained for key in ranges.keys)
+
+    @torch.no_grad()
+    def read(self, out: Tensor) -> None:
+        """Copy the model's values into `out` [size]."""
+        torch._foreach_copy_(self._views(out), [tensor.detach() for tensor in self._tensors])
+
+    @torch.no_grad()
+    def write(self, values: Tensor, *, buffers: bool) -> None:
+        """Set the model's parameters, and its buffers if wanted, to `values` [size]."""
+        count = len(self._tensors) if buffers else self._trained
+        torch._foreach_copy_([tensor.detach() for tensor in self._tensors[:count]], self._views(values)[:count])
+
+    @torch.no_grad()
+    def read_gradient(self, out: Tensor) -> None:
+        """Copy gradients, and behind them the buffers, into `out` [size]; zeros where there is no gradient."""
+        for number, (view, tensor) in enumerate(zip(self._views(out), self._tensors, strict=True)):
+            source = tensor.grad if number < self._trained else tensor
+            if source is None:
+                view.zero_()
+            else:
+                view.copy_(source)
+
+    def _views(self, vector: Tensor) -> list[Tensor]:
+        return [part.view(shape) for part, shape in zip(torch.split(vector, self._sizes), self._shapes, strict=True)]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters, then floating point buffers of the state, by name."""
+    kept = module.state_dict(keep_vars=True)
+    trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    buffers = {name: tensor for name, tensor in module.named_buffers() if name in kept and tensor.is_floating_point()}
+    return {**trained, **buffers}

@@ -1,0 +1,138 @@
+"""Starts the processes of a run, and keeps what they report."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fedcore.compare.parameter_server.serving import run_shard
+from fedcore.compare.parameter_server.tasks import Task
+from fedcore.compare.parameter_server.transport import PAIR_SECONDS
+from fedcore.compare.parameter_server.worker import run_worker
+from fedcore.compare.results import Loss
+from fedcore.compare.run import worker_name
+from fedcore.compare.workers import ENDED, WorkerEvent, Workers
+from fedcore.errors import EnvironmentFailure, RunFailed
+from fedcore.record import EventSink
+
+_SILENCE: Final = 2 * PAIR_SECONDS
+"""Longer than any wait between two of the processes, which ends them."""
+_GRACE: Final = 1.0
+"""How long the ends of other processes are waited for when a shard is gone, to find the one that was the first."""
+
+
+@dataclass(slots=True)
+class Training:
+    """The processes of a run while they train.
+
+    rounds: what shard 0 reported after each. traffic: worker -> round -> bytes up and down, counted when the worker saw
+    that the round was over. finished: what shard 0 said at the end.
+    """
+
+    task: Task
+    workers: Workers
+    emit: EventSink
+    rounds: list[Mapping[str, Any]] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    traffic: list[dict[int, tuple[int, int]]] = field(init=False)
+    finished: Mapping[str, Any] = field(default_factory=dict)
+    _ended: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _gone: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.traffic = [{0: (0, 0)} for _ in range(self.task.run.sites)]
+
+    def run(self) -> None:
+        """Until the last process has ended; raises RunFailed where a shard, or every worker, is lost."""
+        for shard in range(self.task.shards):
+            self.workers.start(f"shard-{shard}", run_shard, self.task, shard)
+        for worker in range(self.task.run.sites):
+            self.workers.start(worker_name(worker), run_worker, self.task, worker)
+        for event in self.workers.events(silence=_SILENCE):
+            self._take(event)
+            if event.kind == ENDED and event.name.startswith("shard-") and event.data["exitcode"]:
+                self._give_up()
+        if not self.finished["released"]:
+            reasons = [f"{name}: {end['reason']}" for name, end in self._ended.items() if end["reason"]]
+            raise RunFailed("; ".join(["all workers were lost", *reasons]))
+
+    def bytes_at(self, server_round: int) -> list[tuple[int, int]]:
+        """Bytes up and down of each worker up to the end of a round; a lost worker's last count stays."""
+        return [
+            counts[min((number for number in counts if number >= server_round), default=max(counts))]
+            for counts in self.traffic
+        ]
+
+    def _take(self, event: WorkerEvent) -> None:
+        data = event.data
+        match event.kind:
+            case "round":
+                self._end_round(data)
+            case "lost":
+                self._count_loss(data)
+            case "traffic":
+                self.traffic[int(data["worker"])][int(data["round"])] = (int(data["up"]), int(data["down"]))
+            case "finished":
+                self.finished = data
+            case kind if kind == ENDED:
+                self._gone.setdefault(event.name, time.monotonic())
+                self._ended[event.name] = data
+
+    def _end_round(self, data: Mapping[str, Any]) -> None:
+        kill = self.task.run.kill
+        if kill is not None and kill.round == data["round"]:
+            self._gone[worker_name(kill.site)] = time.monotonic()
+            self.workers.kill(worker_name(kill.site))
+        self.emit("exchange-done", self._exchange(data))
+        self.rounds.append(data)
+
+    def _exchange(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """A round as an event of EVENT_KINDS; the bytes are those of the counts that are here already."""
+        before = self.rounds[-1] if self.rounds else {"samples": 0, "seconds": 0.0}
+        lost = {loss.worker for loss in self.losses}
+        names = [worker_name(worker) for worker in range(self.task.run.sites)]
+        known = dict(zip(names, self.bytes_at(data["round"]), strict=True))
+        earlier = dict(zip(names, self.bytes_at(data["round"] - 1), strict=True))
+        return {
+            "exchange": data["round"],
+            "server_round": data["round"],
+            "message_type": "train",
+            "survivors": [name for name in names if name not in lost],
+            "examples": data["samples"] - before["samples"],
+            "metrics": {"train_loss": data["loss"]},
+            "clipped": 0,
+            "seconds": data["seconds"] - before["seconds"],
+            "stage_seconds": {},
+            "bytes_up": {name: known[name][0] - earlier[name][0] for name in names},
+            "bytes_down": {name: known[name][1] - earlier[name][1] for name in names},
+        }
+
+    def _count_loss(self, data: Mapping[str, Any]) -> None:
+        name, now = worker_name(int(data["worker"])), time.monotonic()
+        consequence = (
+            "the others went on; each later step is the mean over their examples"
+            if self.task.together
+            else "the others went on and waited for it no more"
+        )
+        seconds = now - self._gone.get(name, now)
+        self.losses.append(Loss(worker=name, round=int(data["round"]), consequence=consequence, seconds=seconds))
+        dropped = {"exchange": data["round"], "client": name, "stage": "train", "reason": data["reason"]}
+        self.emit("dropped", dropped)
+
+    def _give_up(self) -> None:
+        """A shard has failed, and with it whoever talked to it: say which was the first."""
+        with contextlib.suppress(EnvironmentFailure):
+            for event in self.workers.events(silence=_GRACE):
+                self._take(event)
+        shards = {name: end for name, end in self._ended.items() if name.startswith("shard-") and end["exitcode"]}
+        killed = [name for name, end in shards.items() if end["exitcode"] < 0]
+        if not killed:
+            name, end = next(iter(shards.items()))
+            raise RunFailed(f"{name}: {end['reason']}")
+        raise RunFailed(
+            f"{killed[0]} was lost in round {len(self.rounds) + 1} ({shards[killed[0]]['reason']}); "
+            "its part of the model is nowhere else"
+        )
