@@ -11,8 +11,8 @@ process serves all workers. Four ways to do it:
   of staleness, and SGD by torch.optim.
 - Ray: a server actor that adds each vector to the model, and worker actors that call it.
 
-The first three take turns, each with new processes; Ray has one cluster on the loopback for all of its turns. The
-figure is the median over the turns of the ratio of ours to gloo, which moves the same bytes and does nothing else.
+The first three take turns, each with new processes; Ray has one cluster for all of its turns. The figure is the median
+over the turns of the ratio of ours to the shortest server that trains.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ SIZES: Final = {"4 MB": 1_000_000, "40 KB": 10_000}
 PAIRS: Final = {"4 MB": 60, "40 KB": 600}
 WORKERS: Final = (1, 2, 4)
 FIGURE: Final = ("4 MB", 2)
-AIM: Final = 0.7
+AIM: Final = 0.8
 LR: Final = 0.01
-WAYS: Final = ("gloo", "gloo, add", "ours")
+FLOOR: Final = "gloo, add"
+WAYS: Final = ("gloo", FLOOR, "ours")
 _SILENCE: Final = 120.0
 
 Rates = dict[tuple[str, int, str], list[float]]
@@ -87,9 +88,9 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 
 def push_over_engine(quick: bool) -> list[Figure]:
-    """The figure alone: our push-pull pairs a second over the engine's own."""
+    """The figure alone: our push-pull pairs a second over those of the shortest server on the same engine."""
     rates: Rates = {}
-    measure_turns(rates, *FIGURE, 3 if quick else 7, ways=("gloo", "ours"))
+    measure_turns(rates, *FIGURE, 3 if quick else 7, ways=(FLOOR, "ours"))
     return _figures(rates)
 
 
@@ -202,7 +203,7 @@ def measure_ray(size: str, count: int, turns: int) -> list[float]:
 
 
 def _figures(rates: Rates) -> list[Figure]:
-    engine, ours = rates[(*FIGURE, "gloo")], rates[(*FIGURE, "ours")]
+    engine, ours = rates[(*FIGURE, FLOOR)], rates[(*FIGURE, "ours")]
     ratio = median(mine / its for mine, its in zip(ours, engine, strict=True))
     return [Figure(name="ps_push_over_engine", value=ratio, aim=AIM, at_least=True)]
 
