@@ -29,7 +29,10 @@ from fedcore.record import EventSink
 ENDED: Final = "ended"
 """The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
 
-_PRELOADED: Final = ["torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines"]
+_PRELOADED: Final = [
+    "torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines", "fedcore.compare.parameter_server",
+    "sklearn.datasets",  # a second of each worker of an app that reads its data with it
+]  # fmt: skip
 _FAILED: Final = "failed"
 _STOP_SECONDS: Final = 10.0
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
