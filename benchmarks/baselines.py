@@ -5,6 +5,9 @@
 All-reduce: two gloo ranks, each with examples of its own, in one process group. The loop of the mode `allreduce`, with
 its schedule and its account, and `bare` below train the same model from the same weights and take turns. A figure is
 the median over the turns of the ratio of their steps a second.
+
+Parameter server: its push-pull pairs a second over those of the shortest server on the same engine; `ps_engine.py`
+beside this file has it, with the engines themselves.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.engines import AIM, LR, MODELS, Times, _ratio, _seconds
 from benchmarks.groups import on_ranks
+from benchmarks.ps_engine import push_over_engine
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.training import RoundLoop
 from fedcore.config import EngineConfig
@@ -55,9 +59,13 @@ def measure(arguments: argparse.Namespace) -> Report:
         # A step ends for all ranks together, so that one rank's clock is enough.
         times[name] = on_ranks(RANKS, _turns, name, turns, steps[name])[0]
     value = _ratio(*times[FIGURE_MODEL])
+    say("the parameter server")
     return Report(
         benchmark="baselines",
-        figures=(Figure(name="allreduce_over_bare", value=value, aim=AIM, at_least=True),),
+        figures=(
+            Figure(name="allreduce_over_bare", value=value, aim=AIM, at_least=True),
+            *push_over_engine(arguments.quick),
+        ),
         tables=(_table(times, steps),),
         notes=(f"batches of {BATCH} examples over {RANKS} ranks; the figure is for the {FIGURE_MODEL}",),
     )

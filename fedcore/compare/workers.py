@@ -29,7 +29,10 @@ from fedcore.record import EventSink
 ENDED: Final = "ended"
 """The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
 
-PRELOADED: Final = ("torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines")
+PRELOADED: Final = (
+    "torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines", "fedcore.compare.parameter_server",
+    "sklearn.datasets",  # a second of each worker of an app that reads its data with it
+)  # fmt: skip
 """What the fork server imports before it forks: nothing that starts a thread, or opens a device."""
 
 _FAILED: Final = "failed"

@@ -14,6 +14,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
-        "sklearn.datasets", *PRELOADED,
+        *PRELOADED,
     ]
 )  # fmt: skip
