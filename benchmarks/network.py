@@ -248,7 +248,7 @@ def measure(arguments: argparse.Namespace) -> Report:
             "through one Python process",
             f"federated: examples/digits, {CLIENTS} clients; a round trains and evaluates; the round over a fast "
             "network is taken off, so that computation does not count",
-            "wire / counted: bytes of IP packets during the run, heartbeats and polls between the exchanges among them, "
+            "wire / counted: bytes of IP packets during the run, heartbeats and polls between exchanges among them, "
             "over the bytes of HTTP that the server counts for the exchanges",
         ),
     )

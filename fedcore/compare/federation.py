@@ -13,7 +13,7 @@ from fedcore.compare.following import Given, Killing, follow
 from fedcore.compare.problem import ROUNDS
 from fedcore.compare.processes import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import Loss
-from fedcore.compare.run import ModeRun
+from fedcore.compare.run import MODEL_FILE, ModeRun
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.record import EventSink, RunRecord
 from fedcore.wire import Scalar
@@ -131,7 +131,7 @@ class _Deployment:
         return self._follow(run, settings_of(run), emit)
 
     def _follow(self, run: ModeRun, settings: Mapping[str, Scalar], emit: EventSink) -> Followed:
-        out = run.folder / "model.safetensors"
+        out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
         given = Given(held=self.held)
