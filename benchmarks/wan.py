@@ -136,7 +136,7 @@ def retime(run: ModeRun, result: RunResult, schedule: Schedule, cost: Cost, netw
     start, *points = result.curve
     rounds = len(points)
     up, down = (_each_round([getattr(point, way) for point in points]) for way in ("bytes_up", "bytes_down"))
-    size = 0 if run.mode.family == "federated" else global_batch(run)
+    size = global_batch(run) if "global-batch" in run.mode.options else 0
     _, steps = schedule.global_steps(size)
     match run.mode.family:
         case "centralized":
@@ -178,7 +178,7 @@ def _carried_out(job: CompareJob) -> Comparison:
         say(f"{job.out.name}: run {start.number} of {start.total}: {start.run.mode.label}")
         yield lambda kind, data: None
 
-    comparison = carry_out(job, watch, force=True)
+    comparison = carry_out(job, watch)
     for result in comparison.runs:
         if result.status == "failed":
             raise RunFailed(f"{result.mode}: {result.reason}")
@@ -269,8 +269,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     config: dict[str, Scalar] = {"num-server-rounds": arguments.rounds or (5 if name == "digits" else 4)}
     if name == "digits":
         config["local-epochs"] = 1
-    with tempfile.TemporaryDirectory(prefix="fedcore-wan-") as folder:
-        found = study(EXAMPLES / name, config, Path(folder), arguments.data_dir)
+    with tempfile.TemporaryDirectory(prefix="fedcore-wan-") as temporary:
+        found = study(EXAMPLES / name, config, arguments.folder or Path(temporary), arguments.data_dir)
     plot = arguments.save.with_suffix(".png") if arguments.save else None
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
@@ -282,6 +282,7 @@ def main() -> int:
     """The command line."""
     options = parser(__doc__ or "")
     options.add_argument("--data-dir", type=Path, help="folder of the data sets; without it the digits are taken")
+    options.add_argument("--folder", type=Path, help="keeps the runs; the same command goes on where it stopped")
     options.add_argument("--rounds", type=int, default=0)
     return run(measure, options.parse_args())
 
