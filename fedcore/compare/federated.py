@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 from fedcore.compare.clock import Exchanged, federated_seconds
 from fedcore.compare.evaluation import evaluate_rounds, everywhere
@@ -15,14 +15,12 @@ from fedcore.compare.federation import Federation, Followed
 from fedcore.compare.initial import INITIAL_FILE, START_SECONDS, initial_state
 from fedcore.compare.problem import Problem
 from fedcore.compare.results import Point, RunResult
-from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.workers import Workers
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
 from fedcore.record import EventSink, ExchangeRecord, RunRecord
 from fedcore.state import sha256_file
-
-MODEL_FILE: Final = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
