@@ -56,7 +56,16 @@ def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[
     left = [0] * len(split)
     for index, label in enumerate(labels):
         widths = [(site.labels or {}).get(label, 0) for site in split]
-        axes.barh(range(len(split)), widths, left=left, color=colors(index), height=0.78, label=label, linewidth=0)
+        axes.barh(
+            range(len(split)),
+            widths,
+            left=left,
+            color=colors(index),
+            height=0.78,
+            label=label,
+            linewidth=0.3,
+            edgecolor=colors(index),
+        )
         left = [start + width for start, width in zip(left, widths, strict=True)]
     every = math.ceil(len(split) / 30)
     axes.set_yticks(range(0, len(split), every), [site.site for site in split][::every])
