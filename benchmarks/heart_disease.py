@@ -279,9 +279,9 @@ def report(cells: Mapping[str, Sequence[Cell]], scores: Mapping[str, Sequence[Sc
             "published: owkin/FLamby@edacf54, flamby/results/results_benchmark_fed_heart_disease; its starting weights "
             "are other ones, and 15 rounds at this rate do not converge, so FedAvg depends on them",
             "at two standard errors, one cell in twenty is expected beyond what is allowed",
-            "FedAdam and FedAdagrad are not the same methods in both, and have no figure: Flower's FedAdam corrects the "
-            "bias of its moments (Kingma and Ba 2015), which makes the steps of 15 rounds at beta-2 = 0.999 four to six "
-            "times smaller than FLamby's, and its FedAdagrad has no momentum, FLamby's one of 0.9",
+            "FedAdam and FedAdagrad are not the same methods in both, and have no figure: Flower's FedAdam corrects "
+            "the bias of its moments (Kingma and Ba 2015), which makes the steps of 15 rounds at beta-2 = 0.999 four "
+            "to six times smaller than FLamby's, and its FedAdagrad has no momentum, FLamby's one of 0.9",
         ),
     )
 

@@ -22,7 +22,7 @@ from fedcore.state import ModelState
 COMMANDS = ("provision", "server", "client", "run", "simulate", "compare")
 INTERRUPTED = 130
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +148,16 @@ class Comparison:
 
     @staticmethod
     def command(out: Path) -> list[Any]:
-        words = ["compare", TINY, "--clients", "2", "--modes", "federated", "--set", "pause=0.0,7.0"]
+        words = ["compare", TINY, "--clients", "2", "--modes", "federated", "--set", "pause=0.0,5.0"]
         return [*FEDCORE, *words, "--out", out]
 
     def wait_for_training(self) -> None:
         """Of the second run; one round before the first run warms the federation up."""
         log = self.out / "federation" / "federation-1" / "logs" / "server.log"
         wait_until(
-            "the second run to train", lambda: log.exists() and log.read_text().count("exchange 1, stage share") == 3
+            "the second run to train",
+            lambda: log.exists() and log.read_text().count("exchange 1, stage share") == 3,
+            seconds=150,
         )
 
     def parts(self) -> list[str]:
@@ -189,9 +191,9 @@ def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(
     first.process.send_signal(number)
     assert first.process.wait(20) == status
     wait_until("all processes to end", lambda: not first.parts(), 15)
-    again = fedcore(*Comparison.command(out)[3:], "--json")
+    again = fedcore(*Comparison.command(out)[3:], "--json", seconds=150.0)
     assert again.returncode == 0, again.stderr
-    assert "run 2 of 2: federated, pause=7.0, seed 0" in again.stderr
+    assert "run 2 of 2: federated, pause=5.0, seed 0" in again.stderr
     assert "run 1 of 2" not in again.stderr
     assert [run["status"] for run in json.loads(again.stdout)["runs"]] == ["finished", "finished"]
     assert kept.stat().st_mtime_ns == before
