@@ -15,7 +15,7 @@ from fedcore.compare.folder import OutFolder
 from fedcore.compare.job import PARTITION, CompareJob, plan
 from fedcore.compare.modes import KINDS
 from fedcore.compare.report import Comparison, ModeTitle, machine
-from fedcore.compare.results import RESULT_FILE, RunResult
+from fedcore.compare.results import RESULT_FILE, RunResult, stored_precision
 from fedcore.compare.run import ModeRun
 from fedcore.compare.runner import ModeRunner
 from fedcore.compare.survey import Survey, take_survey
@@ -115,6 +115,7 @@ def _carry_out(run: ModeRun, runner: Runner, emit: EventSink) -> RunResult:
         result = RunResult(
             mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point, status="failed", reason=str(error)
         )
+    result = replace(result, precision=stored_precision(run.folder))
     if not result.wall_seconds:
         result = replace(result, wall_seconds=time.monotonic() - started)
     result.save(run.folder)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedcore.compare.parameter_server.keys import FlatModel, KeyRanges
 from fedcore.compare.parameter_server.tasks import Task
+from fedcore.compare.training import snapshot
 from fedcore.record import EventSink
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
-
-
-def model_path(folder: Path, server_round: int) -> Path:
-    """The model at the end of a round."""
-    return folder / f"round-{server_round:03d}.safetensors"
 
 
 def complete_rounds(task: Task, rounds: Sequence[int]) -> list[int]:
@@ -34,6 +29,6 @@ def assemble(report: EventSink, task: Task, rounds: Sequence[int]) -> None:
     for number in rounds:
         pieces = [np.load(task.piece(number, shard)) for shard in range(task.shards)]
         flat.write(torch.from_numpy(np.concatenate(pieces)), buffers=True)
-        with FileSink(model_path(task.run.folder, number), engine.layout(only=names)) as sink:
+        with FileSink(snapshot(task.run.folder, number), engine.layout(only=names)) as sink:
             engine.save(sink, only=names)
     report("model", {"parameters": ranges.trained})

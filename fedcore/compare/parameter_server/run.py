@@ -11,11 +11,13 @@ from typing import Any
 
 from fedcore.compare.evaluation import SILENCE_SECONDS, Evaluated, evaluate_rounds, everywhere
 from fedcore.compare.initial import save_initial
-from fedcore.compare.parameter_server.assembly import assemble, complete_rounds, model_path
+from fedcore.compare.parameter_server.assembly import assemble, complete_rounds
 from fedcore.compare.parameter_server.supervision import Training
 from fedcore.compare.parameter_server.tasks import Task
+from fedcore.compare.problem import ROUNDS
 from fedcore.compare.results import Point, RunResult, Staleness
 from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.training import snapshot
 from fedcore.compare.workers import Workers
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.record import EventSink
@@ -33,8 +35,9 @@ def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) 
     began = time.monotonic()
     task = Task(run=run, slept=slept)
     result = RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point)
+    rounds = int(run.config.get(ROUNDS, 0))
     task.pieces.mkdir(parents=True, exist_ok=True)
-    emit("started", {"app": run.app.name, "aggregation": "none", "rounds": None, "privacy": None})
+    emit("started", {"app": run.app.name, "aggregation": "none", "rounds": rounds, "privacy": None})
     with Workers(run.folder, run.environment()) as workers:
         training = Training(task, workers, emit)
         try:
@@ -89,19 +92,20 @@ def _with_models(result: RunResult, task: Task, training: Training) -> RunResult
     if not rounds:
         return result
     (size,) = workers.call("assembler", assemble, task, rounds, silence=SILENCE_SECONDS)
-    models = {0: task.initial, **{number: model_path(run.folder, number) for number in rounds}}
+    models = {0: task.initial, **{number: snapshot(run.folder, number) for number in rounds}}
     found = evaluate_rounds(run, workers, {number: everywhere(run, path) for number, path in models.items()})
-    final = run.folder / MODEL_FILE
-    models[rounds[-1]].replace(final)
-    for number in rounds[:-1]:
-        models[number].unlink()
+    finished, final = result.status == "finished", run.folder / MODEL_FILE
+    if finished:
+        models[rounds[-1]].replace(final)
+    for number in rounds:
+        models[number].unlink(missing_ok=True)
     reports = {report["round"]: report for report in training.rounds}
     return replace(
         result,
         parameters=size.data["parameters"],
         curve=tuple(_point(number, found[number], reports.get(number), training) for number in models),
-        sites=found[rounds[-1]].sites if result.status == "finished" else (),
-        model_sha256=sha256_file(final),
+        sites=found[rounds[-1]].sites if finished else (),
+        model_sha256=sha256_file(final) if finished else "",
     )
 
 

@@ -97,7 +97,7 @@ class Training:
         known = dict(zip(names, self.bytes_at(data["round"]), strict=True))
         earlier = dict(zip(names, self.bytes_at(data["round"] - 1), strict=True))
         return {
-            "exchange": f"round {data['round']}",
+            "exchange": data["round"],
             "server_round": data["round"],
             "message_type": "train",
             "survivors": [name for name in names if name not in lost],
@@ -119,7 +119,7 @@ class Training:
         )
         seconds = now - self._gone.get(name, now)
         self.losses.append(Loss(worker=name, round=int(data["round"]), consequence=consequence, seconds=seconds))
-        dropped = {"exchange": f"round {data['round']}", "client": name, "stage": "train", "reason": data["reason"]}
+        dropped = {"exchange": data["round"], "client": name, "stage": "train", "reason": data["reason"]}
         self.emit("dropped", dropped)
 
     def _give_up(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedcore.compare.initial import INITIAL_FILE
 from fedcore.compare.problem import Problem
 from fedcore.compare.run import ModeRun
+from fedcore.compare.training import global_batch
 from fedcore.state import ModelState
 from fedcore.training.engines import Engine, make_engine
 
@@ -44,7 +45,7 @@ class Task:
     @property
     def global_batch(self) -> int:
         """Examples of one step of all workers together; 0 for all examples."""
-        return int(self.run.mode.options["global-batch"]) or int(self.run.config["batch-size"])
+        return global_batch(self.run)
 
     @property
     def simulated(self) -> bool:

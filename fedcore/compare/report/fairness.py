@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -96,13 +96,10 @@ def _complete(comparison: Comparison) -> Check:
 
 
 def _initial(runs: Sequence[RunResult]) -> Check:
-    values, equal = {}, True
-    for place, peers in _peers([run for run in runs if run.initial_sha256]):
-        found = {_name(run): run.initial_sha256[:_HASH_DIGITS] for run in peers}
-        equal &= len(set(found.values())) == 1
-        values[place] = _same_or_each(found)
+    known = [run for run in runs if run.initial_sha256]
     absent = [run.mode for run in _done(runs) if not run.initial_sha256]
-    return _check("Initial weights", equal, "SHA-256 of the first model, by seed", values, absent)
+    detail = "SHA-256 of the first model, by seed"
+    return _equal("Initial weights", known, lambda run: run.initial_sha256[:_HASH_DIGITS], detail, absent)
 
 
 def _samples(runs: Sequence[RunResult]) -> Check:
@@ -123,21 +120,16 @@ def _samples(runs: Sequence[RunResult]) -> Check:
 
 
 def _test_examples(runs: Sequence[RunResult]) -> Check:
-    values, equal = {}, True
-    for place, peers in _peers([run for run in runs if run.sites]):
-        found = {_name(run): ", ".join(f"{site.site}: {site.examples}" for site in run.sites) for run in peers}
-        equal &= len(set(found.values())) == 1
-        values[place] = _same_or_each(found)
     absent = [run.mode for run in _done(runs) if not run.sites]
     detail = "on which the last model of each mode was evaluated, by site"
-    return _check("Test examples", equal, detail, values, absent)
+    return _equal("Test examples", [run for run in runs if run.sites], _examples_text, detail, absent)
 
 
 def _precision(runs: Sequence[RunResult]) -> Check:
-    found = {run.mode: run.precision for run in _done(runs) if run.precision}
-    values = {"weights": _same_or_each(found)} if found else {}
-    absent = [run.mode for run in _done(runs) if not run.precision]
-    return _check("Precision", len(set(found.values())) <= 1, "data types of the last model", values, absent)
+    done = _done(runs)
+    absent = [run.mode for run in done if not run.precision]
+    detail = "data types of the last model"
+    return _equal("Precision", [run for run in done if run.precision], lambda run: run.precision, detail, absent)
 
 
 def _versions(comparison: Comparison) -> Check:
@@ -163,6 +155,19 @@ def _peers(runs: Sequence[RunResult]) -> Iterator[tuple[str, list[RunResult]]]:
         for point in [p for p in points if p] or [{}]:
             peers = [run for run in same if all(point.get(key, value) == value for key, value in run.point.items())]
             yield f"seed {seed}" + (f", {point_text(point)}" if point else ""), peers
+
+
+def _equal(
+    name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str, absent: Sequence[str]
+) -> Check:
+    """Whether a value is the same in all runs that should be equal."""
+    found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(runs)}
+    equal = all(len(set(values.values())) == 1 for values in found.values())
+    return _check(name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent)
+
+
+def _examples_text(run: RunResult) -> str:
+    return ", ".join(f"{site.site}: {site.examples}" for site in run.sites)
 
 
 def _same_or_each(found: Mapping[str, str]) -> str:

@@ -1,0 +1,1 @@
+"""Two clouds of points, over sites of unequal size."""

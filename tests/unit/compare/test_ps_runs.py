@@ -1,0 +1,148 @@
+"""Parameter servers as real processes, on an app that starts at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore.compare.baselines import run_baseline
+from fedcore.compare.modes import parse_modes
+from fedcore.compare.network import Cost, Network
+from fedcore.compare.parameter_server import run_parameter_server
+from fedcore.compare.parameter_server import supervision as ps_supervision
+from fedcore.compare.run import Kill, ModeRun
+from fedcore.flower.app import FlowerApp
+from fedcore.state import ModelState
+
+APP = Path(__file__).parents[2] / "apps" / "blobs"
+STRAGGLERS = "bandwidth=10Mbit,latency=1ms,transient=0.2:10,slow=2:2,seed=4"
+
+
+def silent(kind, data):
+    pass
+
+
+@pytest.fixture
+def make(tmp_path):
+    app, number = FlowerApp.load(APP), iter(range(100))
+
+    def build(word, *, sites=3, network=None, kill=None, **config):
+        (mode,) = parse_modes(word)
+        folder = tmp_path / f"{next(number)}-{mode.kind}"
+        folder.mkdir()
+        return ModeRun(
+            app=app,
+            mode=mode,
+            config={**app.run_config, **config},
+            settings={},
+            sites=sites,
+            seed=3,
+            folder=folder,
+            network=Network.parse(network) if network else None,
+            cost=Cost(step=0.01, example=0.001),
+            kill=kill,
+        )
+
+    return build
+
+
+def train(run, emit=silent):
+    """The result of a run that finishes, and its last model."""
+    result = (run_baseline if run.mode.kind == "centralized" else run_parameter_server)(run, emit)
+    assert result.status == "finished", result.reason
+    return result, dict(ModelState.open(run.folder / "model.safetensors"))
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_allclose(values, other[name], rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_one_step_for_all_workers_is_the_step_of_centralized_training(make):
+    central, expected = train(make("centralized[global-batch=12]"))
+    seen = []
+    for word in ("ps-sync[global-batch=12]", "ps-sync[global-batch=12,shards=2]"):
+        run = make(word)
+        result, model = train(run, lambda kind, data: seen.append(kind))
+        assert_same(model, expected)
+        assert result.initial_sha256 == central.initial_sha256
+        assert [point.samples for point in result.curve] == [point.samples for point in central.curve] == [0, 150, 300]
+        assert result.curve[2].loss == pytest.approx(central.curve[2].loss, rel=1e-3)
+        assert result.steps == dict.fromkeys(["client-1", "client-2", "client-3"], 26)
+        assert (result.staleness.clocks, result.staleness.updates) == ({0: 78}, {0: 78})
+        # 26 gradients of 74 numbers and as many models, with their headers.
+        for counted in (*result.bytes_up.values(), *result.bytes_down.values()):
+            assert 26 * 74 * 4 < counted < 26 * (74 * 4 + 1000)
+        assert sorted(path.name for path in run.folder.iterdir()) == [
+            "initial.safetensors",
+            "logs",
+            "model.safetensors",
+        ]
+    assert seen == ["started", "exchange-done", "exchange-done", "ended"] * 2
+
+
+def test_one_asynchronous_worker_is_centralized_training(make):
+    options = {"sites": 1, "norm": True, "optimizer": "adam", "lr": 0.01}
+    _, expected = train(make("centralized", **options))
+    result, model = train(make("ps-async[shards=2]", **options))
+    # Integer buffers stay as they began, which is said in the documentation.
+    assert int(model.pop("1.num_batches_tracked")) == 0
+    assert int(expected.pop("1.num_batches_tracked")) == 10
+    assert_same(model, expected)
+    assert result.staleness.updates == {0: 10}
+
+
+def test_stale_models_stay_within_the_bound_and_a_run_repeats_bit_for_bit(make):
+    words = ["ps-ssp[s=1]", "ps-ssp[s=1]", "ps-ssp[s=1,shards=2]", "ps-async"]
+    (first, _), (again, _), (sharded, model), (free, _) = (train(make(word, network=STRAGGLERS)) for word in words)
+    assert (first.model_sha256, first.staleness) == (again.model_sha256, again.staleness)
+    times = [[point.simulated_seconds for point in result.curve] for result in (first, again)]
+    assert times[0] == times[1] == sorted(times[0])
+    assert set(first.staleness.clocks) == set(sharded.staleness.clocks) == {0, 1}
+    assert max(free.staleness.clocks) > 1
+    assert free.simulated_seconds < first.simulated_seconds
+    assert free.samples == first.samples == 300
+    # Two shards have two links, so that times differ, but not what was trained.
+    assert np.isfinite(model["0.weight"]).all()
+
+
+def test_a_killed_worker_is_missed_by_nobody(make):
+    for word, words in (("ps-async", "waited for it no more"), ("ps-sync", "mean over their examples")):
+        result, _ = train(make(word, kill=Kill(site=1, round=1), **{"num-server-rounds": 40}))
+        (loss,) = result.losses
+        assert (loss.worker, words in loss.consequence, 0 <= loss.seconds < 30) == ("client-2", True, True)
+        assert result.steps["client-2"] < result.steps["client-1"]
+        assert 300 < result.samples < 40 * 150
+        assert result.curve[-1].samples == result.samples
+
+
+def test_a_killed_shard_ends_the_run_with_a_reason(make, monkeypatch):
+    started = []
+
+    class Started(ps_supervision.Workers):
+        def __enter__(self):
+            started.append(self)
+            return super().__enter__()
+
+    def kill_shard(kind, data):
+        if kind == "exchange-done" and data["server_round"] == 1:
+            started[0].kill("shard-1")
+
+    monkeypatch.setattr("fedcore.compare.parameter_server.run.Workers", Started)
+    result = run_parameter_server(make("ps-async[shards=2]", **{"num-server-rounds": 200}), kill_shard)
+    assert result.status == "failed"
+    assert "shard-1 was lost in round" in result.reason
+    assert result.curve[1].accuracy is not None
+    assert not dataclasses.asdict(result)["sites"]
+
+
+def test_a_run_that_loses_all_its_workers_fails(make):
+    result = run_parameter_server(
+        make("ps-async", sites=1, kill=Kill(site=0, round=1), **{"num-server-rounds": 200}), silent
+    )
+    assert result.status == "failed"
+    assert "all workers were lost" in result.reason
