@@ -6,7 +6,6 @@ some seconds of imports for each rank.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -21,13 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fedcore.compare.workers import PRELOADED
+from tests.support.forking import CONTEXT
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-# The process has one fork server, which may serve the workers of comparisons, too.
-_CONTEXT.set_forkserver_preload(
-    ["numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data", *PRELOADED]
-)
 COLLECTIVE_SECONDS = 60.0
 
 
@@ -92,8 +86,8 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         meeting = Path(self._folder.name) / "store"
         for rank in range(self.size):
-            ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(target=_serve, args=(theirs, rank, self.size, str(meeting), sys.path))
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(theirs, rank, self.size, str(meeting), sys.path))
             process.start()
             theirs.close()
             self._channels.append(ours)

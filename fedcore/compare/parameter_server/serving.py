@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -46,9 +46,9 @@ def run_shard(report: EventSink, task: Task, number: int) -> None:
         Door(worker, task.worker_meeting(worker, number), len(ranges.ranges[number]), _inbox(number, common))
         for worker in range(task.run.sites)
     ]
-    process = ShardProcess(shard, doors, task, number)
+    process = ShardProcess(shard, doors, lambda server_round: task.piece(server_round, number))
     if number == 0:
-        _leader(process, common, ranges, task.round_samples(problem), report).run()
+        _leader(process, task, common, ranges, task.round_samples(problem), report).run()
     else:
         follow(process, Pair.join(task.shard_meeting(number)))
     process.close()
@@ -61,12 +61,14 @@ def _inbox(number: int, common: queue.SimpleQueue[Knock]) -> queue.SimpleQueue[K
 
 @dataclass(slots=True)
 class ShardProcess:
-    """What leader and followers have in common: the shard, and a door for each worker."""
+    """What leader and followers have in common: the shard, and a door for each worker.
+
+    piece: where to keep the shard's range of the model of a round.
+    """
 
     shard: Shard
     doors: list[Door]
-    task: Task
-    number: int
+    piece: Callable[[int], Path]
     lost: set[int] = field(default_factory=set)
     _released: list[Door] = field(default_factory=list)
 
@@ -83,7 +85,7 @@ class ShardProcess:
                 self.doors[worker].release(reply)
                 self._released.append(self.doors[worker])
             case Snapshot(number):
-                self._keep(self.task.piece(number, self.number))
+                self._keep(self.piece(number))
 
     @property
     def released(self) -> int:
@@ -226,9 +228,13 @@ def _await(process: ShardProcess, door: Door) -> None:
 
 
 def _leader(
-    process: ShardProcess, inbox: queue.SimpleQueue[Knock], ranges: KeyRanges, round_samples: int, report: EventSink
+    process: ShardProcess,
+    task: Task,
+    inbox: queue.SimpleQueue[Knock],
+    ranges: KeyRanges,
+    round_samples: int,
+    report: EventSink,
 ) -> Leader:
-    task = process.task
     followers = [Pair.serve(task.shard_meeting(shard)) for shard in range(1, task.shards)]
     coordinator = Coordinator.of(task.run.sites, bound=task.bound, together=task.together, round_samples=round_samples)
     network = task.run.network if task.simulated else None

@@ -30,32 +30,33 @@ class Shard:
         whole = torch.empty(ranges.size)
         FlatModel(module, ranges).read(whole)
         self.values = whole[self._range.start : self._range.stop].clone()
-        self._gradient = torch.zeros_like(self.values)
         self._trained = max(0, min(ranges.trained, self._range.stop) - self._range.start)
         self._optimizer = optimizer(module)
         if len(ranges.ranges) > 1 and type(self._optimizer).__name__ not in _ELEMENTWISE:
             raise ConfigurationError(
                 f"{type(self._optimizer).__name__} may look at whole tensors, which shards cut: use shards=1"
             )
-        self._pieces(module, ranges)
+        self._places: list[tuple[nn.Parameter, slice]] = []
+        self._replace_parameters(module, ranges)
 
     @torch.no_grad()
     def apply(self, pushes: Sequence[Tensor], scale: float) -> None:
         """One step with the sum of the gradients times `scale`; buffers become the mean of those that were pushed.
 
-        pushes: float32 [n] each, summed in their order.
+        pushes: float32 [n] each, summed in their order, in the memory of the first.
         """
-        self._gradient.copy_(pushes[0])
+        total = pushes[0]
         for push in pushes[1:]:
-            self._gradient.add_(push)
-        gradient, buffers = self._gradient[: self._trained], self._gradient[self._trained :]
-        self.values[self._trained :] = buffers / len(pushes)
+            total.add_(push)
+        self.values[self._trained :] = total[self._trained :] / len(pushes)
         if scale != 1.0:
-            gradient.mul_(scale)
+            total[: self._trained].mul_(scale)
+        for piece, place in self._places:
+            piece.grad = total[place].view(piece.shape)
         self._optimizer.step()
 
-    def _pieces(self, module: nn.Module, ranges: KeyRanges) -> None:
-        """Replace the optimizer's parameters by views of `values`, whose gradients are views of the summed gradient."""
+    def _replace_parameters(self, module: nn.Module, ranges: KeyRanges) -> None:
+        """Give the optimizer views of `values` in place of the model's parameters."""
         trained = dict(module.named_parameters())
         pieces: dict[Tensor, tuple[nn.Parameter, slice]] = {}
         for key in ranges.keys:
@@ -67,7 +68,7 @@ class Shard:
             start = key.start + part.start - self._range.start
             place = slice(start, start + part.stop - part.start)
             piece = nn.Parameter(self.values[place].view(shape))
-            piece.grad = self._gradient[place].view(shape)
+            self._places.append((piece, place))
             pieces[whole] = (piece, part)
         for group in self._optimizer.param_groups:
             group["params"] = [pieces[whole][0] for whole in group["params"] if whole in pieces]

@@ -24,15 +24,15 @@ ROOT = Path(__file__).parents[3]
 SITES = 2
 ROUNDS = 2
 # Momentum 0: averages of models are averages of gradients only where the history of a step is the same everywhere.
-CONFIG = {"num-server-rounds": ROUNDS, "local-epochs": 1, "batch-size": 128, "momentum": 0.0, "lr": 0.1}
+CONFIG = {"num-server-rounds": ROUNDS, "local-epochs": 1, "batch-size": 128, "momentum": 0.0, "lr": 0.5}
 ALIKE = "global-batch=128"
 COST = Cost(step=0.002, example=1e-5)
 NETWORK = Network.parse("wan")
 
-# Sums of a hundred float32 products in another order, over some twenty steps.
-ROUNDING = 2e-5
-# Gradients with eleven bits.
-HALF = 5e-3
+# The same sums in another order: about 1e-7 was seen after 24 steps, for values that moved by up to 0.4.
+ROUNDING = 2e-6
+# Gradients of eleven bits: about 1e-3 was seen.
+HALF = 4e-3
 
 Run = Callable[..., tuple[RunResult, Path]]
 
@@ -40,7 +40,7 @@ Run = Callable[..., tuple[RunResult, Path]]
 def mode_run(mode: str, folder: Path, kill: Kill | None = None, app: str = "examples/digits", **config) -> ModeRun:
     found = FlowerApp.load(ROOT / app)
     (parsed,) = parse_modes(mode)
-    merged = {**found.run_config, **(CONFIG if "digits" in app else {}), **config}
+    merged = {**found.run_config, **(CONFIG if "digits" in app else {}), **parsed.config, **config}
     return ModeRun(
         app=found, mode=parsed, config=merged, settings={}, sites=SITES, seed=42,
         folder=folder, network=NETWORK, cost=COST, kill=kill,
@@ -100,7 +100,17 @@ def test_modes_that_mean_the_same_end_with_the_same_model(carried_out: Run, mode
     if within == HALF:
         assert one.bytes_up["client-2"] < 0.6 * two.bytes_up["client-2"]
     initial = ModelState.open(here / "initial.safetensors")
-    assert max(float(np.abs(initial[name] - model(here)[name]).max()) for name in initial) > 50 * within
+    assert max(float(np.abs(initial[name] - model(here)[name]).max()) for name in initial) > 25 * within
+
+
+def test_momentum_of_its_own_makes_a_difference_that_stays_small(carried_out: Run):
+    """Each rank keeps the momentum of its own gradients, and its part of a batch varies by an example.
+
+    With parts that never vary the mean of the models would have the mean of the momenta, and nothing would differ.
+    """
+    momentum = f"{ALIKE},momentum=0.9,lr=0.05"
+    one, two = (carried_out(f"{kind},{momentum}]")[1] for kind in ("local-sgd[h=1", "allreduce[hook=none"))
+    assert 5 * ROUNDING < distance(one, two) < 5e-3
 
 
 def test_the_outer_optimizer_makes_a_difference(carried_out: Run):
@@ -137,7 +147,7 @@ def test_bytes_are_those_of_the_ring_and_the_clock_follows_them(carried_out: Run
     gradients = 2 * (SITES - 1) / SITES * 4 * result.parameters
     sent = result.bytes_up["client-2"] / result.steps["client-2"]
     assert gradients <= sent <= 1.1 * gradients
-    assert result.bytes_up["client-1"] > result.bytes_up["client-2"] + 4 * result.parameters
+    assert result.bytes_up["client-1"] > result.bytes_up["client-2"] + 2 * result.parameters
     schedule = problem_of(folder).schedule
     expected = allreduce_seconds(schedule, 128, ROUNDS, COST, NETWORK, bytes_per_step=sent)
     assert [point.simulated_seconds for point in result.curve[1:]] == pytest.approx(expected, rel=0.05)

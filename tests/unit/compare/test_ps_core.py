@@ -208,7 +208,7 @@ def test_shards_step_as_the_apps_optimizer_does_on_the_whole_model(name, shards)
         generator = torch.Generator().manual_seed(step)
         pushes = [torch.randn(ranges.size, generator=generator) for _ in range(2)]
         for server, place in zip(servers, ranges.ranges, strict=True):
-            server.apply([part[place.start : place.stop] for part in pushes], 0.5)
+            server.apply([part[place.start : place.stop].clone() for part in pushes], 0.5)
         flat.write((pushes[0] + pushes[1]) * 0.5, buffers=True)
         gradients = [parameter.detach().clone() for parameter in whole.parameters()]
         flat.write(vector if step else before(ranges), buffers=False)

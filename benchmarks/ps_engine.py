@@ -1,0 +1,221 @@
+"""Push-pull pairs a second: torch.distributed, Ray actors, and our parameter server over the first.
+
+    python benchmarks/ps_engine.py [--quick] [--json]
+
+A worker sends a vector and gets one of the same size back, again and again, without computing anything; one server
+process serves all workers. Four ways to do it:
+
+- gloo: a two-rank group for each worker, a thread each at the server, vectors as they are: what the engine can carry.
+- gloo, add: the same with the shortest server that trains, which adds each vector to the model under a lock.
+- ours: the server of `fedcore.compare.parameter_server` with one shard: its headers, its order of messages, its count
+  of staleness, and SGD by torch.optim.
+- Ray: a server actor that adds each vector to the model, and worker actors that call it.
+
+The first three take turns, each with new processes; Ray has one cluster for all of its turns. The figure is the median
+over the turns of the ratio of ours to the shortest server that trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.ps_ray import RAY_ENVIRONMENT, push_pull_on_ray
+from fedcore.compare.parameter_server.coordinator import Coordinator, Push
+from fedcore.compare.parameter_server.doors import Door, Knock
+from fedcore.compare.parameter_server.keys import KeyRanges
+from fedcore.compare.parameter_server.messages import Request
+from fedcore.compare.parameter_server.serving import Leader, ShardProcess
+from fedcore.compare.parameter_server.shard import Shard
+from fedcore.compare.parameter_server.transport import Pair, be_local, new_header
+from fedcore.compare.parameter_server.worker import ServerLink
+from fedcore.compare.workers import Workers
+from fedcore.record import EventSink
+
+SIZES: Final = {"4 MB": 1_000_000, "40 KB": 10_000}
+PAIRS: Final = {"4 MB": 60, "40 KB": 600}
+WORKERS: Final = (1, 2, 4)
+FIGURE: Final = ("4 MB", 2)
+AIM: Final = 0.8
+LR: Final = 0.01
+FLOOR: Final = "gloo, add"
+WAYS: Final = ("gloo", FLOOR, "ours")
+_SILENCE: Final = 120.0
+
+Rates = dict[tuple[str, int, str], list[float]]
+"""Size, workers and way -> push-pull pairs a second in each turn."""
+
+
+def main() -> int:
+    """The command line."""
+    options = parser("Push-pull pairs a second: gloo pairs, Ray actors, our parameter server.")
+    options.add_argument("--turns", type=int, help="turns of each way")
+    return run(measure, options.parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All sizes and numbers of workers; in the quick mode those of the figure alone."""
+    turns = arguments.turns or (3 if arguments.quick else 7)
+    cells = [FIGURE] if arguments.quick else [(size, count) for size in SIZES for count in WORKERS]
+    rates: Rates = {}
+    for size, count in cells:
+        say(f"{size}, {count} workers: {turns} turns of {', '.join(WAYS)}, and Ray")
+        measure_turns(rates, size, count, turns)
+        rates[size, count, "Ray"] = measure_ray(size, count, turns)
+    return Report(
+        benchmark="ps_engine",
+        figures=tuple(_figures(rates)),
+        tables=(_table(rates, cells),),
+        notes=(
+            "a pair is one vector there and one back; medians over the turns",
+            "the figure is for two workers and 4 MB",
+        ),
+    )
+
+
+def push_over_engine(quick: bool) -> list[Figure]:
+    """The figure alone: our push-pull pairs a second over those of the shortest server on the same engine."""
+    rates: Rates = {}
+    measure_turns(rates, *FIGURE, 3 if quick else 7, ways=(FLOOR, "ours"))
+    return _figures(rates)
+
+
+def measure_turns(rates: Rates, size: str, count: int, turns: int, *, ways: tuple[str, ...] = WAYS) -> None:
+    """Let the ways over gloo take turns; the order turns round, and a first turn warms the machine up."""
+    for turn in range(-1, turns):
+        for way in ways if turn % 2 == 0 else reversed(ways):
+            rate = _rate(way, SIZES[size], count, PAIRS[size])
+            if turn >= 0:
+                rates.setdefault((size, count, way), []).append(rate)
+
+
+def _rate(way: str, size: int, count: int, pairs: int) -> float:
+    with tempfile.TemporaryDirectory(prefix="fedcore-ps-") as name, Workers(Path(name), quiet_environment()) as workers:
+        folder = Path(name)
+        workers.start("server", serve_ours if way == "ours" else serve_bare, folder, size, count, pairs, way != "gloo")
+        for worker in range(count):
+            workers.start(f"worker-{worker}", push_pull, folder, worker, size, pairs)
+        return _together(pairs, [event.data for event in workers.events(silence=_SILENCE) if event.kind == "times"])
+
+
+def _together(pairs: int, times: list[Any]) -> float:
+    """Pairs of all workers over the time from the first start to the last end."""
+    seconds: float = max(part["end"] for part in times) - min(part["start"] for part in times)
+    return len(times) * pairs / seconds
+
+
+# --- one worker, the same for all ways over gloo --------------------------------------------------------------------
+
+
+def push_pull(report: EventSink, folder: Path, worker: int, size: int, pairs: int) -> None:
+    """Push and pull; the first answer comes when all workers are there."""
+    be_local()
+    ranges = KeyRanges.of(_model(size), shards=1)
+    link = ServerLink([Pair.join(folder / str(worker))], ranges)
+    link.gradient.fill_(1.0)
+    link.send(Request(None, 0.0))
+    link.receive()
+    start = time.monotonic()
+    for number in range(1, pairs + 1):
+        last = number == pairs
+        link.send(Request(Push(examples=1, total=1, loss=0.0, last=last), 0.0))
+        if last:
+            link.released()
+        else:
+            link.receive()
+    report("times", {"start": start, "end": time.monotonic()})
+
+
+def _model(size: int) -> nn.Module:
+    return nn.ParameterList([nn.Parameter(torch.zeros(size))])
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+
+
+def serve_ours(report: EventSink, folder: Path, size: int, count: int, pairs: int, adds: bool) -> None:
+    """The leading shard of a server without others."""
+    del pairs, adds
+    be_local()
+    model = _model(size)
+    ranges = KeyRanges.of(model, shards=1)
+    shard = Shard(model, lambda module: torch.optim.SGD(module.parameters(), lr=LR), ranges, 0)
+    inbox: queue.SimpleQueue[Knock] = queue.SimpleQueue()
+    doors = [Door(worker, folder / str(worker), size, inbox) for worker in range(count)]
+    process = ShardProcess(shard, doors, lambda number: folder / "model.npy")
+    coordinator = Coordinator.of(count, bound=float("inf"), together=False, round_samples=1 << 60)
+    Leader(process, coordinator, [], inbox, report, 4 * size, None).run()
+    process.close()
+
+
+def serve_bare(report: EventSink, folder: Path, size: int, count: int, pairs: int, adds: bool) -> None:
+    """A thread for each worker that takes a vector and sends one."""
+    del report
+    be_local()
+    values, lock, line = torch.zeros(size), threading.Lock(), threading.Barrier(count)
+
+    def add(vector: Tensor) -> None:
+        with lock:
+            values.add_(vector, alpha=-LR)
+            vector.copy_(values)
+
+    def serve(worker: int) -> None:
+        pair, header, vector = Pair.serve(folder / str(worker)), new_header(), torch.zeros(size)
+        pair.receive(header)
+        line.wait()
+        for _ in range(pairs):
+            pair.send(header, vector)
+            pair.receive(header, vector)
+            if adds:
+                add(vector)
+        pair.send(header)
+
+    threads = [threading.Thread(target=serve, args=(worker,)) for worker in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def measure_ray(size: str, count: int, turns: int) -> list[float]:
+    """Pairs a second in each turn; empty where Ray is not installed."""
+    environment = {**quiet_environment(), **RAY_ENVIRONMENT}
+    with tempfile.TemporaryDirectory(prefix="fedcore-ps-") as name, Workers(Path(name), environment) as workers:
+        reports = workers.call("ray", push_pull_on_ray, SIZES[size], count, PAIRS[size], turns, silence=_SILENCE)
+    return [float(event.data["rate"]) for event in reports]
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def _figures(rates: Rates) -> list[Figure]:
+    engine, ours = rates[(*FIGURE, FLOOR)], rates[(*FIGURE, "ours")]
+    ratio = median(mine / its for mine, its in zip(ours, engine, strict=True))
+    return [Figure(name="ps_push_over_engine", value=ratio, aim=AIM, at_least=True)]
+
+
+def _table(rates: Rates, cells: list[tuple[str, int]]) -> Table:
+    ways = (*WAYS, "Ray")
+    rows = []
+    for size, count in cells:
+        found = [rates[size, count, way] for way in ways]
+        rows.append((size, str(count), *(f"{median(values):.0f}" if values else "-" for values in found)))
+    return Table(title="Push-pull pairs a second", header=("vector", "workers", *ways), rows=tuple(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
