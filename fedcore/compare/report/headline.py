@@ -102,7 +102,7 @@ def _difference(runs: Runs, label: str, other: str, metric: str) -> str:
     if spread.sd is None:
         return f"{text} (one seed: how much chance plays is not known)."
     small = abs(spread.mean) <= spread.sd
-    return f"{text} ({'less' if small else 'more'} than one standard deviation over {count(spread.n)} seeds)."
+    return f"{text} ({'within' if small else 'more than'} one standard deviation over {count(spread.n)} seeds)."
 
 
 def _listed(names: Sequence[str]) -> str:
