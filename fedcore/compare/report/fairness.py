@@ -19,13 +19,16 @@ _HASH_DIGITS = 12
 BY_NATURE = (
     (
         "Steps one after another",
-        "With the same examples, a mode that averages gradients makes few steps on large batches; one that averages "
-        "models makes many on small ones. The table counts both; a learning rate tuned for one may not suit the other.",
+        "Where all workers make each step together (centralized, allreduce, ps-sync), the batches of a round follow "
+        "one another. Where each worker trains on batches of its own, as many batches are spread over the workers, and "
+        "each makes fewer steps. The table counts those of one worker. A learning rate tuned for one may not suit the "
+        "other.",
     ),
     (
         "Examples of one step",
-        "A worker at its own pace takes the app's batch size. A step of all workers together takes a global batch, "
-        "divided over the sites in proportion to their data; the option global-batch sets it.",
+        "A worker at its own pace takes the app's batch size. Workers that step together divide one batch of that size "
+        "in proportion to their data; in local-sgd and diloco it is that size times the number of sites. The option "
+        "global-batch sets it.",
     ),
     (
         "Order",

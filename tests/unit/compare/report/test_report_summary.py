@@ -97,6 +97,13 @@ def test_the_headline_compares_by_seed() -> None:
     assert sentences[1].startswith("federated ends 1.00 ± 0.00 points of accuracy below centralized (more than one")
 
 
+def test_a_tie_is_said_to_be_one() -> None:
+    runs = tuple(ending(mode, 0.8) for mode in ("centralized", "allreduce", "federated"))
+    sentences = headline(made_up("centralized,allreduce,federated", runs=runs))
+    assert sentences[0] == "centralized, allreduce and federated end best: accuracy 80.00 %, one seed."
+    assert sentences[1].startswith("federated ends level with centralized (one seed")
+
+
 def test_the_headline_says_what_privacy_costs() -> None:
     runs = (
         ending("federated", 0.8, seconds=3.0, bytes_up={"client-1": 2000}),
