@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -99,6 +99,7 @@ def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
             for number in account.close_rounds():
                 emit("exchange-done", _done(account, number))
                 if run.kill is not None and run.kill.round == number:
+                    # Centralized training has one worker, whatever the site.
                     workers.kill(account.names[run.kill.site % len(account.names)])
     except EnvironmentFailure as error:
         workers.stop()
@@ -195,32 +196,8 @@ def _emit_evaluation(result: RunResult, emit: EventSink) -> None:
 
 def _with_account(result: RunResult, run: ModeRun, account: Account) -> RunResult:
     """What is known without an evaluation."""
-    simulated = _simulated(run, account)
-    columns = (account.samples(), account.seconds(), account.mean_bytes("sent"), account.mean_bytes("received"))
-    curve = [
-        Point(
-            round=number,
-            samples=samples,
-            seconds=seconds,
-            simulated_seconds=simulated[number - 1] if simulated else None,
-            bytes_up=sent,
-            bytes_down=received,
-            loss=None,
-            accuracy=None,
-        )
-        for number, (samples, seconds, sent, received) in enumerate(zip(*columns, strict=True), start=1)
-    ]
-    first = Point(
-        round=0,
-        samples=0,
-        seconds=0.0,
-        simulated_seconds=0.0 if simulated else None,
-        bytes_up=0.0,
-        bytes_down=0.0,
-        loss=None,
-        accuracy=None,
-    )
-    last = (first, *curve)[-1]
+    curve = _curve(account, _simulated(run, account))
+    last = curve[-1]
     return replace(
         result,
         status="failed" if account.reason else "finished",
@@ -232,8 +209,28 @@ def _with_account(result: RunResult, run: ModeRun, account: Account) -> RunResul
         simulated_seconds=last.simulated_seconds,
         bytes_up=account.bytes_of("sent"),
         bytes_down=account.bytes_of("received"),
-        curve=(first, *curve),
+        curve=curve,
         losses=tuple(account.losses),
+    )
+
+
+def _curve(account: Account, simulated: Sequence[float]) -> tuple[Point, ...]:
+    """The whole rounds after the start, none of them evaluated."""
+    columns = (account.samples(), account.seconds(), account.mean_bytes("sent"), account.mean_bytes("received"))
+    rows = [(0, 0.0, 0.0, 0.0), *zip(*columns, strict=True)]
+    clock = [0.0, *simulated] if simulated else [None] * len(rows)
+    return tuple(
+        Point(
+            round=number,
+            samples=samples,
+            seconds=seconds,
+            simulated_seconds=then,
+            bytes_up=sent,
+            bytes_down=received,
+            loss=None,
+            accuracy=None,
+        )
+        for number, ((samples, seconds, sent, received), then) in enumerate(zip(rows, clock, strict=True))
     )
 
 

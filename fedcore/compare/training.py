@@ -184,8 +184,7 @@ class RoundLoop:
             done = self.train(number)
             # What this rank has sent before a barrier is counted on both sides after it.
             _meet()
-            used = Traffic.now() - before
-            seconds = time.perf_counter() - started
+            seconds, used = time.perf_counter() - started, Traffic.now() - before
             self._save(number)
             data = {**done, "round": number, "seconds": seconds, "sent": used.sent, "received": used.received}
             self.report(ROUND, data)

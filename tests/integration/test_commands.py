@@ -6,9 +6,11 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from support.deployment import MARK, Deployment, assert_none_left, command_lines, fedcore, wait_until
@@ -228,6 +230,8 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     report = json.loads((out / "report.json").read_text())
     assert json.loads(done.stdout) == report
     assert report["schema"] == "fedcore/compare/2"
+    jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
+    assert {check["name"]: check["status"] for check in report["fairness"] if check["status"] != "holds"} == {}
     assert [mode["label"] for mode in report["modes"]] == list(modes)
     assert sum(site["training"] for site in report["split"]) == sum(
         sum(site["labels"].values()) for site in report["split"]

@@ -22,7 +22,7 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
         return ("No mode finished.",)
     metric = metric_of(comparison)
     found = [_best(runs, metric), *_against_centralized(runs, metric)]
-    found += _privacy(runs, metric) + _noise(runs)
+    found += [*_privacy(runs, metric), *_noise(runs), *_readable(runs)]
     return tuple(sentence for sentence in found if sentence)
 
 
@@ -70,7 +70,7 @@ def _cost_of_privacy(runs: Runs, secure: str, plain: str, metric: str) -> str:
     mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
         sentence += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
-    return f"{sentence}. In {plain} the server can read every update."
+    return f"{sentence}."
 
 
 def _noise(runs: Runs) -> list[str]:
@@ -81,6 +81,11 @@ def _noise(runs: Runs) -> list[str]:
             plan = {**privacy, "epsilon": privacy["budget"]}
             sentences.append(f"{label}: {epsilon_line({'privacy': plan, 'epsilon': spent})}.")
     return sentences
+
+
+def _readable(runs: Runs) -> list[str]:
+    plain = [label for label, of in runs.items() if of[0].aggregation == "plain"]
+    return [f"In {_listed(plain)} the server can read every update."] if plain else []
 
 
 def _difference(runs: Runs, label: str, other: str, metric: str) -> str:

@@ -113,6 +113,7 @@ def test_the_headline_says_what_privacy_costs() -> None:
     text = " ".join(headline(made_up("federated,federated-plain,federated-dp", runs=runs)))
     assert "federated ends level with federated-plain (one seed" in text
     assert "sends 2.0 kB instead of 4.0 kB; training takes 3.0 s instead of 2.0 s" in text
+    assert "In federated-plain the server can read every update." in text
     assert "federated-dp: each client has (6.400, 1e-05)-differential privacy (budget 8)" in text
 
 
