@@ -6,13 +6,11 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from importlib.metadata import entry_points, version
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,10 +21,13 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from fedcore.config import JobSettings, override, parse_assignments
-from fedcore.errors import BudgetSpent, ConfigurationError, FedcoreError
+from fedcore.errors import BudgetSpent, FedcoreError
 from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
 
 INTERRUPTED = 130
+GROUP = "fedcore.commands"
+# Loaded like the commands of the apps, when it is needed.
+COMPARE = EntryPoint(name="compare", value="fedcore.compare.command:compare", group=GROUP)
 # The order in which a new user needs the commands; entry points come in no order of their own.
 ORDER = ("provision", "server", "client", "run", "simulate", "compare")
 
@@ -152,53 +153,6 @@ def simulate_command(
         raise typer.Exit(BudgetSpent.exit_code)
 
 
-def compare_command(
-    app: AppFolder,
-    modes: Annotated[
-        str, typer.Option(help="Comma-separated: federated, federated-plain, federated-dp, centralized.")
-    ] = "federated,centralized",
-    clients: Annotated[int, typer.Option(min=2, help="Number of client processes.")] = 4,
-    out: Annotated[Path, typer.Option(help="Folder for the report, the plot, models and logs.")] = Path("compare-out"),
-    run_config: RunConfig = None,
-    set_: Settings = None,
-    data_dir: DataFolder = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier comparison in the folder.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Train the same app in several modes, each in real processes, and report them side by side.
-
-    Example:  fedcore compare examples/digits --modes federated,centralized --clients 4 --out out
-    """
-    from fedcore.compare.job import CompareJob, run_mode
-    from fedcore.compare.report import table, write_report
-    from fedcore.flower.app import FlowerApp
-    from fedcore.progress import ProgressView
-
-    job = CompareJob(
-        app=FlowerApp.load(app),
-        modes=tuple(mode.strip() for mode in modes.split(",")),
-        clients=clients,
-        out=out.absolute(),
-        run_config=parse_assignments(run_config or []),
-        settings=parse_assignments(set_ or []),
-        data_dir=data_dir.absolute() if data_dir else None,
-    )
-    _prepare_folder(job.out, force)
-    console = Console(stderr=as_json)
-    results = []
-    for mode in job.modes:
-        with ProgressView(console, mode) as view:
-            results.append(run_mode(job, mode, view.show))
-    report = write_report(job, results)
-    if as_json:
-        _print_json(report)
-        return
-    console.print(table(report))
-    console.print(
-        f"report: {job.out}/report.md, report.json   plot: {job.out}/plot.png", highlight=False, soft_wrap=True
-    )
-
-
 class _InOrder(TyperGroup):
     """Lists commands and groups of commands together, in the order of their use."""
 
@@ -223,9 +177,8 @@ def build(only: str = "") -> typer.Typer:
     commands: dict[str, Callable[..., Any] | typer.Typer] = {
         "provision": provision_command,
         "simulate": simulate_command,
-        "compare": compare_command,
     }
-    installed = {found.name: found for found in entry_points(group="fedcore.commands")}
+    installed = {found.name: found for found in (COMPARE, *entry_points(group=GROUP))}
     if only in commands:
         installed = {}
     elif only in installed:
@@ -270,25 +223,6 @@ def _user_output_to_stderr() -> Iterator[None]:
     """What an app prints must not mix with the result on standard output."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
-
-
-def _prepare_folder(out: Path, force: bool) -> None:
-    """An empty folder for the results; an earlier comparison goes only with --force, anything else never."""
-    if any(path.exists() and not path.is_dir() for path in (out, *out.parents)):
-        raise ConfigurationError(f"--out: {out} is a file, or lies below one; name a folder")
-    if not out.exists() or not any(out.iterdir()):
-        out.mkdir(parents=True, exist_ok=True)
-    elif not force:
-        raise ConfigurationError(f"{out} is not empty; choose another --out, or --force to replace what is there")
-    elif not (out / "report.json").exists() and not (out / ".fedcore-compare").exists():
-        raise ConfigurationError(f"{out} holds something else than a comparison; it is left as it is")
-    else:
-        # Renamed first, so that a crash in between leaves either the old folder or none.
-        trash = Path(tempfile.mkdtemp(dir=out.parent, prefix=".fedcore-old-"))
-        out.replace(trash / out.name)
-        shutil.rmtree(trash)
-        out.mkdir()
-    (out / ".fedcore-compare").touch()
 
 
 def _print_json(value: Mapping[str, Any]) -> None:

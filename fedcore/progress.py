@@ -20,7 +20,7 @@ class ProgressView:
 
     def __init__(self, console: Console, label: str) -> None:
         self._console = console
-        self._label = label
+        self._label = escape(label)
         self._status: Status | None = None
         self._clients = -1
         self._exchange = ""

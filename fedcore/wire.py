@@ -384,7 +384,8 @@ EVENT_KINDS = {
     "clients": "online (list of names), expected (int): who is connected",
     "started": "app, aggregation, rounds (int or null), privacy (mechanism, noise_multiplier, clip_norm, metric_bound, "
     "epsilon (the budget, or null) and delta; null for a run without differential privacy)",
-    "exchange": "exchange, server_round, message_type, attempt, cohort (names), quorum, field_bits (int or null)",
+    "exchange": "exchange, server_round, message_type, attempt, cohort (names), quorum, field_bits (int or null), "
+    "aggregation, model (SHA-256 of the file that clients fetch, or null)",
     "stage": "exchange, stage, done, expected, seconds (in the exchange)",
     "dropped": "exchange, client (name), stage, reason",
     "exchange-done": "exchange, server_round, message_type, survivors (names), examples, metrics, clipped, seconds, "

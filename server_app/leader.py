@@ -261,6 +261,7 @@ class RunLeader:
                 "quorum": task.quorum,
                 "field_bits": encoding.get("field_bits") if encoding.get("layout") else None,
                 "aggregation": task.aggregation,
+                "model": task.model.sha256 if task.model else None,
             },
         )
         start = self._services.clock()

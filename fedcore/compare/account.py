@@ -19,12 +19,14 @@ class Account:
     """What has been reported up to now. A round is whole when every worker that was not lost has reported it.
 
     names: the workers, in the order of their sites. ready: what each said before its first round. rounds: the whole
-    rounds, each by worker. reason: why the run ended before its time, empty where it did not.
+    rounds, each by worker. evaluated: by round, where a worker evaluates the model itself. reason: why the run ended
+    before its time, empty where it did not.
     """
 
     names: tuple[str, ...]
     ready: dict[str, Report] = field(default_factory=dict)
     rounds: list[dict[str, Report]] = field(default_factory=list)
+    evaluated: dict[int, Report] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     reason: str = ""

@@ -11,26 +11,28 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from fedcore.compare.account import Account
+from fedcore.compare.centralized import train_centralized
 from fedcore.compare.clock import allreduce_seconds, averaging_seconds, centralized_seconds, local_seconds
 from fedcore.compare.evaluation import Evaluated, Models, evaluate_rounds, everywhere
 from fedcore.compare.initial import INITIAL_FILE, save_initial
 from fedcore.compare.problem import ROUNDS
 from fedcore.compare.results import Loss, Point, RunResult
-from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.training import (
+    EVALUATED,
     LOOPBACK,
     READY,
     ROUND,
     global_batch,
     snapshot,
     train_alone,
-    train_pooled,
     train_together,
 )
 from fedcore.compare.workers import ENDED, WorkerEvent, Workers
@@ -40,11 +42,11 @@ from fedcore.state.files import sha256_file
 
 POOLED: Final = "pooled"
 """The worker that has all the data."""
-MODEL_FILE: Final = "model.safetensors"
 _BLAME_SECONDS: Final = 1.0
 """How long to wait for the end of the worker whose end broke the collective that others report."""
 _CONSEQUENCES: Final = {
     "centralized": "there is no other worker, so that the run ended",
+    "local": "the other sites went on without it",
     "synchronous": "every step needs the gradient of every rank, so that the run ended",
     "averaging": "every average needs the model of every rank, so that the run ended",
 }
@@ -88,11 +90,16 @@ def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
                 account.ready[event.name] = event.data
             elif event.kind == ROUND:
                 account.add(event.name, event.data)
+            elif event.kind == EVALUATED:
+                account.evaluated[event.data["round"]] = event.data
+            elif event.kind == "log":
+                emit("log", event.data)
             elif event.kind == ENDED and event.data["exitcode"]:
                 _lose(run, workers, account, event)
             for number in account.close_rounds():
                 emit("exchange-done", _done(account, number))
                 if run.kill is not None and run.kill.round == number:
+                    # Centralized training has one worker, whatever the site.
                     workers.kill(account.names[run.kill.site % len(account.names)])
     except EnvironmentFailure as error:
         workers.stop()
@@ -103,7 +110,7 @@ def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
 def _start(run: ModeRun, workers: Workers) -> tuple[str, ...]:
     """Start all workers of the mode; their names."""
     if run.mode.family == "centralized":
-        workers.start(POOLED, train_pooled, run)
+        workers.start(POOLED, train_centralized, run)
         return (POOLED,)
     names = tuple(worker_name(site) for site in range(run.sites))
     if run.mode.family == "local":
@@ -121,24 +128,19 @@ def _start(run: ModeRun, workers: Workers) -> tuple[str, ...]:
 def _lose(run: ModeRun, workers: Workers, account: Account, event: WorkerEvent) -> None:
     """A worker ended before its time: the others go on, where they need it for nothing, or all end now."""
     noticed = time.monotonic()
-    if run.mode.family == "local":
-        account.lost.add(event.name)
-        how = f"{event.data['reason']}; the other sites went on, and this one has no model"
-        loss = Loss(worker=event.name, round=account.last_round(event.name), consequence=how, seconds=0.0)
-        account.losses.append(loss)
-        if len(account.lost) == len(account.names):
-            account.reason = f"every site was lost; {event.name}: {event.data['reason']}"
-        return
     event = _to_blame(workers, event)
-    workers.stop()
     if event.data["exitcode"] > 0:
+        workers.stop()
         account.reason = f"{event.name}: {event.data['reason']}"
         return
     number = account.last_round(event.name)
     consequence = _CONSEQUENCES[run.mode.family]
+    account.lost.add(event.name)
+    if run.mode.family != "local":
+        workers.stop()
     if number == int(run.config[ROUNDS]):
-        consequence = "all rounds were over"
-    else:
+        consequence = "all its rounds were over"
+    elif run.mode.family != "local" or account.lost == set(account.names):
         account.reason = f"{event.name} was lost after round {number} ({event.data['reason']}); {consequence}"
     loss = Loss(worker=event.name, round=number, consequence=consequence, seconds=time.monotonic() - noticed)
     account.losses.append(loss)
@@ -174,6 +176,7 @@ def _done(account: Account, number: int) -> dict[str, object]:
 
 
 def _emit_evaluation(result: RunResult, emit: EventSink) -> None:
+    found = {"eval_loss": result.loss, "eval_acc": result.accuracy}
     emit(
         "exchange-done",
         {
@@ -182,7 +185,7 @@ def _emit_evaluation(result: RunResult, emit: EventSink) -> None:
             "message_type": "evaluate",
             "survivors": [site.site for site in result.sites],
             "examples": sum(site.examples for site in result.sites),
-            "metrics": {"eval_loss": result.loss, "eval_acc": result.accuracy},
+            "metrics": {name: value for name, value in found.items() if value is not None},
             "seconds": 0.0,
         },
     )
@@ -193,32 +196,8 @@ def _emit_evaluation(result: RunResult, emit: EventSink) -> None:
 
 def _with_account(result: RunResult, run: ModeRun, account: Account) -> RunResult:
     """What is known without an evaluation."""
-    simulated = _simulated(run, account)
-    columns = (account.samples(), account.seconds(), account.mean_bytes("sent"), account.mean_bytes("received"))
-    curve = [
-        Point(
-            round=number,
-            samples=samples,
-            seconds=seconds,
-            simulated_seconds=simulated[number - 1] if simulated else None,
-            bytes_up=sent,
-            bytes_down=received,
-            loss=None,
-            accuracy=None,
-        )
-        for number, (samples, seconds, sent, received) in enumerate(zip(*columns, strict=True), start=1)
-    ]
-    first = Point(
-        round=0,
-        samples=0,
-        seconds=0.0,
-        simulated_seconds=0.0 if simulated else None,
-        bytes_up=0.0,
-        bytes_down=0.0,
-        loss=None,
-        accuracy=None,
-    )
-    last = (first, *curve)[-1]
+    curve = _curve(account, _simulated(run, account))
+    last = curve[-1]
     return replace(
         result,
         status="failed" if account.reason else "finished",
@@ -230,8 +209,28 @@ def _with_account(result: RunResult, run: ModeRun, account: Account) -> RunResul
         simulated_seconds=last.simulated_seconds,
         bytes_up=account.bytes_of("sent"),
         bytes_down=account.bytes_of("received"),
-        curve=(first, *curve),
+        curve=curve,
         losses=tuple(account.losses),
+    )
+
+
+def _curve(account: Account, simulated: Sequence[float]) -> tuple[Point, ...]:
+    """The whole rounds after the start, none of them evaluated."""
+    columns = (account.samples(), account.seconds(), account.mean_bytes("sent"), account.mean_bytes("received"))
+    rows = [(0, 0.0, 0.0, 0.0), *zip(*columns, strict=True)]
+    clock = [0.0, *simulated] if simulated else [None] * len(rows)
+    return tuple(
+        Point(
+            round=number,
+            samples=samples,
+            seconds=seconds,
+            simulated_seconds=then,
+            bytes_up=sent,
+            bytes_down=received,
+            loss=None,
+            accuracy=None,
+        )
+        for number, ((samples, seconds, sent, received), then) in enumerate(zip(rows, clock, strict=True))
     )
 
 
@@ -257,10 +256,13 @@ def _simulated(run: ModeRun, account: Account) -> list[float]:
 
 def _with_models(result: RunResult, run: ModeRun, workers: Workers, account: Account) -> RunResult:
     """Evaluate the model of every round, and keep the last of a run that finished."""
+    finished = result.status == "finished"
+    model = run.folder / MODEL_FILE
+    if run.mode.family == "centralized" and account.counts() == ():
+        return _with_own_evaluation(result, account, model)
     kept = {number: _models(run, account, number) for number in range(1, len(account.rounds) + 1)}
     found = evaluate_rounds(run, workers, {0: everywhere(run, run.folder / INITIAL_FILE), **kept})
     result = replace(result, curve=tuple(_evaluated(point, found) for point in result.curve))
-    finished = result.status == "finished"
     if finished and kept:
         # In mode local, a site that was lost has no model in the last round.
         for path in set(kept[len(kept)].values()):
@@ -268,8 +270,25 @@ def _with_models(result: RunResult, run: ModeRun, workers: Workers, account: Acc
         result = replace(result, sites=found[len(kept)].sites)
     for path in [*run.folder.glob("round-*.safetensors"), *run.folder.glob("*/round-*.safetensors")]:
         path.unlink()
-    model = run.folder / MODEL_FILE
-    return replace(result, model_sha256=sha256_file(model) if finished and model.exists() else "")
+    return replace(result, model_sha256=_sha256(model) if finished else "")
+
+
+def _with_own_evaluation(result: RunResult, account: Account, model: Path) -> RunResult:
+    """By the app itself, on the test part of all sites together."""
+    found = account.evaluated
+    if result.status == "failed":
+        model.unlink(missing_ok=True)
+    curve = [
+        replace(point, loss=found[point.round]["loss"], accuracy=found[point.round]["accuracy"])
+        if point.round in found
+        else point
+        for point in result.curve
+    ]
+    return replace(result, curve=tuple(curve), model_sha256=_sha256(model))
+
+
+def _sha256(model: Path) -> str:
+    return sha256_file(model) if model.exists() else ""
 
 
 def _models(run: ModeRun, account: Account, number: int) -> Models:

@@ -1,25 +1,25 @@
-"""Centralized training of a Flower app: its ClientApp on the pooled data, in a process of its own.
+"""Centralized training of any Flower app: its ClientApp on the pooled data, driven by its ServerApp.
 
-The app's ServerApp runs as it is, so that the initial model, the rounds and the configuration are the same. There is
+The ServerApp runs as it is, so that the initial model, the rounds and the configuration are the same. There is
 one partition that holds everything, and each round's training starts from the model of the round before. With a
 strategy that averages (FedAvg) this is plain centralized training for the same number of samples.
-
-Run as `python -m fedcore.compare.centralized APP_DIR`; it prints the events of the run as JSON lines.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcore.config import JobSettings, override
-from fedcore.errors import FedcoreError
+from fedcore.compare.initial import INITIAL_FILE
+from fedcore.compare.problem import Problem
+from fedcore.compare.run import MODEL_FILE, ModeRun
+from fedcore.compare.training import EVALUATED, READY, ROUND, train_pooled
+from fedcore.config import JobSettings
+from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
 from fedcore.flower.clientside import ClientRunner
@@ -27,7 +27,8 @@ from fedcore.flower.serverside import run_server_app
 from fedcore.record import EventSink
 from fedcore.round import ExchangeReply, ExchangeRequest, make_task
 from fedcore.simulate import model_ref
-from fedcore.wire import Scalar
+from fedcore.state import ModelState
+from fedcore.wire import Scalar, is_training
 
 POOL = "pooled"
 # Nobody sends anything here, so there is nothing to protect.
@@ -103,33 +104,41 @@ def run_centralized(
     emit("ended", {"status": "finished", "reason": ""})
 
 
-def main() -> int:
-    """The command line of the module."""
-    parser = argparse.ArgumentParser(description=run_centralized.__doc__)
-    parser.add_argument("app", type=Path)
-    parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--run-config", default="{}", help="JSON object laid over the app's run config")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    events = sys.stdout
-    # What the user's code prints must not mix with the events.
-    sys.stdout = sys.stderr
-    started = time.monotonic()
+def train_centralized(report: EventSink, run: ModeRun) -> None:
+    """The worker of mode `centralized`: on the schedule that all baselines share, or driven by the app's ServerApp.
 
-    def emit(kind: str, data: Mapping[str, Any]) -> None:
-        line = {"kind": kind, "data": data, "seconds": time.monotonic() - started}
-        events.write(json.dumps(line) + "\n")
-        events.flush()
-
+    The second is for apps that do their own training. Its rounds report the examples that the app counts, and no steps.
+    """
     try:
-        app = FlowerApp.load(arguments.app)
-        run_config = override(app.run_config, json.loads(arguments.run_config), "the run config")
-        run_centralized(app, clients=arguments.clients, run_config=run_config, emit=emit, out=arguments.out)
-    except FedcoreError as error:
-        emit("ended", {"status": "failed", "reason": str(error)})
-        return error.exit_code
-    return 0
+        Problem.load(run.app, config=run.config, sites=run.sites)
+    except ConfigurationError as reason:
+        report("log", {"line": f"centralized by the ServerApp of {run.app.name}: {reason}"})
+    else:
+        train_pooled(report, run)
+        return
+    parameters = sum(spec.size for spec in ModelState.open(run.folder / INITIAL_FILE).layout.specs)
+    report(READY, {"counts": [], "parameters": parameters, "sent": 0, "received": 0})
+
+    def translate(kind: str, data: Mapping[str, Any]) -> None:
+        if kind == "exchange-done":
+            report(*_as_report(data))
+            while run.kill is not None and is_training(data["message_type"]) and run.kill.round == data["server_round"]:
+                signal.pause()
+
+    out = run.folder / MODEL_FILE
+    run_centralized(run.app, clients=run.sites, run_config=run.config, emit=translate, out=out)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _as_report(done: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    number, metrics, examples = done["server_round"], done["metrics"], done["examples"]
+    if not is_training(done["message_type"]):
+        loss, accuracy = (_metric(metrics, word) for word in ("loss", "acc"))
+        return EVALUATED, {"round": number, "loss": loss, "accuracy": accuracy, "examples": examples}
+    loss = (_metric(metrics, "loss") or 0.0) * examples
+    both = {"round": number, "samples": examples, "steps": 0, "loss": loss}
+    return ROUND, {**both, "seconds": done["seconds"], "sent": 0, "received": 0}
+
+
+def _metric(metrics: Mapping[str, Any], word: str) -> float | None:
+    """The first whose name has the word."""
+    return next((float(metrics[name]) for name in sorted(metrics) if word in name.lower()), None)

@@ -8,7 +8,8 @@ The bytes are those that real processes exchanged; the seconds follow from them 
   overlap, and nothing is lost or sent twice. TCP is taken to be at full speed at once.
 - All-reduce and averaging wait for the slowest site, then go round a ring (Patarasuk and Yuan 2009, "Bandwidth optimal
   all-reduce algorithms for clusters of workstations"): 2 (N - 1) messages one after another on links of the sites'
-  own.
+  own. Gloo sends a message once its receiver has said that it waits for it, so that each costs two latencies; that is
+  what benchmarks/network.py finds.
 - A federated exchange ends when its slowest client has fetched the model, trained and sent its update; all clients
   share the server's link. On top come the requests of the protocol that wait for one another, each a round trip. The
   key exchange of secure aggregation runs beside the training: it costs what it takes longer.
@@ -32,6 +33,9 @@ SECURE_TRIPS = PLAIN_TRIPS + 3
 
 KEY_TRIPS = 2
 """Requests of a secure exchange beside the training: advertisement and sealed shares."""
+
+RING_LATENCIES = 2
+"""Of each message of a ring: the receiver's word that it is ready, and the message itself."""
 
 Pace = Callable[[int, int], float]
 """(site, number of the step in the run) -> by which factor the step takes longer."""
@@ -122,7 +126,7 @@ def ring_seconds(workers: int, sent: float, network: Network) -> float:
     """One all-reduce in which each of the workers sends `sent` bytes, in 2 (workers - 1) messages."""
     if workers == 1:
         return 0.0
-    return 2 * (workers - 1) * network.latency + sent * 8 / network.bandwidth
+    return 2 * (workers - 1) * RING_LATENCIES * network.latency + sent * 8 / network.bandwidth
 
 
 def global_shares(schedule: Schedule, size: int) -> list[tuple[int, ...]]:

@@ -1,167 +1,246 @@
-"""One comparison: which modes, on what, and where the results go."""
+"""One comparison: what is compared, and the runs that follow. Nothing here starts a process or imports an app."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
-import os
-import queue
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcore.compare.processes import LocalFederation, ProcessGroup, run_command
-from fedcore.config import JobSettings, override
-from fedcore.errors import ConfigurationError, RunFailed
+from fedcore.compare.modes import KINDS, Mode
+from fedcore.compare.network import Network
+from fedcore.compare.run import Kill, ModeRun
+from fedcore.config import JobSettings, override, parse_assignments
+from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
-from fedcore.record import EventSink, RunRecord
 from fedcore.wire import Scalar
 
-MODES = ("federated", "federated-plain", "federated-dp", "centralized")
-PRIVATE_MODE = "federated-dp"
-IDLE_SECONDS = 0.5
+SEED, PARTITION, ROUNDS = "seed", "partition", "num-server-rounds"
+ALL_MODES = "all"
+PRIVATE_KIND = "federated-dp"
+RUNS_FOLDER = "runs"
+_SET = "--set"
+_RUN_CONFIG = "the run config"
+# What the mode itself, or another option of the command, decides.
+_DECIDED = {
+    SEED: "--seeds names the seeds",
+    "aggregation": "each federated mode has its own aggregation",
+    "min-clients": "all sites take part; --clients says how many",
+}
+
+Sweep = Mapping[str, tuple[Scalar, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareJob:
-    """What is compared. run_config and settings are laid over the app's own; out must be a folder of this job alone.
+    """What is compared. run_config is laid over the app's own; out must be a folder of this job alone.
 
-    Settings of differential privacy hold for the mode federated-dp alone, so that it can be compared with the others.
+    seeds: a run of each mode for each; empty for the app's own seed, or one run where it has none. partition: "" for
+    the app's own. sweep: key -> values, of the run config, of modes, or of [tool.fedcore] for the federated modes; a
+    key with several values is swept over, every combination with those of the others. kill: in every mode.
     """
 
     app: FlowerApp
-    modes: tuple[str, ...]
-    clients: int
+    modes: tuple[Mode, ...]
+    sites: int
     out: Path
+    seeds: tuple[int, ...] = ()
+    partition: str = ""
+    network: Network | None = None
     run_config: Mapping[str, Scalar] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Sweep = field(default_factory=dict)
+    kill: Kill | None = None
     data_dir: Path | None = None
 
-    def __post_init__(self) -> None:
-        for mode in self.modes:
-            if mode not in MODES:
-                raise ConfigurationError(f"unknown mode {mode!r}; choose from {', '.join(MODES)}")
-        if len(set(self.modes)) != len(self.modes) or not self.modes:
-            raise ConfigurationError("name each mode once, at least one")
-        if self.clients < 2:
-            raise ConfigurationError("a comparison needs at least 2 clients")
-        override(self.app.run_config, self.run_config, "the run config")
-        settings = JobSettings.from_mapping({**self.app.settings.to_mapping(), **self.settings}, where="--set")
-        if settings.private != (PRIVATE_MODE in self.modes):
+    def config(self) -> dict[str, Scalar]:
+        """The run config before seeds, sweep and modes."""
+        given = dict(self.run_config)
+        for key, value, option in ((SEED, self.seeds, "--seeds"), (PARTITION, self.partition, "--partition")):
+            if value and key not in self.app.run_config:
+                raise ConfigurationError(f"{option} needs the key {key!r} in the run config of {self.app.name}")
+        if self.partition:
+            given[PARTITION] = self.partition
+        return override(self.app.run_config, given, _RUN_CONFIG)
+
+
+def plan(job: CompareJob) -> tuple[ModeRun, ...]:
+    """All runs: modes x points of the sweep x seeds, in this order.
+
+    A key of the sweep holds for the modes that know it and do not name it in their own brackets; for the others there
+    is nothing to sweep over. Raises ConfigurationError that names everything that is wrong with the modes, UnknownKey
+    for a key of the sweep that no mode knows.
+    """
+    config = job.config()
+    _check_job(job, config)
+    runs: list[ModeRun] = []
+    problems: dict[str, None] = {}
+    for mode in job.modes:
+        for point, seed in itertools.product(_points(job, mode, config), _seeds(job, config)):
+            try:
+                runs.append(_run(job, mode, config, point, seed, number=len(runs) + 1))
+            except ConfigurationError as error:
+                problems[f"{mode.label}: {error}"] = None
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return tuple(runs)
+
+
+def mode_settings(mode: Mode, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
+    """[tool.fedcore] as one of the federated modes has it; differential privacy is for federated-dp alone."""
+    aggregation = "plain" if mode.kind == "federated-plain" else "secure"
+    decided: dict[str, Any] = {"min-clients": sites, "aggregation": aggregation}
+    if mode.kind != PRIVATE_KIND:
+        decided |= {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
+    checked = JobSettings.from_mapping({**settings, **decided})
+    if checked.private != (mode.kind == PRIVATE_KIND):
+        raise ConfigurationError(
+            f"dp-epsilon or dp-noise-multiplier and the mode {PRIVATE_KIND} go together: name both or neither"
+        )
+    return checked.to_mapping()
+
+
+def every_mode() -> tuple[str, ...]:
+    """The modes that need no further settings."""
+    return tuple(kind for kind in KINDS if kind != PRIVATE_KIND)
+
+
+def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:
+    """Read `5` (the app's own seed and the next four), `42,43`, or "" for the app's own alone."""
+    if not text:
+        return ()
+    if not re.fullmatch(r"\d+(,\d+)*,?", text):
+        raise ConfigurationError(f"--seeds is a number of seeds, or a list of them such as 42,43: {text!r}")
+    if "," in text:
+        seeds = tuple(int(word) for word in text.rstrip(",").split(","))
+    elif isinstance(own, int):
+        seeds = tuple(range(own, own + int(text)))
+    else:
+        raise ConfigurationError(f"--seeds needs the key {SEED!r}, a whole number, in the app's run config")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ConfigurationError(f"--seeds names each seed once, at least one: {text!r}")
+    return seeds
+
+
+def parse_sweep(words: list[str]) -> dict[str, tuple[Scalar, ...]]:
+    """Read `lr=0.01,0.1` words: a key, and one value or several."""
+    sweep: dict[str, tuple[Scalar, ...]] = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        # A comma within quotes belongs to the value.
+        parts = re.findall(r'(?:"[^"]*"|[^,])+', values) if equals else []
+        if not parts:
+            raise ConfigurationError(f"expected key=value or key=value,value, not {word!r}")
+        found = [(*parse_assignments([f"{key}={part}"]).items(),)[0] for part in parts]
+        name = found[0][0]
+        if name in sweep or len({json.dumps(value) for _, value in found}) != len(found):
+            raise ConfigurationError(f"--set names each key once, with each value once: {word!r}")
+        sweep[name] = tuple(value for _, value in found)
+    return sweep
+
+
+def parse_kill(text: str) -> Kill:
+    """Read `client-2@3`: the second site's worker, after round 3."""
+    found = re.fullmatch(r"client-([1-9]\d*)@([1-9]\d*)", text)
+    if found is None:
+        raise ConfigurationError(f"--kill is SITE@ROUND, as in client-2@3, not {text!r}")
+    return Kill(site=int(found[1]) - 1, round=int(found[2]))
+
+
+def _check_job(job: CompareJob, config: Mapping[str, Scalar]) -> None:
+    """What is wrong whatever the mode."""
+    if job.sites < 2:
+        raise ConfigurationError("a comparison needs at least 2 clients")
+    if job.kill is not None:
+        rounds = config.get(ROUNDS)
+        if job.kill.site >= job.sites or (isinstance(rounds, int) and job.kill.round >= rounds):
             raise ConfigurationError(
-                f"dp-epsilon or dp-noise-multiplier and the mode {PRIVATE_MODE} go together: name both or neither"
+                f"--kill client-{job.kill.site + 1}@{job.kill.round}: there are {job.sites} clients, "
+                f"and {rounds} rounds; name a round before the last"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModeResult:
-    """One mode's record, and how long it took with all its processes, from the first start to the last end."""
-
-    mode: str
-    record: RunRecord
-    wall_seconds: float
-
-
-def run_mode(job: CompareJob, mode: str, emit: EventSink) -> ModeResult:
-    """Run one mode in processes of its own; raises RunFailed where it ends without a model."""
-    folder = job.out / mode
-    started = time.monotonic()
-    runner = _centralized if mode == "centralized" else _federated
-    record = runner(job, mode, folder, emit)
-    if record.status != "finished":
-        raise RunFailed(
-            f"{mode} ended as {record.status or 'unfinished'}: {record.reason or 'no reason given'}; see {folder}"
+    if job.network is not None and any(site >= job.sites for site in job.network.slow):
+        raise ConfigurationError(f"--network slows down a client that does not exist; there are {job.sites}")
+    known = set().union(*(_known(mode, config) for mode in job.modes))
+    for key in job.sweep:
+        if key in _DECIDED:
+            raise ConfigurationError(f"--set {key}: {_DECIDED[key]}")
+        if key not in known:
+            if key in job.app.settings.to_mapping():
+                which = f"the mode {PRIVATE_KIND}" if key.startswith("dp-") else "federated modes"
+                raise ConfigurationError(f"--set {key} is for {which}, which --modes does not name")
+            raise UnknownKey(key, known, _SET)
+    if job.app.settings.private and not any(mode.kind == PRIVATE_KIND for mode in job.modes):
+        raise ConfigurationError(
+            f"dp-epsilon or dp-noise-multiplier and the mode {PRIVATE_KIND} go together: name both or neither"
         )
-    return ModeResult(mode=mode, record=record, wall_seconds=time.monotonic() - started)
 
 
-def _federated(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> RunRecord:
-    plain = mode == "federated-plain"
-    federation = LocalFederation.create(folder / "federation", clients=job.clients, allow_plain=plain)
-    with ProcessGroup(folder / "logs", _environment(job)) as group:
-        federation.start_server(group)
-        federation.start_clients(group, job.app.folder)
-        command = run_command(
-            job.app.folder,
-            federation.operator,
-            out=folder / "model.safetensors",
-            run_config=job.run_config,
-            settings=mode_settings(job, mode),
-        )
-        return _follow(group, group.start("run", command, piped=True), emit)
+def _known(mode: Mode, config: Mapping[str, Scalar]) -> frozenset[str]:
+    """The keys that can be set for a mode."""
+    settings: set[str] = set()
+    if mode.family == "federated":
+        settings = set(JobSettings().to_mapping()) - set(_DECIDED)
+        if mode.kind != PRIVATE_KIND:
+            settings = {key for key in settings if not key.startswith("dp-")}
+    return frozenset({*config, *KINDS[mode.kind].options, *settings} - {SEED})
 
 
-def mode_settings(job: CompareJob, mode: str) -> dict[str, Any]:
-    """The job's settings as one of the federated modes has them."""
-    aggregation = "plain" if mode == "federated-plain" else "secure"
-    settings = {**job.settings, "min-clients": job.clients, "aggregation": aggregation}
-    return settings if mode == PRIVATE_MODE else {**settings, "dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
+def _points(job: CompareJob, mode: Mode, config: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+    """Values of the keys that hold for a mode, one combination after the other."""
+    keys = [key for key in job.sweep if key in _known(mode, config) and key not in mode.given]
+    for values in itertools.product(*(job.sweep[key] for key in keys)):
+        yield dict(zip(keys, values, strict=True))
 
 
-def _centralized(job: CompareJob, mode: str, folder: Path, emit: EventSink) -> RunRecord:
-    command = [
-        sys.executable,
-        "-m",
-        "fedcore.compare.centralized",
-        str(job.app.folder),
-        "--clients",
-        str(job.clients),
-        "--run-config",
-        json.dumps(dict(job.run_config)),
-        "--out",
-        str(folder / "model.safetensors"),
-    ]
-    with ProcessGroup(folder / "logs", _environment(job)) as group:
-        return _follow(group, group.start(mode, command, piped=True), emit)
+def _seeds(job: CompareJob, config: Mapping[str, Scalar]) -> tuple[int, ...]:
+    if job.seeds:
+        return job.seeds
+    own = config.get(SEED, 0)
+    return (own if isinstance(own, int) else 0,)
 
 
-def _environment(job: CompareJob) -> dict[str, str]:
-    environment = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
-    # Several clients on one machine: more threads than cores would make each of them slower.
-    threads = max(1, (os.cpu_count() or 1) // job.clients)
-    environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
-    if job.data_dir is not None:
-        environment["FEDCORE_DATA"] = str(job.data_dir)
-    return environment
+def _run(
+    job: CompareJob, mode: Mode, config: Mapping[str, Scalar], point: Mapping[str, Scalar], seed: int, *, number: int
+) -> ModeRun:
+    options = KINDS[mode.kind].options
+    values = {**point, **mode.config}
+    for key in mode.config:
+        if key not in _known(mode, config):
+            raise _refusal(key, mode, config)
+    changes = {key: value for key, value in values.items() if key in config and key not in options}
+    rest = {key: value for key, value in values.items() if key not in config and key not in options}
+    if SEED in config:
+        changes[SEED] = seed
+    settings = job.app.settings.to_mapping()
+    if mode.family == "federated":
+        settings = mode_settings(mode, {**settings, **rest}, sites=job.sites)
+    return ModeRun(
+        app=job.app,
+        mode=mode.with_options({key: value for key, value in point.items() if key in options}),
+        config=override(config, changes, _RUN_CONFIG),
+        settings=settings,
+        sites=job.sites,
+        seed=seed,
+        folder=job.out / RUNS_FOLDER / f"{number:03d}-{mode.kind}-seed-{seed}",
+        point={key: value for key, value in point.items() if len(job.sweep[key]) > 1},
+        network=job.network,
+        kill=job.kill,
+        data_dir=job.data_dir,
+    )
 
 
-def _follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
-    """Read events until the run ends; another process of the group that ends with an error ends the run too."""
-    record = RunRecord()
-    for line in _lines(child, idle=lambda: group.check(but=child)):
-        event = json.loads(line)
-        if "kind" not in event:
-            continue
-        record.add(event["kind"], event["data"], event["seconds"])
-        emit(event["kind"], event["data"])
-    child.wait()
-    if not record.status:
-        group.check()
-    return record
+def _refusal(key: str, mode: Mode, config: Mapping[str, Scalar]) -> ConfigurationError:
+    """Why a key in the brackets of a mode is not for it."""
+    if key in _DECIDED:
+        return ConfigurationError(f"{key}: {_DECIDED[key]}")
+    if key.startswith("dp-") and mode.family == "federated":
+        return ConfigurationError(f"{key} is for the mode {PRIVATE_KIND}")
+    return UnknownKey(key, _known(mode, config), "--modes")
 
 
-def _lines(child: subprocess.Popen[str], *, idle: Callable[[], None]) -> Iterator[str]:
-    """The lines that a child prints, until it ends; `idle` is called while there are none."""
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        with contextlib.suppress(ValueError):  # closed, because nobody waits for more
-            for line in child.stdout or ():
-                lines.put(line)
-        lines.put("")
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=IDLE_SECONDS)
-        except queue.Empty:
-            idle()
-            continue
-        if not line:
-            return
-        yield line
+def describe(run: ModeRun) -> str:
+    """A run in a few words."""
+    point = "".join(f", {key}={value}" for key, value in run.point.items())
+    return f"{run.mode.label}{point}, seed {run.seed}"

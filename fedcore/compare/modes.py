@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, TypeAlias
 
 from fedcore.config import parse_assignments
 from fedcore.errors import ConfigurationError, UnknownKey
@@ -17,6 +17,8 @@ Family: TypeAlias = Literal["centralized", "local", "synchronous", "averaging", 
 # Options of the modes with their defaults; whatever else stands in the brackets of a mode is for the app's run config.
 _BATCH = {"global-batch": 0}
 _SERVER = {"shards": 1}
+_CHOICES = {"hook": ("none", "fp16", "bf16", "powersgd")}
+_AT_LEAST_1 = frozenset({"h", "shards"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,24 +64,31 @@ class Mode:
     """One mode with its options.
 
     label: how it was written, its name in reports. options: every option of its kind, the defaults included. config:
-    what it lays over the run config.
+    what it lays over the run config and, for a federated mode, over [tool.fedcore]. given: the keys in its brackets.
     """
 
     kind: str
     label: str
     options: Mapping[str, Scalar]
     config: Mapping[str, Scalar] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
 
     @property
     def family(self) -> Family:
         return KINDS[self.kind].family
 
+    def with_options(self, changes: Mapping[str, Any]) -> Self:
+        """The mode with other values of some options; raises ConfigurationError for a value that does not fit."""
+        known = KINDS[self.kind].options
+        return replace(self, options={**self.options, **{key: _as(key, changes[key], known[key]) for key in changes}})
+
 
 def parse_modes(text: str) -> tuple[Mode, ...]:
     """Read `centralized,ps-ssp[s=3,shards=2],federated[strategy=fedyogi]`.
 
-    In the brackets stand options of the mode, and values of the app's run config for this mode alone. Raises
-    ConfigurationError for a mode that does not exist, is there twice, or has an option of a wrong kind.
+    In the brackets stand options of the mode, and values of the app's run config (in federated modes also of
+    [tool.fedcore]) for this mode alone.
+    Raises ConfigurationError for a mode that does not exist, is there twice, or has an option of a wrong kind.
     """
     modes = tuple(_parse(word.strip()) for word in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text) if word.strip())
     labels = [mode.label for mode in modes]
@@ -96,9 +105,9 @@ def _parse(word: str) -> Mode:
         raise ConfigurationError(f"expected MODE[key=value,...], not {word!r}")
     given = parse_assignments([part for part in rest.rstrip("]").split(",") if part.strip()])
     known = KINDS[name].options
-    options = {**known, **{key: _as(key, value, known[key]) for key, value in given.items() if key in known}}
     config = {key: value for key, value in given.items() if key not in known}
-    return Mode(kind=name, label=word, options=options, config=config)
+    mode = Mode(kind=name, label=word, options=known, config=config, given=frozenset(given))
+    return mode.with_options({key: value for key, value in given.items() if key in known})
 
 
 def _as(key: str, value: Any, default: Scalar) -> Scalar:
@@ -109,4 +118,8 @@ def _as(key: str, value: Any, default: Scalar) -> Scalar:
         raise ConfigurationError(f"{key} must be of type {type(default).__name__}, not {value!r}")
     if isinstance(value, int | float) and (value < 0 or math.isnan(value)):
         raise ConfigurationError(f"{key} cannot be {value}")
+    if key in _AT_LEAST_1 and value == 0:
+        raise ConfigurationError(f"{key} must be at least 1")
+    if key in _CHOICES and value not in _CHOICES[key]:
+        raise ConfigurationError(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     return value

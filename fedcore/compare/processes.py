@@ -76,9 +76,16 @@ class ProcessGroup:
         text = (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    def stop(self) -> None:
-        """End every child: SIGTERM, then SIGKILL to the groups of those that stay."""
-        living = [child for child in self._children.values() if child.poll() is None]
+    def kill(self, name: str) -> None:
+        """SIGKILL to one child and its own children; `check` does not miss it."""
+        child = self._children.pop(name)
+        _kill(child)
+        _close(child)
+
+    def stop(self, *names: str) -> None:
+        """End the named children, or all: SIGTERM, then SIGKILL to the groups of those that stay."""
+        ending = [self._children.pop(name) for name in names or tuple(self._children)]
+        living = [child for child in ending if child.poll() is None]
         for child in living:
             child.terminate()
         deadline = time.monotonic() + STOP_SECONDS
@@ -86,13 +93,21 @@ class ProcessGroup:
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        for child in self._children.values():
-            if child.stdout is not None:
-                child.stdout.close()
-        self._children.clear()
+                _kill(child)
+        for child in ending:
+            _close(child)
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """End a child and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _close(child: subprocess.Popen[str]) -> None:
+    if child.stdout is not None:
+        child.stdout.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

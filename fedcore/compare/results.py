@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from safetensors import safe_open
+
 from fedcore.wire import Scalar
 
 SCHEMA = "fedcore/compare/run/1"
 RESULT_FILE = "result.json"
+# As safetensors calls them. Counters and the like are no weights.
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,7 @@ class RunResult:
     seconds: training alone; wall_seconds: with the start of all processes and the evaluation. initial_sha256: of the
     model that it began with; model_sha256: that it ended with. sites: by site, the final model. losses: workers that
     were lost. failures: attempts at a round that failed. privacy: plan and epsilon, None without differential privacy.
+    precision: data types of the trained model, as in its file.
     """
 
     mode: str
@@ -97,6 +102,7 @@ class RunResult:
     bytes_down: Mapping[str, int] = field(default_factory=dict)
     initial_sha256: str = ""
     model_sha256: str = ""
+    precision: str = ""
     curve: tuple[Point, ...] = ()
     sites: tuple[SiteResult, ...] = ()
     staleness: Staleness | None = None
@@ -142,6 +148,15 @@ class RunResult:
     def load(cls, folder: Path) -> Self:
         """Read `folder`/result.json."""
         return cls.from_json(json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+
+
+def stored_precision(folder: Path) -> str:
+    """Data types of the weights in every model.safetensors below `folder`, as in "float32"; "" where there is none."""
+    found = set()
+    for path in folder.rglob("model.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return ", ".join(sorted(_FLOATS[kind] for kind in found & _FLOATS.keys()))
 
 
 def _staleness(value: Mapping[str, Any]) -> Staleness:

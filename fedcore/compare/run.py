@@ -12,6 +12,9 @@ from fedcore.compare.network import Cost, Network
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
 
+MODEL_FILE = "model.safetensors"
+"""In the folder of a run that finished: its last model."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:

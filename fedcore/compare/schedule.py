@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -102,11 +102,6 @@ class Schedule:
                 if not part.empty
             ]
             yield Rows(torch.cat(rows), parts[0].total)
-
-
-def alone(rows: Iterator[Rows]) -> Iterator[Rows]:
-    """A worker's shares as batches of its own: their mean gradient is over the share, not over the whole batch."""
-    return (replace(part, total=0 if part.empty else len(torch.as_tensor(part.rows))) for part in rows)
 
 
 def _samples(examples: int, size: int, steps: int) -> int:

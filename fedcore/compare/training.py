@@ -7,6 +7,8 @@ It reports READY once, and ROUND at the end of every round:
 | ready | counts: examples of the sites that it reads; parameters: of the model; sent, received: bytes until now    |
 | round | round, samples, steps, loss: sum over the samples; seconds; sent, received: bytes; all of this round alone |
 
+A worker that evaluates the model itself reports EVALUATED, with round, loss, accuracy (or null) and examples.
+
 Bytes begin to count with the first model, which rank 0 sends to the others. Neither bytes nor seconds hold the
 snapshots.
 """
@@ -44,6 +46,7 @@ from fedcore.training.engines.transfer import load_entries
 
 READY: Final = "ready"
 ROUND: Final = "round"
+EVALUATED: Final = "evaluated"
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -69,9 +72,8 @@ def train_pooled(report: EventSink, run: ModeRun) -> None:
     engine = _engine_alone(problem)
     engine.load(ModelState.open(run.folder / INITIAL_FILE))
     report(READY, _ready(schedule.counts, engine, Traffic()))
-    work = _Work(
+    loop = RoundLoop(
         report=report,
-        run=run,
         engine=engine,
         data=problem.pooled_training(),
         rows=lambda number: schedule.pooled(size, seeds=[problem.order_seed(site, number) for site in sites]),
@@ -79,7 +81,7 @@ def train_pooled(report: EventSink, run: ModeRun) -> None:
         folder=run.folder,
         lost_after=run.kill.round if run.kill else 0,
     )
-    work.run_rounds(problem.rounds)
+    loop.run_rounds(problem.rounds)
 
 
 def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
@@ -90,9 +92,8 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
     engine = _engine_alone(problem)
     engine.load(ModelState.open(run.folder / INITIAL_FILE))
     report(READY, _ready(schedule.counts, engine, Traffic()))
-    work = _Work(
+    loop = RoundLoop(
         report=report,
-        run=run,
         engine=engine,
         data=data,
         rows=lambda number: schedule.own(0, seed=problem.order_seed(site, number)),
@@ -100,7 +101,7 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
         folder=run.folder / worker_name(site),
         lost_after=_lost_after(run, site),
     )
-    work.run_rounds(problem.rounds)
+    loop.run_rounds(problem.rounds)
 
 
 def train_together(report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
@@ -121,9 +122,8 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
     dist.barrier()
     report(READY, _ready([schedule.counts[site]], engine, Traffic.now() - before))
     size = global_batch(run)
-    work = _Work(
+    loop = RoundLoop(
         report=report,
-        run=run,
         engine=engine,
         data=data,
         rows=lambda number: schedule.share(site, size, seed=problem.order_seed(site, number)),
@@ -132,11 +132,11 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
         lost_after=_lost_after(run, site),
         averaging=_averaging(run, engine) if averages else None,
     )
-    work.run_rounds(problem.rounds)
+    loop.run_rounds(problem.rounds)
 
 
 @dataclass(slots=True)
-class _Averaging:
+class Averaging:
     """Which steps are followed by an average: every h-th of a round (h is 0 for none of them), and its last."""
 
     averager: Averager
@@ -159,21 +159,21 @@ class _Averaging:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Work:
-    """A worker's rounds. rows, seed: of a round. folder: for snapshots, None where another worker writes them.
+class RoundLoop:
+    """A worker's rounds.
 
-    lost_after: the round after which this worker waits for its end by SIGKILL, 0 for none.
+    rows, seed: of a round, by its number. folder: for snapshots, None where another worker writes them. lost_after: the
+    round after which this worker waits for its end by SIGKILL, 0 for none. averaging: where models are averaged.
     """
 
     report: EventSink
-    run: ModeRun
     engine: Engine
     data: TrainingData
     rows: Callable[[int], Iterator[Rows]]
     seed: Callable[[int], int]
     folder: Path | None
     lost_after: int
-    averaging: _Averaging | None = None
+    averaging: Averaging | None = None
 
     def run_rounds(self, rounds: int) -> None:
         """The optimizer keeps its history from round to round."""
@@ -181,18 +181,18 @@ class _Work:
         for number in range(1, rounds + 1):
             _meet()
             before, started = Traffic.now(), time.perf_counter()
-            done = self._round(number)
+            done = self.train(number)
             # What this rank has sent before a barrier is counted on both sides after it.
             _meet()
-            used = Traffic.now() - before
-            seconds = time.perf_counter() - started
+            seconds, used = time.perf_counter() - started, Traffic.now() - before
             self._save(number)
             data = {**done, "round": number, "seconds": seconds, "sent": used.sent, "received": used.received}
             self.report(ROUND, data)
             while number == self.lost_after:
                 signal.pause()
 
-    def _round(self, number: int) -> dict[str, float]:
+    def train(self, number: int) -> dict[str, float]:
+        """One round: samples, steps, and the sum of the losses of this worker's samples."""
         samples = steps = 0
         loss = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         with self.engine.seeded(self.seed(number)):
@@ -234,10 +234,10 @@ def _engine_together(problem: Problem, run: ModeRun, world: World) -> Engine:
     return make_engine(problem.recipe(), config, world)
 
 
-def _averaging(run: ModeRun, engine: Engine) -> _Averaging:
+def _averaging(run: ModeRun, engine: Engine) -> Averaging:
     options = run.mode.options
     outer = outer_sgd(lr=float(options.get("outer-lr", 1.0)), momentum=float(options.get("outer-momentum", 0.0)))
-    return _Averaging(Averager(engine.module, outer), h=int(options["h"]))
+    return Averaging(Averager(engine.module, outer), h=int(options["h"]))
 
 
 def _ready(counts: tuple[int, ...] | list[int], engine: Engine, used: Traffic) -> dict[str, object]:

@@ -29,13 +29,17 @@ from fedcore.record import EventSink
 ENDED: Final = "ended"
 """The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
 
-_PRELOADED: Final = [
+PRELOADED: Final = (
     "torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines", "fedcore.compare.parameter_server",
     "sklearn.datasets",  # a second of each worker of an app that reads its data with it
-]  # fmt: skip
+)  # fmt: skip
+"""What the fork server imports before it forks: nothing that starts a thread, or opens a device."""
+
 _FAILED: Final = "failed"
 _STOP_SECONDS: Final = 10.0
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
+# Before it starts; there is one for all runs of this process.
+_CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
 class WorkerEvent(NamedTuple):
@@ -90,8 +94,6 @@ class Workers:
 
     def __enter__(self) -> Self:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        # No effect where a fork server runs already; it is the same for all runs of this process.
-        _CONTEXT.set_forkserver_preload(_PRELOADED)
         return self
 
     def __exit__(
@@ -252,8 +254,7 @@ def _print_to(log: Path) -> None:
 def _take_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    if threads := environment.get("OMP_NUM_THREADS"):
-        import torch
-
-        # torch read the fork server's environment.
-        torch.set_num_threads(int(threads))
+    threads = environment.get("OMP_NUM_THREADS")
+    if threads and "torch" in sys.modules:
+        # It was imported in the fork server, with that one's environment.
+        sys.modules["torch"].set_num_threads(int(threads))

@@ -6,7 +6,6 @@ some seconds of imports for each rank.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -21,10 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["numpy", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data"]
-)
+from tests.support.forking import CONTEXT
+
 COLLECTIVE_SECONDS = 60.0
 
 
@@ -89,8 +86,8 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         meeting = Path(self._folder.name) / "store"
         for rank in range(self.size):
-            ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(target=_serve, args=(theirs, rank, self.size, str(meeting), sys.path))
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(theirs, rank, self.size, str(meeting), sys.path))
             process.start()
             theirs.close()
             self._channels.append(ours)

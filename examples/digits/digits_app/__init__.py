@@ -1,1 +1,1 @@
-"""A Flower app: FedAvg on scikit-learn's digits."""
+"""A Flower app: federated averaging on scikit-learn's digits."""

@@ -1,1 +1,1 @@
-"""A Flower app: FedAvg on Fashion-MNIST with a small CNN."""
+"""A Flower app: federated averaging on Fashion-MNIST with a small CNN."""

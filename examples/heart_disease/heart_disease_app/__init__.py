@@ -1,1 +1,1 @@
-"""A Flower app: FedAvg over four real hospitals, with logistic regression."""
+"""A Flower app: federated averaging over four real hospitals, with logistic regression."""

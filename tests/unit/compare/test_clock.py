@@ -39,7 +39,7 @@ def test_centralized_is_steps_and_examples() -> None:
 def test_allreduce_waits_for_the_largest_share_and_the_ring() -> None:
     shares = global_shares(SCHEDULE, 3)
     assert shares == [(2, 1)] * 3
-    ring = 2 * 0.25 + 10.0
+    ring = 2 * 2 * 0.25 + 10.0
     assert allreduce_seconds(SCHEDULE, 3, 2, COST, SLOW, bytes_per_step=10) == pytest.approx(
         [3 * (2.0 + ring), 6 * (2.0 + ring)]
     )
@@ -65,7 +65,7 @@ def test_averaging_waits_for_the_slowest_sum_not_for_every_slow_step() -> None:
 
 def test_averaging_meets_at_the_end_of_a_round() -> None:
     # Three steps a round and h = 2: two averages a round.
-    ring = 2 * 0.25 + 10.0
+    ring = 2 * 2 * 0.25 + 10.0
     assert averaging_seconds(SCHEDULE, 3, 2, COST, SLOW, h=2, bytes_per_average=10) == pytest.approx(
         [3 * 2.0 + 2 * ring, 2 * (3 * 2.0 + 2 * ring)]
     )

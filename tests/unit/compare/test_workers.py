@@ -86,9 +86,11 @@ def test_silence_ends_the_waiting_and_leaving_ends_the_workers(tmp_path: Path):
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path, number: signal.Signals):
     code = (
         "from pathlib import Path; import sys\n"
+        "from multiprocessing import get_context\n"
         "from fedcore.compare.workers import Workers\n"
         "from tests.unit.compare.test_workers import stay\n"
         "if __name__ == '__main__':\n"
+        " get_context('forkserver').set_forkserver_preload([])  # it would take seconds, for nothing here\n"
         " with Workers(Path(sys.argv[1])) as workers:\n"
         "  workers.start('staying', stay)\n"
         "  for event in workers.events(silence=60): print(event.data['pid'], flush=True)\n"

@@ -1,0 +1,187 @@
+"""A network of nodes on one machine with a bandwidth and a latency of its own: namespaces and a relay of packets.
+
+Every node is a network namespace with a TUN device, and so has TCP of the kernel as it is. A process reads the
+packets, holds each as long as the links on its way would have, and hands it on. Nothing is lost; queues have no end.
+Linux, as root. Where the kernel has `sch_netem`, `tc` can do the same between veth devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import heapq
+import multiprocessing
+import os
+import select
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+DEVICE = "fedcore0"
+MTU = 1500
+_NAMESPACES = Path("/var/run/netns")
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_START_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A namespace and its address."""
+
+    number: int
+    prefix: str
+
+    @property
+    def namespace(self) -> str:
+        return f"{self.prefix}-{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"10.77.0.{self.number + 1}"
+
+    def command(self) -> tuple[str, ...]:
+        """What a command begins with that is to run here."""
+        return ("ip", "netns", "exec", self.namespace)
+
+    def enter(self) -> None:
+        """Move the calling thread, and those that it starts from now on, into the namespace."""
+        handle = os.open(_NAMESPACES / self.namespace, os.O_RDONLY)
+        try:
+            _setns(handle)
+        finally:
+            os.close(handle)
+
+
+def is_possible() -> bool:
+    """Whether this process may make namespaces and TUN devices here."""
+    return (
+        os.geteuid() == 0
+        and Path("/dev/net/tun").exists()
+        and not subprocess.run(["ip", "-V"], capture_output=True, check=False).returncode
+    )
+
+
+@contextmanager
+def nodes(count: int, *, bandwidth: float, latency: float) -> Iterator[list[Node]]:
+    """`count` nodes, each on a link of `bandwidth` bits a second each way; to any other it takes `latency` seconds.
+
+    Leaving takes everything away again.
+    """
+    made = [Node(number=number, prefix=f"fedcore-{os.getpid()}") for number in range(count)]
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    relay = context.Process(target=_relay, args=(made, bandwidth, latency, ready), daemon=True)
+    try:
+        for node in made:
+            _ip("netns", "add", node.namespace)
+        relay.start()
+        if not ready.wait(_START_SECONDS):
+            raise TimeoutError("the relay of packets did not start")
+        yield made
+    finally:
+        if relay.pid is not None:
+            relay.kill()
+            relay.join()
+        for node in made:
+            with suppress(subprocess.CalledProcessError):
+                _ip("netns", "del", node.namespace)
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction of a link: packets leave it one after another."""
+
+    bandwidth: float
+    _free_at: float = 0.0
+
+    def through(self, at: float, size: int) -> float:
+        """When a packet of `size` bytes that comes at `at` has left."""
+        self._free_at = max(at, self._free_at) + size * 8 / self.bandwidth
+        return self._free_at
+
+
+@dataclass(slots=True)
+class Switch:
+    """When each packet is due, and where. up, down: links by node."""
+
+    latency: float
+    up: list[Link]
+    down: list[Link]
+    _waiting: list[tuple[float, int, int, bytes]] = field(default_factory=list)
+    _count: int = 0
+
+    def take(self, source: int, packet: bytes, now: float) -> None:
+        """A packet of IPv4 from one node; what is for none of the others is dropped."""
+        target = packet[19] - 1
+        if packet[0] >> 4 != 4 or packet[16:19] != b"\x0a\x4d\x00" or not 0 <= target < len(self.down):
+            return
+        left = self.up[source].through(now, len(packet))
+        # The head of a packet goes on before its tail has come: two links in a row take as long as the slower one.
+        head = left - len(packet) * 8 / self.up[source].bandwidth
+        due = self.down[target].through(head, len(packet)) + self.latency
+        self._count += 1
+        heapq.heappush(self._waiting, (due, self._count, target, packet))
+
+    def due(self, now: float) -> Iterator[tuple[int, bytes]]:
+        """What has to arrive by now, in order."""
+        while self._waiting and self._waiting[0][0] <= now:
+            _, _, target, packet = heapq.heappop(self._waiting)
+            yield target, packet
+
+    def idle_seconds(self, now: float) -> float | None:
+        """Until the next packet is due; None without one."""
+        return max(0.0, self._waiting[0][0] - now) if self._waiting else None
+
+
+def _relay(made: list[Node], bandwidth: float, latency: float, ready: Event) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    handles = []
+    for node in made:
+        node.enter()
+        handles.append(_open_tun())
+        _setns(home)
+        _ip("-n", node.namespace, "link", "set", "lo", "up")
+        _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", DEVICE)
+        _ip("-n", node.namespace, "link", "set", DEVICE, "mtu", str(MTU), "up")
+    ready.set()
+    links = [[Link(bandwidth) for _ in made] for _ in range(2)]
+    _forward(handles, Switch(latency=latency, up=links[0], down=links[1]))
+
+
+def _forward(handles: list[int], switch: Switch) -> None:
+    """For ever: read what nodes send, write what is due."""
+    number = {handle: node for node, handle in enumerate(handles)}
+    while True:
+        readable, _, _ = select.select(handles, [], [], switch.idle_seconds(time.monotonic()))
+        for handle in readable:
+            with suppress(BlockingIOError):
+                while True:
+                    switch.take(number[handle], os.read(handle, MTU + 64), time.monotonic())
+        for target, packet in switch.due(time.monotonic()):
+            with suppress(OSError):  # a node that has just gone
+                os.write(handles[target], packet)
+
+
+def _open_tun() -> int:
+    handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(handle, _TUNSETIFF, struct.pack("16sH", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
+    return handle
+
+
+def _setns(handle: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(handle, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)

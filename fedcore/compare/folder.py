@@ -1,0 +1,136 @@
+"""The folder of one comparison, and the file in it that tells it from others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedcore.compare.job import CompareJob
+from fedcore.compare.survey import Survey
+from fedcore.errors import ConfigurationError
+from fedcore.flower.bundle import AppBundle
+
+JOB_FILE = "job.json"
+LOCK_FILE = ".lock"
+SCHEMA = "fedcore/compare/job/1"
+
+
+@dataclass(frozen=True, slots=True)
+class OutFolder:
+    """The folder of one comparison, told from others by its job.json."""
+
+    path: Path
+
+    def check(self, job: CompareJob, *, force: bool) -> None:
+        """Raise ConfigurationError for a place where `job` cannot put its results; changes nothing.
+
+        A folder that holds something else than a comparison is never touched, one of another job with `force` alone.
+        """
+        if any(path.exists() and not path.is_dir() for path in (self.path, *self.path.parents)):
+            raise ConfigurationError(f"--out: {self.path} is a file, or lies below one; name a folder")
+        if self._empty:
+            return
+        if not (self.path / JOB_FILE).is_file():
+            what = "holds something else than a comparison; it is left as it is"
+            if not force:
+                what = "is not empty; choose another --out"
+            raise ConfigurationError(f"{self.path} {what}")
+        if not force:
+            self._check_same(_fingerprint(job))
+
+    @contextlib.contextmanager
+    def opened(self, job: CompareJob, *, force: bool) -> Iterator[None]:
+        """Make the folder, or take it as an earlier start of the same job left it; `force` begins anew.
+
+        Nobody else can open it meanwhile. Raises what `check` raises.
+        """
+        self.check(job, force=force)
+        with contextlib.ExitStack() as stack:
+            if not self._empty:
+                stack.enter_context(self._locked())
+                if force:
+                    self._discard()
+            if self._empty:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(self._locked())
+                self._write({"schema": SCHEMA, "job": _fingerprint(job), "survey": None})
+            yield
+
+    def survey(self) -> Survey | None:
+        """What was found out about the app when the comparison began; None where it has not."""
+        if not (self.path / JOB_FILE).is_file():
+            return None
+        found = self._read()["survey"]
+        return Survey.from_json(found) if found else None
+
+    def keep_survey(self, survey: Survey) -> None:
+        """For when the comparison goes on after an interruption, by the same clock."""
+        self._write({**self._read(), "survey": survey.to_json()})
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.path / LOCK_FILE).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigurationError(f"another `fedcore compare` runs in {self.path}") from None
+            yield
+
+    def _discard(self) -> None:
+        """Renamed first, so that a crash in between leaves either the old folder or none."""
+        trash = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=".fedcore-old-"))
+        self.path.replace(trash / self.path.name)
+        shutil.rmtree(trash)
+
+    @property
+    def _empty(self) -> bool:
+        return not self.path.exists() or not any(self.path.iterdir())
+
+    def _check_same(self, asked: Mapping[str, Any]) -> None:
+        found = self._read()["job"]
+        differing = [key for key in asked if found.get(key) != asked[key]]
+        if differing:
+            which = "; ".join(f"{key}: {found.get(key)} there, {asked[key]} here" for key in differing)
+            raise ConfigurationError(
+                f"{self.path} holds another comparison ({which}); choose another --out, or --force to replace it"
+            )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            document = json.loads((self.path / JOB_FILE).read_text(encoding="utf-8"))
+        except ValueError:
+            document = {}
+        if document.get("schema") != SCHEMA:
+            raise ConfigurationError(f"{self.path / JOB_FILE} cannot be read; --force begins anew")
+        return document  # type: ignore[no-any-return]
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        draft = self.path / f".{JOB_FILE}"
+        draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        os.replace(draft, self.path / JOB_FILE)
+
+
+def _fingerprint(job: CompareJob) -> dict[str, Any]:
+    """Everything that decides what a comparison finds, as plain JSON."""
+    return {
+        "app": job.app.name,
+        "app_sha256": AppBundle.from_folder(job.app.folder).sha256,
+        "modes": [mode.label for mode in job.modes],
+        "clients": job.sites,
+        "seeds": list(job.seeds),
+        "partition": job.partition,
+        "network": job.network.name if job.network is not None else "none",
+        "run_config": dict(job.run_config),
+        "set": {key: list(values) for key, values in job.sweep.items()},
+        "kill": f"client-{job.kill.site + 1}@{job.kill.round}" if job.kill is not None else None,
+        "versions": {name: version(name) for name in ("fedcore", "flwr", "torch")},
+    }

@@ -1,0 +1,136 @@
+"""What is read off a run's events while they come: its record, who fetched which model, and whom it is to lose."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fedcore.compare.processes import ProcessGroup
+from fedcore.compare.results import Loss
+from fedcore.compare.run import Kill, worker_name
+from fedcore.record import EventSink, RunRecord
+from fedcore.wire import is_training
+
+IDLE_SECONDS: Final = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class Killing:
+    """Kills a client when it is time, and notes how long the others took to go on without it."""
+
+    group: ProcessGroup
+    kill: Kill | None
+    sites: int
+    clock: Callable[[], float] = time.monotonic
+    _killed_at: float | None = None
+    _noticed: str = ""
+    _seconds: float = 0.0
+
+    def see(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take an event of the run."""
+        if self.kill is None or self._noticed:
+            return
+        name = worker_name(self.kill.site)
+        if self._killed_at is None:
+            if _is_due(kind, data, self.kill.round):
+                self.group.kill(name)
+                self._killed_at = self.clock()
+        elif kind == "dropped" and data["client"] == name:
+            self._note(f"dropped in stage {data['stage']} ({data['reason']})")
+        elif kind == "exchange" and name not in data["cohort"]:
+            self._note("not asked again")
+        elif kind == "ended":
+            self._note("not missed before the end")
+
+    def losses(self, record: RunRecord) -> tuple[Loss, ...]:
+        """Nobody, or the one that was killed."""
+        if self.kill is None or self._killed_at is None:
+            return ()
+        left = f"the run went on with {self.sites - 1} of {self.sites} clients"
+        outcome = left if record.status == "finished" else f"the run failed: {record.reason}"
+        return (
+            Loss(
+                worker=worker_name(self.kill.site),
+                round=self.kill.round,
+                consequence=f"{self._noticed}; {outcome}",
+                seconds=self._seconds,
+            ),
+        )
+
+    def _note(self, noticed: str) -> None:
+        self._noticed, self._seconds = noticed, self.clock() - (self._killed_at or 0.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Given:
+    """Which model the clients were given in each exchange, and who had to fetch it.
+
+    A client keeps the last model, and does not fetch again what it evaluated in the exchange before.
+    """
+
+    held: dict[str, str]
+    models: list[str] = field(default_factory=list)
+    fetched: list[frozenset[str]] = field(default_factory=list)
+    _model: str = ""
+    _fetching: frozenset[str] = frozenset()
+
+    def see(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take an event of the run."""
+        if kind == "exchange":
+            self._model = data["model"] or ""
+            self._fetching = frozenset(name for name in data["cohort"] if self.held.get(name) != self._model)
+            if self._model:
+                self.held.update(dict.fromkeys(data["cohort"], self._model))
+        elif kind == "exchange-done":
+            self.models.append(self._model)
+            self.fetched.append(self._fetching)
+
+
+def _is_due(kind: str, data: Mapping[str, Any], kill_round: int) -> bool:
+    """After the evaluation of the round, or with the next round where there is none."""
+    if kind == "exchange-done":
+        return data["server_round"] == kill_round and not is_training(data["message_type"])
+    return kind == "exchange" and int(data["server_round"]) > kill_round
+
+
+def follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
+    """Read a run's events until it ends; another process of the group that ends with an error ends the run too."""
+    record = RunRecord()
+    for line in _lines(child, idle=lambda: group.check(but=child)):
+        event = json.loads(line)
+        if "kind" in event:
+            record.add(event["kind"], event["data"], event["seconds"])
+            emit(event["kind"], event["data"])
+    child.wait()
+    if not record.status:
+        group.check()
+    return record
+
+
+def _lines(child: subprocess.Popen[str], *, idle: Callable[[], None]) -> Iterator[str]:
+    """The lines that a child prints, until it ends; `idle` is called while there are none."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        with contextlib.suppress(ValueError):  # closed, because nobody waits for more
+            for line in child.stdout or ():
+                lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            idle()
+            continue
+        if not line:
+            return
+        yield line

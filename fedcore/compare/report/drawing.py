@@ -1,0 +1,186 @@
+"""How all figures look: one colour, dash and marker for each mode, labels beside the lines, light and dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+# Okabe and Ito's colours (Color Universal Design, 2008) without black and yellow, each with a lighter one for a dark
+# page. The SVG names them as CSS variables, so that one drawing serves both.
+PALETTE = (
+    ("#0072b2", "#5ab4ea"),
+    ("#d55e00", "#ff8b45"),
+    ("#009e73", "#33cba0"),
+    ("#cc79a7", "#eba6ca"),
+    ("#b87f00", "#f2b632"),
+    ("#3a9fd8", "#9ad7fb"),
+    ("#5f5f5f", "#c6c6c6"),
+)
+INK, MUTED, GRID = "#1c1e21", "#5c6066", "#dcdfe3"
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{pair[0]: f"--c{i}" for i, pair in enumerate(PALETTE)}}
+_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.6)), (0, (1.2, 1.4)))
+_MARKERS = "osD^vPX*<>hd"
+# On a phone a figure is as wide as the screen: about one CSS pixel for each of its points.
+WIDTH = 4.5
+_FONT = 9.0
+_LABEL_WORDS = 17
+_STYLE: dict[str, Any] = {
+    "font.size": _FONT,
+    "axes.labelsize": _FONT,
+    "xtick.labelsize": _FONT - 1,
+    "ytick.labelsize": _FONT - 1,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "grid.color": GRID,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "svg.fonttype": "none",
+}
+
+Draw: TypeAlias = Callable[[Figure], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Of one mode, the same in every figure."""
+
+    color: str
+    dash: Any
+    marker: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Arguments of Axes.plot."""
+        return {"color": self.color, "linestyle": self.dash, "marker": self.marker}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A figure of the report. name: of its file. caption: says how to read it. height: in inches."""
+
+    name: str
+    title: str
+    caption: str
+    height: float
+    draw: Draw
+
+    def svg(self) -> str:
+        """For a page: colours as CSS variables, text as text, ids of its own, no address of anything outside."""
+        buffer = io.StringIO()
+        with _figure(self) as figure:
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        return _for_page(buffer.getvalue(), self)
+
+    def png(self, path: Path) -> None:
+        """For other documents, on white."""
+        with _figure(self) as figure:
+            figure.savefig(path, format="png", dpi=200, facecolor="white")
+
+
+def looks(labels: Sequence[str]) -> Mapping[str, Look]:
+    """By label, in the order of the modes; dashes begin where the colours end."""
+    return {
+        label: Look(
+            color=PALETTE[index % len(PALETTE)][0],
+            dash=_DASHES[index // len(PALETTE) % len(_DASHES)],
+            marker=_MARKERS[index % len(_MARKERS)],
+        )
+        for index, label in enumerate(labels)
+    }
+
+
+def short(label: str) -> str:
+    """A label for a margin: the options on a line of their own, cut where they are long."""
+    name, bracket, rest = label.partition("[")
+    if not bracket or len(label) <= _LABEL_WORDS:
+        return label
+    options = rest.removesuffix("]")
+    return f"{name}\n{options if len(options) <= _LABEL_WORDS else options[: _LABEL_WORDS - 1] + '…'}"
+
+
+def label_lines(figure: Figure, axes: Axes, ends: Mapping[str, float], styles: Mapping[str, Look]) -> None:
+    """Names beside the right edge, each at the height where its line ends, or as near as the others leave room.
+
+    ends: last value of each line, in data coordinates of the y axis.
+    """
+    low, high = axes.get_ylim()
+    order = sorted(ends, key=lambda label: ends[label])
+    heights = [(ends[label] - low) / (high - low) for label in order]
+    inches = axes.get_window_extent().height / figure.dpi
+    line = _FONT / 72 / inches
+    sizes = [line * (2.3 if "\n" in short(label) else 1.2) for label in order]
+    edge = axes.get_yaxis_transform()
+    for label, wanted, place in zip(order, heights, spread_out(heights, sizes), strict=True):
+        look, height = styles[label], low + place * (high - low)
+        start = low + min(max(wanted, 0.0), 1.0) * (high - low)
+        inside: dict[str, Any] = {"transform": edge, "clip_on": False, "color": look.color}
+        axes.plot([1.005, 1.05], [start, height], linewidth=0.6, alpha=0.7, **inside)
+        axes.plot([1.06, 1.16], [height] * 2, linestyle=look.dash, **inside)
+        axes.plot([1.11], [height], look.marker, **inside)
+        axes.text(1.18, height, short(label), transform=edge, color=look.color, fontsize=_FONT - 1, va="center")
+    axes.set_ylim(low, high)
+
+
+def spread_out(places: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Ascending places moved apart until none overlaps another, each taking `sizes`; within 0 and 1 where they fit."""
+    moved: list[float] = []
+    edge = 0.0
+    for place, height in zip(places, sizes, strict=True):
+        moved.append(max(place, edge + height / 2))
+        edge = moved[-1] + height / 2
+    edge = max(1.0, sum(sizes))
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], edge - sizes[index] / 2)
+        edge = moved[index] - sizes[index] / 2
+    return moved
+
+
+def percent_axis(axes: Axes, which: str = "y") -> None:
+    """Shares of one, shown as percentages."""
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+
+
+def format_axis(axes: Axes, form: Callable[[float], str]) -> None:
+    """The x axis in the units of `form`."""
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value).replace(".0 ", " ") if value else "0"))
+
+
+@contextmanager
+def _figure(drawing: Drawing) -> Iterator[Figure]:
+    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": drawing.name}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(WIDTH, drawing.height))
+        drawing.draw(figure)
+        yield figure
+
+
+def _for_page(svg: str, drawing: Drawing) -> str:
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\s(?:xmlns(?::\w+)?|version|width|height)="[^"]*"(?=[^<]*viewBox)', "", svg, count=0)
+    svg = re.sub(r'\sxmlns(?::\w+)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{drawing.name}-", svg)
+    # The page chooses the family; `font` would set it too.
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    for color, variable in VARIABLES.items():
+        svg = svg.replace(color, f"var({variable})")
+    return svg.replace("<svg", f'<svg role="img" aria-labelledby="{drawing.name}-title"', 1)

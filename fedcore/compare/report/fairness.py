@@ -1,0 +1,217 @@
+"""What was equal in all modes, computed from the runs, and what cannot be equal by the nature of the modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from fedcore.compare.report.cells import count
+from fedcore.compare.report.document import Comparison
+from fedcore.compare.report.summary import point_text, samples_of
+from fedcore.compare.results import RunResult
+
+Status: TypeAlias = Literal["holds", "differs", "unknown"]
+# With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
+SAMPLES_TOLERANCE = 0.01
+_HASH_DIGITS = 12
+
+BY_NATURE = (
+    (
+        "Steps one after another",
+        "With the same examples, a mode that averages gradients makes few steps on large batches; one that averages "
+        "models makes many on small ones. The table counts both; a learning rate tuned for one may not suit the other.",
+    ),
+    (
+        "Examples of one step",
+        "A worker at its own pace takes the app's batch size. A step of all workers together takes a global batch, "
+        "divided over the sites in proportion to their data; the option global-batch sets it.",
+    ),
+    (
+        "Order",
+        "Every site walks through its own examples in one order, the same in all modes. Pooled training takes the "
+        "union of what the sites take at that step. Whose update comes first at an asynchronous server is up to time.",
+    ),
+    (
+        "Numbers",
+        "Secure aggregation rounds updates to fixed-point words; gradient hooks such as fp16 or powersgd compress; "
+        "sums in another order round differently. Training itself has the precision named above.",
+    ),
+    (
+        "Bytes",
+        "Centralized training sends nothing here, because its data were pooled before; local training never sends.",
+    ),
+    (
+        "Choice among several values",
+        "Figures show, of a swept mode, the value with the best last evaluation. It was chosen on the test examples.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that should be equal. values: what was found, by where it was found."""
+
+    name: str
+    status: Status
+    detail: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def fairness(comparison: Comparison) -> tuple[Check, ...]:
+    """All checks, in the order of the report."""
+    runs = comparison.runs
+    return (
+        _complete(comparison),
+        _initial(runs),
+        _samples(runs),
+        _test_examples(runs),
+        _precision(runs),
+        _versions(comparison),
+        *_sources(comparison),
+    )
+
+
+def broken(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """Those that must not be overlooked."""
+    return tuple(check for check in checks if check.status != "holds")
+
+
+def _complete(comparison: Comparison) -> Check:
+    missing = {}
+    for mode in comparison.modes:
+        runs = [run for run in comparison.runs if run.mode == mode.label]
+        done = {run.seed for run in runs if run.status == "finished"}
+        absent = [str(seed) for seed in comparison.seeds if seed not in done]
+        failed = sum(run.status == "failed" for run in runs)
+        lost = sum(bool(run.losses) for run in runs)
+        words = [f"no finished run of seed {', '.join(absent)}"] if absent else []
+        words += [f"{failed} of {len(runs)} runs failed"] if failed else []
+        words += [f"{lost} of {len(runs)} runs lost a worker"] if lost else []
+        if words:
+            missing[mode.label] = "; ".join(words)
+    asked = f"seeds {', '.join(map(str, comparison.seeds))}"
+    values = missing or {"all modes": f"{asked} finished, with all workers"}
+    return _check("Runs", not missing, f"{asked} in every mode", values)
+
+
+def _initial(runs: Sequence[RunResult]) -> Check:
+    known = [run for run in runs if run.initial_sha256]
+    absent = [run.mode for run in _done(runs) if not run.initial_sha256]
+    detail = "SHA-256 of the first model, by seed"
+    return _equal("Initial weights", known, lambda run: run.initial_sha256[:_HASH_DIGITS], detail, absent)
+
+
+def _samples(runs: Sequence[RunResult]) -> Check:
+    values, worst = {}, 0.0
+    for place, peers in _peers([run for run in _done(runs) if samples_of(run)]):
+        found = {_name(run): run.samples for run in peers}
+        low, high = min(found.values()), max(found.values())
+        worst = max(worst, (high - low) / high)
+        values[place] = _same_or_each({name: count(number) for name, number in found.items()})
+    detail = "repetitions counted, all workers together"
+    if worst:
+        detail += f"; {100 * worst:.2g} % between the fewest and the most"
+    private = sorted({run.mode for run in runs if samples_of(run) is None})
+    if private:
+        detail += f"; private, and not compared, in {', '.join(private)}"
+    absent = [run.mode for run in _done(runs) if samples_of(run) == 0]
+    return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent)
+
+
+def _test_examples(runs: Sequence[RunResult]) -> Check:
+    absent = [run.mode for run in _done(runs) if not run.sites]
+    detail = "on which the last model of each mode was evaluated, by site"
+    return _equal("Test examples", [run for run in runs if run.sites], _examples_text, detail, absent)
+
+
+def _precision(runs: Sequence[RunResult]) -> Check:
+    done = _done(runs)
+    absent = [run.mode for run in done if not run.precision]
+    detail = "data types of the last model"
+    return _equal("Precision", [run for run in done if run.precision], lambda run: run.precision, detail, absent)
+
+
+def _versions(comparison: Comparison) -> Check:
+    machines = {source.name: source.machine for source in comparison.sources} or {"all runs": comparison.machine}
+    found = {name: _machine_text(machine) for name, machine in machines.items()}
+    return _check("Machine and versions", len(set(found.values())) == 1, "where the runs were made", found)
+
+
+def _sources(comparison: Comparison) -> Iterator[Check]:
+    """Of reports laid over one another: were they made of the same?"""
+    fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network")
+    for name in fields if comparison.sources else ():
+        found = {source.name: _plain_text(getattr(source, name)) for source in comparison.sources}
+        equal = len(set(found.values())) == 1
+        yield _check(name.replace("_", " ").capitalize(), equal, "of the reports laid over one another", found)
+
+
+def _peers(runs: Sequence[RunResult]) -> Iterator[tuple[str, list[RunResult]]]:
+    """Runs that should be equal: of one seed, and at points of the sweep that do not contradict one another."""
+    for seed in dict.fromkeys(run.seed for run in runs):
+        same = [run for run in runs if run.seed == seed]
+        points = list({tuple(run.point.items()): run.point for run in same}.values())
+        for point in [p for p in points if p] or [{}]:
+            peers = [run for run in same if all(point.get(key, value) == value for key, value in run.point.items())]
+            yield f"seed {seed}" + (f", {point_text(point)}" if point else ""), peers
+
+
+def _equal(
+    name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str, absent: Sequence[str]
+) -> Check:
+    """Whether a value is the same in all runs that should be equal."""
+    found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(runs)}
+    equal = all(len(set(values.values())) == 1 for values in found.values())
+    return _check(name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent)
+
+
+def _examples_text(run: RunResult) -> str:
+    return ", ".join(f"{site.site}: {site.examples}" for site in run.sites)
+
+
+def _same_or_each(found: Mapping[str, str]) -> str:
+    if len(set(found.values())) == 1:
+        words = "1 mode" if len(found) == 1 else f"all {len(found)} modes"
+        return f"{next(iter(found.values()))} ({words})"
+    by_value: dict[str, list[str]] = {}
+    for mode, value in found.items():
+        by_value.setdefault(value, []).append(mode)
+    return "; ".join(f"{value} ({', '.join(modes)})" for value, modes in by_value.items())
+
+
+def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = ()) -> Check:
+    """absent: modes of which it is not known."""
+    if absent:
+        detail += f"; not known of {', '.join(dict.fromkeys(absent))}"
+    status: Status = "differs" if not equal else "holds" if values and not absent else "unknown"
+    return Check(name=name, status=status, detail=detail, values=_joined(values))
+
+
+def _joined(values: Mapping[str, str]) -> dict[str, str]:
+    """Places where the same was found as one."""
+    places: dict[str, list[str]] = {}
+    for place, text in values.items():
+        places.setdefault(text, []).append(place)
+    if len(places) == 1 < len(values):
+        return {"everywhere": next(iter(places))}
+    return {"; ".join(where): text for text, where in places.items()}
+
+
+def _done(runs: Sequence[RunResult]) -> list[RunResult]:
+    return [run for run in runs if run.status == "finished"]
+
+
+def _name(run: RunResult) -> str:
+    return f"{run.mode} ({point_text(run.point)})" if run.point else run.mode
+
+
+def _machine_text(machine: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {number}" for name, number in machine.get("packages", {}).items())
+    return f"{machine.get('system')}, {machine.get('cores')} cores, Python {machine.get('python')}, {packages}"
+
+
+def _plain_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,101 @@
+"""Flower's averaging strategies by their names in the run config, and the ServerApp that most apps need.
+
+All of them use nothing but the weighted mean of the updates, so they work with secure aggregation as they are. A
+federation is adaptive where the server treats the mean update as a gradient (Reddi et al. 2021, arXiv 2003.00295).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Context, UserConfig
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg
+
+from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.flower.local import LocalApp
+from fedcore.training.seeds import derive_seed
+
+NAME = "strategy"
+SERVER_RATE = "server-lr"
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One strategy. keys: of the run config -> Flower's parameter. positive: keys that cannot be 0."""
+
+    make: Callable[..., FedAvg]
+    keys: Mapping[str, str]
+    positive: tuple[str, ...] = ()
+
+
+_MOMENTS = {"beta-1": "beta_1", "beta-2": "beta_2"}
+_ADAPTIVE = {SERVER_RATE: "eta", "tau": "tau"}
+STRATEGIES: Mapping[str, _Choice] = {
+    "fedavg": _Choice(flower.FedAvg, {}),
+    "fedprox": _Choice(flower.FedProx, {"proximal-mu": "proximal_mu"}, ("proximal-mu",)),
+    "fedavgm": _Choice(flower.FedAvgM, {SERVER_RATE: "server_learning_rate", "server-momentum": "server_momentum"}),
+    "fedadam": _Choice(flower.FedAdam, {**_ADAPTIVE, **_MOMENTS}, ("tau",)),
+    "fedyogi": _Choice(flower.FedYogi, {**_ADAPTIVE, **_MOMENTS}, ("tau",)),
+    "fedadagrad": _Choice(flower.FedAdagrad, _ADAPTIVE, ("tau",)),
+}
+
+
+def make_strategy(config: UserConfig, **options: Any) -> FedAvg:
+    """The strategy that the run config names, "fedavg" where it names none.
+
+    Of the run config it reads `strategy` and the keys of that strategy alone: `proximal-mu` (FedProx), `server-lr` (0
+    for Flower's own default: 1 for FedAvgM, 0.1 for FedAdam and FedAdagrad, 0.01 for FedYogi), `server-momentum`
+    (FedAvgM), `beta-1`, `beta-2` (FedAdam, FedYogi) and `tau` (these and FedAdagrad); a key that is missing leaves
+    Flower's default. options: whatever else Flower's class takes.
+    Raises UnknownKey for another strategy, ConfigurationError for a value out of range.
+    """
+    name = str(config.get(NAME, "fedavg"))
+    if name not in STRATEGIES:
+        raise UnknownKey(name, STRATEGIES, "strategy")
+    choice = STRATEGIES[name]
+    given = {key: float(config[key]) for key in choice.keys if key in config}
+    for key, value in given.items():
+        if not 0 <= value < float("inf") or (key in choice.positive and value == 0):
+            raise ConfigurationError(f"{key} = {value:g} does not fit strategy {name}")
+        if key.startswith("beta-") and value >= 1:
+            raise ConfigurationError(f"{key} must be less than 1, not {value:g}")
+    chosen = {choice.keys[key]: value for key, value in given.items() if key != SERVER_RATE or value}
+    return choice.make(**options, **chosen)
+
+
+def averaging_server(client: LocalApp) -> ServerApp:
+    """A ServerApp that runs the strategy of the run config, from the initial weights that the ClientApp's model has.
+
+    Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1 where they
+    are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        # Flower draws the nodes of a round from Python's own generator.
+        random.seed(derive_seed("sampled nodes", int(config["seed"])))
+        make_strategy(config, **_participation(config)).start(
+            grid=grid,
+            initial_arrays=client.initial_arrays(config),
+            num_rounds=int(config["num-server-rounds"]),
+        )
+
+    return app
+
+
+def _participation(config: UserConfig) -> dict[str, float | int]:
+    """How many nodes take part in a round; where a fraction of them does, one is enough."""
+    nodes = int(config["min-nodes"])
+    participation: dict[str, float | int] = {"min_available_nodes": nodes}
+    for task in ("train", "evaluate"):
+        fraction = float(config.get(f"fraction-{task}", 1.0))
+        participation[f"fraction_{task}"] = fraction
+        participation[f"min_{task}_nodes"] = nodes if fraction == 1 else int(fraction > 0)
+    return participation

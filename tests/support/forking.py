@@ -1,0 +1,19 @@
+"""What the one fork server of a test process has imported when it forks the first rank or worker.
+
+It serves both the ranks of `tests.support.ranks` and the workers of comparisons; imports take each process seconds, and
+a fork takes none.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+
+from fedcore.compare.workers import PRELOADED
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [
+        "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
+        *PRELOADED,
+    ]
+)  # fmt: skip

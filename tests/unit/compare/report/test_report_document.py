@@ -1,0 +1,99 @@
+"""report.json: what goes in comes out, and the shipped schema says what it looks like."""
+
+import json
+import math
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.comparisons import everything, made_up, made_up_run
+
+from fedcore.compare.modes import KINDS
+from fedcore.compare.report import Comparison, merge
+from fedcore.compare.report.schema import json_schema
+from fedcore.compare.report.write import report
+from fedcore.compare.results import Staleness, stored_precision
+
+ROOT = Path(__file__).parents[4]
+SCHEMA = json.loads((files("fedcore.compare.report") / "schema.json").read_text())
+
+
+def through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def diverged() -> Comparison:
+    """Numbers that JSON does not have, wherever they can be."""
+    run = made_up_run("ps-ssp", rounds=1, point={"s": math.inf})
+    run = made_up_run(
+        "ps-ssp",
+        point={"s": math.inf},
+        staleness=Staleness(clocks={0: 3}, updates={1: 3}, bound=math.inf),
+        simulated_seconds=None,
+        curve=run.curve,
+    )
+    return made_up("ps-ssp", runs=(run,), network=None, cost=None, split=())
+
+
+@pytest.mark.parametrize("made", [everything, diverged, lambda: merge({"a": made_up(), "b": made_up(sites=5)})])
+def test_a_report_holds_the_whole_comparison(made: Any) -> None:
+    comparison = made()
+    document = through_json(report(comparison))
+    jsonschema.validate(document, SCHEMA)
+    assert Comparison.from_json(document) == comparison
+
+
+def test_a_run_that_diverged_stays_so() -> None:
+    run = made_up_run("local", seconds=math.nan)
+    (back,) = Comparison.from_json(through_json(report(made_up("local", runs=(run,))))).runs
+    assert math.isnan(back.seconds)
+
+
+def test_the_shipped_schema_is_that_of_the_code() -> None:
+    assert json_schema() == SCHEMA, "python -m fedcore.compare.report.schema > fedcore/compare/report/schema.json"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda document: document.pop("fairness"),
+        lambda document: document.update(more=1),
+        lambda document: document["runs"][0].update(status="perhaps"),
+        lambda document: document["runs"][0]["curve"][0].update(seconds="soon"),
+        lambda document: document["summary"][0]["seconds"].pop("n"),
+    ],
+)
+def test_the_schema_refuses_what_is_no_report(spoil: Any) -> None:
+    document = through_json(report(made_up()))
+    jsonschema.validate(document, SCHEMA)
+    spoil(document)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_a_report_of_another_schema_is_refused() -> None:
+    with pytest.raises(ValueError, match="fedcore/compare/1"):
+        Comparison.from_json({**report(made_up()), "schema": "fedcore/compare/1"})
+
+
+def test_the_precision_is_that_of_the_stored_weights(tmp_path: Path) -> None:
+    assert stored_precision(tmp_path) == ""
+    for site, kind in (("client-1", np.float32), ("client-2", np.float16)):
+        (tmp_path / site).mkdir()
+        state = {"weight": np.zeros(2, kind), "batches": np.zeros(1, np.int64)}
+        save_file(state, tmp_path / site / "model.safetensors")
+    save_file({"weight": np.zeros(2)}, tmp_path / "initial.safetensors")
+    assert stored_precision(tmp_path) == "float16, float32"
+
+
+def test_the_page_on_comparisons_names_every_mode_and_every_key() -> None:
+    text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_0-9-]+)`", text))
+    assert set(KINDS) <= named
+    assert set(SCHEMA["$defs"]["Comparison"]["properties"]) <= named
+    assert set(SCHEMA["$defs"]["RunResult"]["properties"]) <= named

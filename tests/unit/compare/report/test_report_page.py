@@ -1,0 +1,190 @@
+"""report.html, report.md, the PNGs and the terminal: whole, self-contained, escaped."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support.comparisons import everything, made_up, made_up_run
+
+from fedcore.compare.report import terminal_table, write_report
+from fedcore.compare.report.curves import curve_drawings
+from fedcore.compare.report.details import age_shares
+from fedcore.compare.report.drawing import looks, spread_out
+from fedcore.compare.report.page import page
+from fedcore.compare.report.write import drawings_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = '<script>alert(1)</script>"&'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of everything that a report can hold, with names that would break a careless page."""
+    out = tmp_path_factory.mktemp("report")
+    whole = everything()
+    runs = (made_up_run("centralized", seed=9, status="failed", reason=HOSTILE), *whole.runs)
+    write_report(made_up(",".join(mode.label for mode in whole.modes), seeds=3, app=HOSTILE, runs=runs), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def html(folder: Path) -> str:
+    return (folder / "report.html").read_text()
+
+
+class Elements(HTMLParser):
+    """Tags, ids and attributes of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+@pytest.fixture(scope="module")
+def elements(html: str) -> Elements:
+    parser = Elements()
+    parser.feed(html)
+    return parser
+
+
+def test_the_page_refers_to_nothing_outside_itself(html: str, elements: Elements) -> None:
+    assert re.findall(r"https?:|//[a-z]|\bsrc=|@import|url\((?!#)", html) == []
+    assert not {"script", "link", "img", "iframe", "object", "base"} & set(elements.tags)
+    ids = [value for name, value in elements.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    links = [value for name, value in elements.attributes if name == "href"]
+    inside = [f"#{target}" for target in re.findall(r"url\(#([^)]*)\)", html)]
+    assert {link[1:] for link in links + inside} <= set(ids), "every reference is to an element of the page"
+
+
+def test_what_comes_from_a_run_is_escaped(html: str, folder: Path) -> None:
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3, "title, heading and the reason of the failure"
+    assert {path.name for path in folder.iterdir()} == {"report.json", "report.html", "report.md", "figures"}
+
+
+def test_every_section_with_data_is_there(html: str, folder: Path) -> None:
+    titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", html)
+    assert titles == [
+        "Results",
+        "Runs without a result",
+        "Training curves",
+        "Sweeps",
+        "Site by site",
+        "Cost of privacy",
+        "Staleness",
+        "What was lost",
+        "Fairness",
+        "Settings and machine",
+    ]
+    names = [f"accuracy-{axis}" for axis in ("samples", "bytes", "seconds", "simulated-seconds", "rounds")]
+    names += ["sweep-outer-lr", "split", "sites", "staleness", "privacy"]
+    assert {path.stem for path in (folder / "figures").iterdir()} == set(names)
+    assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in (folder / "figures").iterdir())
+    for name in names:
+        assert f'aria-labelledby="{name}-title"' in html
+        assert f'id="{name}-title"' in html
+
+
+def test_sections_without_data_are_left_out() -> None:
+    run = made_up_run("local", sites=0, simulated_seconds=None, curve=())
+    comparison = made_up("local", runs=(run,), split=(), network=None, cost=None)
+    assert drawings_of(comparison) == []
+    titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", page(comparison, []))
+    assert titles == ["Results", "Fairness", "Settings and machine"]
+
+
+def test_a_difference_is_red_on_the_page_and_on_the_terminal(html: str) -> None:
+    assert '<p class="bad"><b>Not everything was equal' in html
+    assert '<span class="bad">differs</span> Examples trained on' in html
+    console = Console(file=StringIO(), width=100, force_terminal=True, color_system="standard")
+    console.print(terminal_table(everything()))
+    assert re.search(r"\x1b\[31mExamples trained on: differs", console.file.getvalue())
+
+
+def test_equal_runs_are_said_to_be_equal() -> None:
+    text = page(made_up(), [])
+    assert 'class="bad"' not in text
+    assert '<p class="good">' in text
+
+
+@pytest.mark.parametrize(
+    ("modes", "width"),
+    [("centralized,allreduce,ps-sync,federated,federated-plain", 80), ("ps-ssp[s=3,shards=2],federated[lr=0.1]", 100)],
+)
+def test_the_table_fits_the_terminal(modes: str, width: int) -> None:
+    console = Console(file=StringIO(), width=width)
+    console.print(terminal_table(made_up(modes, seeds=5)))
+    lines = console.file.getvalue().splitlines()
+    rows = [line for line in lines if "±" in line and "MB" in line]
+    assert max(len(line) for line in lines) <= width
+    assert all(line.rstrip()[-1] == "5" or " s" in line for line in rows)
+    assert not any("…" in line for line in lines), "no cell is cut"
+
+
+def test_a_mode_has_one_look_and_no_two_share_it() -> None:
+    labels = [f"mode-{index}" for index in range(12)]
+    assert len({(look.color, str(look.dash)) for look in looks(labels).values()}) == 12
+    assert len({look.marker for look in looks(labels).values()}) == 12
+
+
+def test_a_line_is_the_mean_over_the_seeds() -> None:
+    runs = made_up("centralized", seeds=2).runs
+    samples = next(one for one in curve_drawings(made_up("centralized", seeds=2)) if one.name == "accuracy-samples")
+    line = samples.draw.keywords["lines"]["centralized"]
+    ends = [run.accuracy for run in runs]
+    assert line.x[-1] == runs[0].samples
+    assert line.y[-1] == pytest.approx(sum(ends) / 2)
+    assert line.high[-1] - line.low[-1] == pytest.approx(2**0.5 * abs(ends[0] - ends[1]))
+
+
+def test_old_updates_are_together_in_the_last_bar() -> None:
+    assert age_shares([{0: 1, 40: 1}, {1: 1, 99: 1}]) == {0: 0.25, 1: 0.25, 40: 0.5}
+
+
+@given(st.lists(st.floats(-1, 2), max_size=15), st.floats(0.01, 0.2))
+def test_labels_never_overlap(places: list[float], height: float) -> None:
+    moved = spread_out(sorted(places), [height] * len(places))
+    assert all(later - earlier >= height - 1e-9 for earlier, later in itertools.pairwise(moved))
+    if height * len(places) <= 1:
+        assert all(height / 2 - 1e-9 <= place <= 1 - height / 2 + 1e-9 for place in moved)
+
+
+def requests_of(path: Path, profile: Path) -> list[str]:
+    """Addresses on other hosts that a page asks a browser for; the browser's own business is left out."""
+    log = profile / "net.json"
+    command = [
+        *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}", f"--log-net-log={log}"),
+        *("--dump-dom", path.as_uri()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "Settings and machine" in done.stdout
+    events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
+    return [
+        event["url"]
+        for event in events
+        if event.get("url", "").startswith("http") and event.get("initiator", "not an origin") != "not an origin"
+    ]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; the static test of the page stands for it")
+def test_a_browser_asks_no_other_host_for_anything(folder: Path, html: str, tmp_path: Path) -> None:
+    assert requests_of(folder / "report.html", tmp_path / "profile") == []
+    careless = tmp_path / "careless.html"
+    careless.write_text(html.replace("<main>", '<main><img src="http://elsewhere.test/pixel.png">'))
+    assert requests_of(careless, tmp_path / "profile") == ["http://elsewhere.test/pixel.png"], "this test can fail"

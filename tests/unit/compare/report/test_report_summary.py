@@ -1,0 +1,184 @@
+"""Means over the seeds, the sentences, and the checks of fairness."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.comparisons import everything, made_up, made_up_run
+
+from fedcore.compare.report import Comparison, merge
+from fedcore.compare.report.cells import duration, mean_sd, percent, size
+from fedcore.compare.report.fairness import Check, broken, fairness
+from fedcore.compare.report.headline import headline
+from fedcore.compare.report.summary import Spread, best_points, summarize
+from fedcore.compare.results import Loss, Point, RunResult, SiteResult
+
+
+def ending(mode: str, accuracy: float | None, *, seed: int = 1, loss: float | None = 0.5, **changes: Any) -> RunResult:
+    last = Point(
+        round=1, samples=9, seconds=1.0, simulated_seconds=None, bytes_up=0, bytes_down=0, loss=loss, accuracy=accuracy
+    )
+    return made_up_run(mode, seed=seed, curve=(last,), **changes)
+
+
+def checks(comparison: Comparison) -> dict[str, Check]:
+    return {check.name: check for check in fairness(comparison)}
+
+
+def test_the_spread_is_the_sample_standard_deviation() -> None:
+    assert Spread.of([1.0, 2.0, 6.0]) == Spread(mean=3.0, sd=math.sqrt(7), n=3)
+    assert Spread.of([4, None]) == Spread(mean=4.0, sd=None, n=1)
+    assert Spread.of([None]) is None
+    assert math.isnan(Spread.of([1.0, math.nan]).mean), "a diverged run is not left out"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (size(999), "999 B"),
+        (size(1500), "1.5 kB"),
+        (size(999_960), "1.0 MB"),
+        (size(3.2e9), "3.2 GB"),
+        (duration(0.0123), "12.3 ms"),
+        (duration(99.9), "99.9 s"),
+        (duration(300), "5.0 min"),
+        (duration(9000), "2.5 h"),
+        (mean_sd(Spread(mean=0.5, sd=0.01, n=2), percent), "50.00 ± 1.00"),
+        (mean_sd(Spread(mean=math.nan, sd=math.nan, n=2), percent), "not finite"),
+        (mean_sd(None, percent), "–"),
+    ],
+)
+def test_numbers_are_shown_in_their_units(text: str, shown: str) -> None:
+    assert text == shown
+
+
+def test_failed_runs_are_counted_and_in_no_mean() -> None:
+    runs = (
+        ending("local", 0.5),
+        ending("local", 0.7, seed=2, losses=(Loss(worker="client-1", round=1, consequence="gone", seconds=1.0),)),
+        RunResult(mode="local", kind="local", seed=3, status="failed", reason="no"),
+    )
+    (summary,) = summarize(made_up("local", seeds=3, runs=runs))
+    assert (summary.finished, summary.failed, summary.lost) == (2, 1, 1)
+    assert summary.accuracy == Spread(mean=pytest.approx(0.6), sd=pytest.approx(0.1 * math.sqrt(2)), n=2)
+
+
+def test_bytes_and_steps_are_means_over_the_workers() -> None:
+    run = ending("local", 0.5, steps={"a": 2, "b": 4}, bytes_up={"a": 10, "b": 30}, bytes_down={})
+    (summary,) = summarize(made_up("local", runs=(run,)))
+    assert (summary.steps.mean, summary.bytes_up.mean, summary.bytes_down) == (3.0, 20.0, None)
+
+
+def test_a_private_number_of_examples_is_not_shown() -> None:
+    (summary,) = summarize(made_up("federated-dp"))
+    assert summary.samples is None
+
+
+def test_of_a_sweep_the_best_finite_point_is_shown() -> None:
+    runs = [
+        ending("local", 0.5, point={"lr": 0.1}),
+        ending("local", 0.9, point={"lr": 1.0}),
+        ending("local", math.nan, point={"lr": 9.0}),
+    ]
+    assert best_points(made_up("local", runs=tuple(runs)))["local"] == (runs[1],)
+    by_loss = [replace(run, curve=(replace(run.curve[0], accuracy=None, loss=n + 1.0),)) for n, run in enumerate(runs)]
+    assert best_points(made_up("local", runs=tuple(by_loss)))["local"] == (by_loss[0],)
+    assert [one.point for one in summarize(made_up("local", runs=tuple(runs)))] == [
+        {"lr": lr} for lr in (0.1, 1.0, 9.0)
+    ]
+
+
+def test_the_headline_compares_by_seed() -> None:
+    runs = [ending("centralized", 0.80 + seed / 100, seed=seed) for seed in (1, 2)]
+    runs += [ending("federated", 0.79 + seed / 100, seed=seed) for seed in (1, 2)]
+    sentences = headline(made_up("centralized,federated", seeds=2, runs=tuple(runs)))
+    assert sentences[0] == "centralized ends best: accuracy 81.50 ± 0.71 % over 2 seeds."
+    assert sentences[1].startswith("federated ends 1.00 ± 0.00 points of accuracy below centralized (more than one")
+
+
+def test_the_headline_says_what_privacy_costs() -> None:
+    runs = (
+        ending("federated", 0.8, seconds=3.0, bytes_up={"client-1": 2000}),
+        ending("federated-plain", 0.8, seconds=2.0, bytes_up={"client-1": 4000}),
+        made_up_run("federated-dp"),
+    )
+    text = " ".join(headline(made_up("federated,federated-plain,federated-dp", runs=runs)))
+    assert "federated ends level with federated-plain (one seed" in text
+    assert "sends 2.0 kB instead of 4.0 kB; training takes 3.0 s instead of 2.0 s" in text
+    assert "federated-dp: each client has (6.400, 1e-05)-differential privacy (budget 8)" in text
+
+
+def test_a_strategy_is_not_taken_for_the_cost_of_privacy() -> None:
+    runs = (ending("federated[strategy=fedyogi]", 0.8), ending("federated-plain", 0.7))
+    text = " ".join(headline(made_up("federated[strategy=fedyogi],federated-plain", runs=runs)))
+    assert "Secure aggregation" not in text
+
+
+def test_without_a_finished_run_the_headline_says_so() -> None:
+    failed = RunResult(mode="local", kind="local", seed=1, status="failed", reason="no")
+    assert headline(made_up("local", runs=(failed,))) == ("No mode finished.",)
+
+
+def test_equal_runs_pass_every_check() -> None:
+    assert broken(fairness(made_up("centralized,allreduce,federated", seeds=2))) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "status"),
+    [
+        ("Initial weights", {"initial_sha256": "ff" * 32}, "differs"),
+        ("Initial weights", {"initial_sha256": ""}, "unknown"),
+        ("Examples trained on", {"samples": 8000}, "differs"),
+        ("Examples trained on", {"samples": 0}, "unknown"),
+        ("Test examples", {"sites": (SiteResult(site="client-1", examples=1, loss=1.0, accuracy=1.0),)}, "differs"),
+        ("Test examples", {"sites": ()}, "unknown"),
+        ("Precision", {"precision": "bfloat16"}, "differs"),
+        ("Precision", {"precision": ""}, "unknown"),
+        ("Runs", {"status": "failed", "reason": "no"}, "differs"),
+        ("Runs", {"losses": (Loss(worker="client-1", round=1, consequence="gone", seconds=1.0),)}, "differs"),
+        ("Runs", {"seed": 7}, "differs"),
+    ],
+)
+def test_what_is_not_equal_is_found(name: str, change: dict[str, Any], status: str) -> None:
+    equal = made_up("centralized,allreduce,federated", seeds=2)
+    runs = (replace(equal.runs[0], **change), *equal.runs[1:])
+    found = checks(replace(equal, runs=runs))
+    assert found[name].status == status
+    assert "centralized" in found[name].detail + " ".join(found[name].values) + " ".join(found[name].values.values())
+
+
+def test_a_batch_more_or_less_is_said_and_holds() -> None:
+    equal = made_up("centralized,federated")
+    found = checks(replace(equal, runs=(replace(equal.runs[0], samples=equal.runs[1].samples - 32), equal.runs[1])))
+    assert found["Examples trained on"].status == "holds"
+    assert "0.37 % between the fewest and the most" in found["Examples trained on"].detail
+
+
+def test_points_of_a_sweep_are_compared_with_those_that_share_their_values() -> None:
+    runs = [
+        made_up_run("centralized", point={"local-epochs": 1}, samples=100),
+        made_up_run("centralized", point={"local-epochs": 2}, samples=200),
+        made_up_run("federated", point={"local-epochs": 1}, samples=100),
+        made_up_run("federated", point={"local-epochs": 2}, samples=200),
+    ]
+    swept = made_up(runs=tuple(runs))
+    assert checks(swept)["Examples trained on"].status == "holds"
+    runs[3] = replace(runs[3], samples=100)
+    assert checks(replace(swept, runs=tuple(runs)))["Examples trained on"].status == "differs"
+
+
+def test_a_report_with_everything_says_what_is_wrong() -> None:
+    assert [check.name for check in broken(fairness(everything()))] == ["Runs", "Examples trained on"]
+
+
+def test_merged_reports_keep_both_and_say_what_differs() -> None:
+    first = made_up("centralized,federated")
+    other = made_up("federated,local", seeds=2, machine={**first.machine, "cores": 64}, partition="iid")
+    both = merge({"a": first, "b": other})
+    assert [mode.label for mode in both.modes] == ["centralized", "federated (a)", "federated (b)", "local"]
+    assert {run.mode for run in both.runs} == {mode.label for mode in both.modes}
+    assert both.seeds == (1, 2)
+    differing = {check.name for check in broken(fairness(both))}
+    assert differing == {"Runs", "Machine and versions", "Partition", "Seeds"}
+    assert merge({"a": first}) == first

@@ -1,0 +1,60 @@
+"""Which strategy a run config names, and with what."""
+
+import pytest
+from flwr.serverapp import strategy as flower
+
+from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.flower.strategies import STRATEGIES, make_strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "attributes"),
+    [
+        ("fedavg", flower.FedAvg, {}),
+        ("fedprox", flower.FedProx, {"proximal_mu": 0.25}),
+        ("fedavgm", flower.FedAvgM, {"server_learning_rate": 0.5, "server_momentum": 0.75}),
+        ("fedadam", flower.FedAdam, {"eta": 0.5, "beta_1": 0.125, "beta_2": 0.625, "tau": 0.0625}),
+        ("fedyogi", flower.FedYogi, {"eta": 0.5, "beta_1": 0.125, "beta_2": 0.625, "tau": 0.0625}),
+        ("fedadagrad", flower.FedAdagrad, {"eta": 0.5, "tau": 0.0625}),
+    ],
+)
+def test_each_takes_its_own_keys(name: str, kind: type, attributes: dict[str, float]) -> None:
+    config = {
+        "proximal-mu": 0.25, "server-lr": 0.5, "server-momentum": 0.75, "beta-1": 0.125, "beta-2": 0.625, "tau": 0.0625,
+    }  # fmt: skip
+    strategy = make_strategy({**config, "strategy": name}, min_train_nodes=3)
+    assert type(strategy) is kind
+    assert strategy.min_train_nodes == 3
+    assert {key: getattr(strategy, key) for key in attributes} == attributes
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_what_is_missing_or_0_leaves_the_default(name: str) -> None:
+    bare, zero = make_strategy({"strategy": name}), make_strategy({"strategy": name, "server-lr": 0})
+    assert {key: value for key, value in vars(bare).items() if isinstance(value, float)} == {
+        key: value for key, value in vars(zero).items() if isinstance(value, float)
+    }
+    assert getattr(bare, "eta", 1.0) > 0
+
+
+def test_without_a_name_it_is_fedavg() -> None:
+    assert type(make_strategy({})) is flower.FedAvg
+
+
+def test_another_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownKey, match="unknown key 'fedadm' in strategy; did you mean 'fedadam'"):
+        make_strategy({"strategy": "fedadm"})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"strategy": "fedprox", "proximal-mu": 0.0}, "proximal-mu = 0 does not fit"),
+        ({"strategy": "fedadam", "beta-1": 1.0}, "beta-1 must be less than 1"),
+        ({"strategy": "fedyogi", "tau": 0.0}, "tau = 0 does not fit"),
+        ({"strategy": "fedavgm", "server-lr": -1.0}, "server-lr = -1 does not fit"),
+    ],
+)
+def test_values_out_of_range_are_refused(config: dict[str, float | str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_strategy(config)
