@@ -202,18 +202,19 @@ def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(
 
 
 @pytest.mark.slow
-def test_a_comparison_ends_when_its_clients_cannot_start(tmp_path: Path) -> None:
+def test_an_app_that_cannot_be_imported_is_not_compared(tmp_path: Path) -> None:
     app = tmp_path / "app"
     (app / "tiny_app").mkdir(parents=True)
     for name in ("pyproject.toml", "tiny_app/__init__.py", "tiny_app/problem.py", "tiny_app/server_app.py"):
         (app / name).write_bytes((TINY / name).read_bytes())
     (app / "tiny_app" / "client_app.py").write_text("import a_module_that_is_not_installed\n")
     done = fedcore("compare", app, "--clients", "2", "--modes", "federated", "--out", tmp_path / "out", "--json")
-    assert done.returncode == 1, "the report says it"
-    (run,) = json.loads(done.stdout)["runs"]
-    assert run["status"] == "failed"
-    assert "a_module_that_is_not_installed" in run["reason"]
-    assert "ended with exit status" in done.stderr
+    assert done.returncode == 2
+    assert (
+        "tiny cannot be compared: ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in done.stderr
+    )
+    assert 'client_app.py", line 1' in done.stderr, "where to look"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
