@@ -9,21 +9,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedcore.compare.evaluation import SILENCE_SECONDS, Evaluated, evaluate_rounds, everywhere
+from fedcore.compare.evaluation import SILENCE_SECONDS, Evaluated, emit_evaluation, evaluate_rounds, everywhere
 from fedcore.compare.initial import save_initial
 from fedcore.compare.parameter_server.assembly import assemble, complete_rounds
 from fedcore.compare.parameter_server.supervision import Training
 from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.problem import ROUNDS
 from fedcore.compare.results import Point, RunResult, Staleness
-from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
 from fedcore.compare.training import snapshot
 from fedcore.compare.workers import Workers
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.record import EventSink
 from fedcore.state.files import sha256_file
-
-MODEL_FILE = "model.safetensors"
 
 
 def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) -> RunResult:
@@ -54,6 +52,8 @@ def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) 
         except FedcoreError as error:
             result = replace(result, status="failed", reason=result.reason or str(error))
     shutil.rmtree(task.pieces)
+    if result.status == "finished":
+        emit_evaluation(result, emit)
     emit("ended", {"status": result.status, "reason": result.reason})
     return replace(result, wall_seconds=time.monotonic() - began)
 

@@ -48,6 +48,11 @@ class Task:
         return global_batch(self.run)
 
     @property
+    def seconds(self) -> float:
+        """How long a process that is silent is waited for."""
+        return self.run.app.settings.train_seconds
+
+    @property
     def simulated(self) -> bool:
         """Whether the run has a simulated clock."""
         return self.run.network is not None and not self.slept

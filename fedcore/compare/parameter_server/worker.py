@@ -65,7 +65,7 @@ def run_worker(report: EventSink, task: Task, worker: int) -> None:
     problem = task.problem()
     engine = task.engine(problem)
     ranges = KeyRanges.of(engine.module, shards=task.shards)
-    pairs = [Pair.join(task.worker_meeting(worker, shard)) for shard in range(task.shards)]
+    pairs = [Pair.join(task.worker_meeting(worker, shard), seconds=task.seconds) for shard in range(task.shards)]
     _Worker(task, problem, engine, ServerLink(pairs, ranges), report, worker).run()
 
 
