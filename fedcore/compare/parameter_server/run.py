@@ -34,7 +34,9 @@ def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) 
     task = Task(run=run, slept=slept)
     result = RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point)
     rounds = int(run.config.get(ROUNDS, 0))
-    task.pieces.mkdir(parents=True, exist_ok=True)
+    # What an interrupted run left there would be taken for the meeting points of this one.
+    shutil.rmtree(task.pieces, ignore_errors=True)
+    task.pieces.mkdir(parents=True)
     emit("started", {"app": run.app.name, "aggregation": "none", "rounds": rounds, "privacy": None})
     with Workers(run.folder, run.environment()) as workers:
         training = Training(task, workers, emit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -39,9 +39,9 @@ def run_shard(report: EventSink, task: Task, number: int) -> None:
     """
     be_local()
     problem = task.problem()
-    engine = task.engine(problem)
+    engine = task.engine(problem, torch.device("cpu"))
     ranges = KeyRanges.of(engine.module, shards=task.shards)
-    shard = Shard(engine.module.cpu(), problem.recipe().optimizer, ranges, number)
+    shard = Shard(engine.module, problem.recipe().optimizer, ranges, number)
     common: queue.SimpleQueue[Knock] = queue.SimpleQueue()
     doors = [
         Door(
@@ -125,7 +125,7 @@ class Leader:
     bytes: int
     clock: SimulatedClock | None
     _arrivals: Arrivals[Request] = field(init=False)
-    _order: Any = field(default_factory=count)
+    _order: Iterator[int] = field(default_factory=count)
     _began: float = 0.0
 
     def __post_init__(self) -> None:
