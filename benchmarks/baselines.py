@@ -99,6 +99,7 @@ def _turns(name: str, turns: int, steps: int) -> Times:
         rows=lambda number: schedule.share(rank, BATCH, seed=number),
         seed=lambda number: number,
         folder=None,
+        tensors=[],
         lost_after=0,
     )
     loops = (lambda: bare(model, data, steps), lambda: _as_many(loop, steps))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import heapq
+import json
 import multiprocessing
 import os
 import select
@@ -50,6 +51,14 @@ class Node:
     def command(self) -> tuple[str, ...]:
         """What a command begins with that is to run here."""
         return ("ip", "netns", "exec", self.namespace)
+
+    def wire_bytes(self) -> int:
+        """Bytes of IP packets that the node has sent and received."""
+        told = subprocess.run(
+            ["ip", "-n", self.namespace, "-s", "-j", "link", "show", DEVICE], check=True, capture_output=True
+        )
+        counted = json.loads(told.stdout)[0]["stats64"]
+        return int(counted["rx"]["bytes"]) + int(counted["tx"]["bytes"])
 
     def enter(self) -> None:
         """Move the calling thread, and those that it starts from now on, into the namespace."""

@@ -31,7 +31,10 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """A run that is about to begin. number: from 1 on. seconds_left: of all runs from this one on, None unknown."""
+    """A run that is about to begin.
+
+    number: in the order of execution, from 1 on. seconds_left: of all runs from this one on, None where unknown.
+    """
 
     run: ModeRun
     number: int
@@ -69,12 +72,10 @@ def execute(runs: Sequence[ModeRun], runner: Runner, watch: Watch) -> tuple[RunR
     a result with status "failed", and the next one begins.
     """
     results = finished(runs)
-    for number, run in in_groups(runs):
+    for position, (number, run) in enumerate(in_groups(runs), start=1):
         if number in results:
             continue
-        start = RunStart(
-            run=run, number=number + 1, total=len(runs), seconds_left=_seconds_left(runs, results, from_=number)
-        )
+        start = RunStart(run=run, number=position, total=len(runs), seconds_left=seconds_left(runs, results))
         with watch(start) as emit:
             results[number] = _carry_out(run, runner, emit)
     return tuple(results[number] for number in range(len(runs)))
@@ -122,7 +123,7 @@ def _carry_out(run: ModeRun, runner: Runner, emit: EventSink) -> RunResult:
     return result
 
 
-def _seconds_left(runs: Sequence[ModeRun], results: Mapping[int, RunResult], *, from_: int) -> float | None:
+def seconds_left(runs: Sequence[ModeRun], results: Mapping[int, RunResult]) -> float | None:
     """An estimate: a run takes as long as those of its mode did, or else as all did."""
     by_label: dict[str, list[float]] = {}
     for result in results.values():

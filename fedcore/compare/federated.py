@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 from fedcore.compare.clock import Exchanged, federated_seconds
 from fedcore.compare.evaluation import evaluate_rounds, everywhere
@@ -15,14 +15,12 @@ from fedcore.compare.federation import Federation, Followed
 from fedcore.compare.initial import INITIAL_FILE, START_SECONDS, initial_state
 from fedcore.compare.problem import Problem
 from fedcore.compare.results import Point, RunResult
-from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.workers import Workers
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
 from fedcore.record import EventSink, ExchangeRecord, RunRecord
 from fedcore.state import sha256_file
-
-MODEL_FILE: Final = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +160,7 @@ def _curve(
     simulated: Sequence[float],
 ) -> tuple[Point, ...]:
     loss, accuracy = (_evaluations(record, word) for word in ("loss", "acc"))
-    samples = accumulate(_samples(exchange, schedule) for exchange in training)
+    samples = accumulate(_samples(exchange, schedule, record) for exchange in training)
     seconds = accumulate(exchange.seconds for exchange in training)
     up = accumulate(sum(exchange.bytes_up.values()) / run.sites for exchange in training)
     down = accumulate(sum(exchange.bytes_down.values()) / run.sites for exchange in training)
@@ -188,10 +186,10 @@ def _evaluations(record: RunRecord, word: str) -> dict[int, float]:
     return {server_round: value for server_round, _, value in record.curve(name)} if name else {}
 
 
-def _samples(exchange: ExchangeRecord, schedule: Schedule | None) -> int:
-    """Examples that the survivors took, repetitions counted; otherwise those that they reported."""
+def _samples(exchange: ExchangeRecord, schedule: Schedule | None, record: RunRecord) -> int:
+    """Examples that the survivors took, repetitions counted; otherwise those that they reported, if they did."""
     if schedule is None:
-        return exchange.examples
+        return exchange.examples if record.privacy is None else 0
     return sum(schedule.own_samples(site_of(name)) for name in exchange.survivors)
 
 

@@ -13,7 +13,7 @@ from fedcore.compare.following import Given, Killing, follow
 from fedcore.compare.problem import ROUNDS
 from fedcore.compare.processes import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import Loss
-from fedcore.compare.run import ModeRun
+from fedcore.compare.run import MODEL_FILE, ModeRun
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.record import EventSink, RunRecord
 from fedcore.wire import Scalar
@@ -121,17 +121,17 @@ class _Deployment:
         if ROUNDS not in run.config:
             return
         short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS: 1}, kill=None)
-        settings = {**mode_settings(short), **WITHOUT_PRIVACY}
+        settings = {**settings_of(short), **WITHOUT_PRIVACY}
         followed = self._follow(short, settings, lambda kind, data: None)
         if followed.record.status != "finished":
             raise RunFailed(followed.record.reason or "the first round ended without a word")
 
     def carry_out(self, run: ModeRun, emit: EventSink) -> Followed:
         """Submit a run and follow it."""
-        return self._follow(run, mode_settings(run), emit)
+        return self._follow(run, settings_of(run), emit)
 
     def _follow(self, run: ModeRun, settings: Mapping[str, Scalar], emit: EventSink) -> Followed:
-        out = run.folder / "model.safetensors"
+        out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
         given = Given(held=self.held)
@@ -154,14 +154,9 @@ class _Deployment:
         )
 
 
-def mode_settings(run: ModeRun) -> dict[str, Scalar]:
-    """The settings of [tool.fedcore] as one of the federated modes has them.
-
-    All clients take part in every exchange. A run that is to lose one goes on with the others, where their policies
-    allow it. Differential privacy is for its own mode alone.
-    """
-    secure = run.mode.kind != "federated-plain"
-    settings = {**run.settings, "min-clients": run.sites, "aggregation": "secure" if secure else "plain"}
-    if run.kill is not None:
-        settings |= {"min-clients": max(1 + secure, run.sites - 1), **KILL_SETTINGS}
-    return settings if run.mode.kind == "federated-dp" else {**settings, **WITHOUT_PRIVACY}
+def settings_of(run: ModeRun) -> dict[str, Scalar]:
+    """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it."""
+    if run.kill is None:
+        return dict(run.settings)
+    fewest = 1 if run.mode.kind == "federated-plain" else 2
+    return {**run.settings, "min-clients": max(fewest, run.sites - 1), **KILL_SETTINGS}

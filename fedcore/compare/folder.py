@@ -109,9 +109,9 @@ class OutFolder:
             document = json.loads((self.path / JOB_FILE).read_text(encoding="utf-8"))
         except ValueError:
             document = {}
-        if document.get("schema") != SCHEMA:
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ConfigurationError(f"{self.path / JOB_FILE} cannot be read; --force begins anew")
-        return document  # type: ignore[no-any-return]
+        return document
 
     def _write(self, document: Mapping[str, Any]) -> None:
         draft = self.path / f".{JOB_FILE}"

@@ -59,7 +59,7 @@ class Killing:
             Loss(
                 worker=worker_name(self.kill.site),
                 round=self.kill.round,
-                consequence=f"{self._noticed}; {outcome}",
+                consequence=f"{self._noticed or 'not missed before the end'}; {outcome}",
                 seconds=self._seconds,
             ),
         )

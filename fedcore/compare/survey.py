@@ -19,12 +19,13 @@ from fedcore.compare.report.document import SiteSplit
 from fedcore.compare.run import ModeRun, worker_name
 from fedcore.compare.workers import Workers
 from fedcore.data.types import Split
-from fedcore.errors import AppError, ConfigurationError, RunFailed
+from fedcore.errors import AppError, ConfigurationError, FedcoreError
 from fedcore.record import EventSink
 from fedcore.training.engines.loading import TrainingData
 
 # A large data set may have to be read from a slow disk.
 _SILENCE_SECONDS = 900.0
+_FOUND, _REFUSED = "found", "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +73,17 @@ def take_survey(run: ModeRun) -> Survey:
         tempfile.TemporaryDirectory(prefix="fedcore-survey-") as folder,
         Workers(Path(folder), run.environment()) as workers,
     ):
-        try:
-            (found,) = workers.call("survey", _survey, run, silence=_SILENCE_SECONDS)
-        except RunFailed as error:
-            raise AppError(f"{run.app.name} cannot be compared: {error}") from None
-    return Survey.from_json(found.data)
+        workers.start("survey", _survey, run)
+        *found, ending = workers.events(silence=_SILENCE_SECONDS)
+    if ending.data["exitcode"]:
+        # Its log goes with the folder; where the app's code stumbled is in the traceback alone.
+        raise AppError(
+            f"{run.app.name} cannot be compared: {ending.data['reason']}\n{ending.data['traceback']}".rstrip()
+        )
+    (report,) = found
+    if report.kind == _REFUSED:
+        raise AppError(f"{run.app.name} cannot be compared: {report.data['reason']}")
+    return Survey.from_json(report.data)
 
 
 def _survey(report: EventSink, run: ModeRun) -> None:
@@ -84,11 +91,15 @@ def _survey(report: EventSink, run: ModeRun) -> None:
     try:
         problem = Problem.load(run.app, config=run.config, sites=run.sites)
     except ConfigurationError as error:
-        report("found", Survey(refusal=str(error)).to_json())
+        report(_FOUND, Survey(refusal=str(error)).to_json())
         return
-    split = tuple(_site(problem, site) for site in range(run.sites))
-    cost = _cost(problem, run.network) if run.network is not None else None
-    report("found", Survey(refusal="", split=split, cost=cost).to_json())
+    try:
+        split = tuple(_site(problem, site) for site in range(run.sites))
+        cost = _cost(problem, run.network) if run.network is not None else None
+    except FedcoreError as error:
+        report(_REFUSED, {"reason": str(error)})
+    else:
+        report(_FOUND, Survey(refusal="", split=split, cost=cost).to_json())
 
 
 def _site(problem: Problem, site: int) -> SiteSplit:

@@ -6,22 +6,25 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from support.deployment import MARK, Deployment, assert_none_left, command_lines, fedcore, wait_until
 from support.tiny import TINY
 
 from fedcore.compare.processes import FEDCORE, ProcessGroup
+from fedcore.compare.results import RunResult
 from fedcore.progress import PLAIN_WARNING
 from fedcore.state import ModelState
 
 COMMANDS = ("provision", "server", "client", "run", "simulate", "compare")
 INTERRUPTED = 130
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
@@ -138,17 +141,26 @@ def test_a_server_that_is_stopped_ends_in_good_order(readable: Deployment, numbe
 
 
 class Comparison:
-    """A `fedcore compare` of the tiny app in the background, and all that it starts."""
+    """A `fedcore compare` of the tiny app in the background, and all that it starts: a short run and a long one."""
 
-    def __init__(self, group: ProcessGroup, mark: str, out: Path, *options: str) -> None:
+    def __init__(self, group: ProcessGroup, mark: str, out: Path) -> None:
         self.mark = mark
         self.out = out
-        command = [*FEDCORE, "compare", TINY, "--clients", "2", "--modes", "federated", "--out", out, *options]
-        self.process: subprocess.Popen[str] = group.start("compare", command, piped=True)
+        self.process: subprocess.Popen[str] = group.start("compare", self.command(out), piped=True)
+
+    @staticmethod
+    def command(out: Path) -> list[Any]:
+        words = ["compare", TINY, "--clients", "2", "--modes", "federated", "--set", "pause=0.0,5.0"]
+        return [*FEDCORE, *words, "--out", out]
 
     def wait_for_training(self) -> None:
-        log = self.out / "federated" / "logs" / "server.log"
-        wait_until("training to begin", lambda: log.exists() and "stage share" in log.read_text())
+        """Of the second run; one round before the first run warms the federation up."""
+        log = self.out / "federation" / "federation-1" / "logs" / "server.log"
+        wait_until(
+            "the second run to train",
+            lambda: log.exists() and log.read_text().count("exchange 1, stage share") == 3,
+            seconds=150,
+        )
 
     def parts(self) -> list[str]:
         """The processes that it has started, by what they are."""
@@ -167,32 +179,42 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)], ids=["SIGINT", "SIGKILL"]
 )
-def test_a_comparison_that_is_ended_leaves_no_process(
+def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(
     group: ProcessGroup, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     out = tmp_path / "out"
-    first = Comparison(group, str(tmp_path), out, "--run-config", "pause=30")
+    first = Comparison(group, str(tmp_path), out)
     first.wait_for_training()
-    assert len(first.parts()) == 7, "server, ServerApp, two agents with a rank each, fedcore run"
+    (kept,) = out.glob("runs/*/result.json")
+    before = kept.stat().st_mtime_ns
+    assert len([part for part in first.parts() if "fedcore" in part or "_app" in part]) >= 7, (
+        "server, ServerApp, two agents with a rank each, fedcore run"
+    )
     first.process.send_signal(number)
     assert first.process.wait(20) == status
     wait_until("all processes to end", lambda: not first.parts(), 15)
-    again = fedcore("compare", TINY, "--clients", "2", "--modes", "federated", "--out", out, "--force", "--json")
+    again = fedcore(*Comparison.command(out)[3:], "--json", seconds=150.0)
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["modes"]["federated"]["status"] == "finished"
+    assert "run 2 of 2: federated, pause=5.0, seed 0" in again.stderr
+    assert "run 1 of 2" not in again.stderr
+    assert [run["status"] for run in json.loads(again.stdout)["runs"]] == ["finished", "finished"]
+    assert kept.stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
-def test_a_comparison_ends_when_its_clients_cannot_start(tmp_path: Path) -> None:
+def test_an_app_that_cannot_be_imported_is_not_compared(tmp_path: Path) -> None:
     app = tmp_path / "app"
     (app / "tiny_app").mkdir(parents=True)
     for name in ("pyproject.toml", "tiny_app/__init__.py", "tiny_app/problem.py", "tiny_app/server_app.py"):
         (app / name).write_bytes((TINY / name).read_bytes())
     (app / "tiny_app" / "client_app.py").write_text("import a_module_that_is_not_installed\n")
-    done = fedcore("compare", app, "--clients", "2", "--modes", "federated", "--out", tmp_path / "out")
-    assert done.returncode == 4
-    assert "a_module_that_is_not_installed" in done.stderr
-    assert "ended with exit status" in done.stderr
+    done = fedcore("compare", app, "--clients", "2", "--modes", "federated", "--out", tmp_path / "out", "--json")
+    assert done.returncode == 2
+    assert (
+        "tiny cannot be compared: ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in done.stderr
+    )
+    assert 'client_app.py", line 1' in done.stderr, "where to look"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -202,29 +224,39 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     modes = ("federated", "federated-plain", "centralized")
     done = fedcore(
         *("compare", digits, "--clients", "2", "--modes", ",".join(modes), "--out", out),
-        *("--run-config", "num-server-rounds=2", "--json"),
+        *("--run-config", "num-server-rounds=2", "--network", "wan", "--json"),
         seconds=200.0,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "report.json").read_text())
     assert json.loads(done.stdout) == report
-    assert report["schema"] == "fedcore/compare/1"
-    assert list(report["modes"]) == list(modes)
-    for values in report["modes"].values():
-        check_mode(values)
-    secure, plain, central = (report["modes"][mode] for mode in modes)
-    assert secure["aggregation"] == "secure"
-    assert plain["aggregation"] == "plain"
-    assert secure["samples"] == plain["samples"] == central["samples"] > 0
-    assert abs(secure["accuracy"] - plain["accuracy"]) < 0.02
-    assert central["bytes_up_per_client"] == 0 < secure["bytes_up_per_client"]
-    text = (out / "report.md").read_text()
-    assert all(f"| {mode} |" in text for mode in modes)
-    assert PLAIN_WARNING in text
+    assert report["schema"] == "fedcore/compare/2"
+    jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
+    assert {check["name"]: check["status"] for check in report["fairness"] if check["status"] != "holds"} == {}
+    assert [mode["label"] for mode in report["modes"]] == list(modes)
+    assert sum(site["training"] for site in report["split"]) == sum(
+        sum(site["labels"].values()) for site in report["split"]
+    )
+    secure, plain, central = (RunResult.from_json(run) for run in report["runs"])
+    for run in (secure, plain, central):
+        assert run.status == "finished"
+        assert run.curve[-1].round == 2
+        assert 0.2 < (run.accuracy or 0) <= 1
+        assert run.simulated_seconds
+        assert len(run.sites) == 2
+    assert (secure.aggregation, plain.aggregation) == ("secure", "plain")
+    assert secure.samples == plain.samples == central.samples > 0
+    assert secure.initial_sha256 == plain.initial_sha256 == central.initial_sha256 != ""
+    assert abs((secure.accuracy or 0) - (plain.accuracy or 0)) < 0.02
+    assert sum(central.bytes_up.values()) == 0 < sum(secure.bytes_up.values())
+    assert all(mode in (out / "report.md").read_text() for mode in modes)
+    assert "<html" in (out / "report.html").read_text()
     assert PLAIN_WARNING in done.stderr
-    assert (out / "plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    for mode in modes:
-        assert ModelState.open(out / mode / "model.safetensors")
+    for model in out.glob("runs/*/model.safetensors"):
+        assert ModelState.open(model)
+    merged = fedcore("compare", "--from", out / "report.json", "--out", tmp_path / "merged", "--json")
+    assert merged.returncode == 0, merged.stderr
+    assert json.loads(merged.stdout)["runs"] == report["runs"]
 
 
 @pytest.mark.slow
@@ -238,31 +270,16 @@ def test_a_private_run_from_end_to_end(tmp_path: Path) -> None:
         seconds=110.0,
     )
     assert done.returncode == 0, done.stderr
-    values = json.loads(done.stdout)["modes"]["federated-dp"]
-    assert (values["status"], values["rounds"], values["samples"]) == ("finished", 2, 0)
-    assert values["reason"].startswith("privacy-budget: epsilon 5.9")
-    assert 5.9 < values["epsilon"] <= 6
-    assert values["privacy"]["epsilon"] == 6
-    assert "-differential privacy (budget 6)" in (out / "report.md").read_text()
-    ledgers = list((out / "federated-dp").glob("federation/clients/*/**/ledger.jsonl"))
+    (values,) = json.loads(done.stdout)["runs"]
+    result = RunResult.from_json(values)
+    assert (result.status, result.curve[-1].round, result.samples) == ("finished", 2, 0)
+    assert result.reason.startswith("privacy-budget: epsilon 5.9")
+    assert result.privacy is not None
+    assert 5.9 < result.privacy["epsilon"] <= result.privacy["budget"] == 6
+    ledgers = list((out / "federation").glob("**/clients/*/**/ledger.jsonl"))
     assert len(ledgers) == 2
     for ledger in ledgers:
         events = [json.loads(line)["event"] for line in ledger.read_text().splitlines()]
         assert events.count("spent") == 2
-    state = ModelState.open(out / "federated-dp" / "model.safetensors")
-    assert np.asarray(state["weight"]).std() > 0
-
-
-def check_mode(values: dict[str, Any]) -> None:
-    """One entry of `modes` in report.json: what is there, and of which type."""
-    types = {
-        "status": str, "reason": str, "aggregation": str, "rounds": int, "metrics": dict, "samples": int,
-        "seconds": float, "bytes_up_per_client": int, "bytes_down_per_client": int, "clipped_elements": int,
-        "dropouts": list, "failures": list, "accuracy": float, "loss": float, "wall_seconds": float, "curves": dict,
-        "privacy": type(None), "epsilon": type(None),
-    }  # fmt: skip
-    assert {name: type(value) for name, value in values.items()} == types
-    assert values["status"] == "finished"
-    assert values["rounds"] == 2
-    assert 0.2 < values["accuracy"] <= 1
-    assert [point["round"] for point in values["curves"]["eval_acc"]] == [1, 2]
+    (model,) = out.glob("runs/*/model.safetensors")
+    assert np.asarray(ModelState.open(model)["weight"]).std() > 0

@@ -30,6 +30,7 @@ _SHAPES = {
     "federated-plain": (0.43, 120_000, 1.1),
     "federated-dp": (0.25, 62_000, 1.5),
 }
+_AGGREGATION = {"federated": "secure", "federated-dp": "secure", "federated-plain": "plain"}
 EVERY_MODE = ",".join(_SHAPES)
 
 
@@ -44,7 +45,7 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
         "mode": label,
         "kind": mode.kind,
         "seed": seed,
-        "aggregation": "secure" if mode.kind in ("federated", "federated-dp") else "none",
+        "aggregation": _AGGREGATION.get(mode.kind, "none"),
         "parameters": 4810,
         "samples": 1437 * rounds,
         "steps": dict.fromkeys(names, 45 * rounds),

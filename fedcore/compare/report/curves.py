@@ -127,7 +127,7 @@ def sweep_drawings(comparison: Comparison) -> list[Drawing]:
     for key in comparison.sweeps:
         lines = {mode.label: _swept(comparison, mode.label, key, metric) for mode in comparison.modes}
         lines = {label: line for label, line in lines.items() if line}
-        if lines:
+        if len({value for line in lines.values() for value, _ in line}) > 1:
             drawings.append(
                 Drawing(
                     name=f"sweep-{''.join(sign if sign.isalnum() else '-' for sign in key)}",

@@ -18,7 +18,7 @@ from fedcore.compare.report.summary import Spread, best_points, final, metric_of
 from fedcore.compare.results import RunResult
 
 _LEFT = 0.29
-_ROWS_TALL = 8.0  # inches that the rows of sites may take, however many there are
+_ROWS_TALL = 5.0  # inches that the rows of sites may take, however many there are
 _SWATCHES = 12  # with more labels than this, a scale of colours instead of a list
 _BARS_SHOWN = 40  # ages of updates; what is older is added to the last bar
 
@@ -43,7 +43,7 @@ def _split(comparison: Comparison) -> Drawing | None:
         name="split",
         title="Labels of the training examples, by site",
         caption=f"Partition {comparison.partition}, of the first seed.",
-        height=1.35 + min(_ROWS_TALL, 0.3 * len(split)),
+        height=1.35 + min(max(0.3 * min(len(split), 10), 0.18 * len(split)), _ROWS_TALL),
         draw=partial(_draw_split, split=split, labels=label_counts(split)),
     )
 
@@ -56,11 +56,20 @@ def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[
     left = [0] * len(split)
     for index, label in enumerate(labels):
         widths = [(site.labels or {}).get(label, 0) for site in split]
-        axes.barh(range(len(split)), widths, left=left, color=colors(index), height=0.78, label=label, linewidth=0)
+        axes.barh(
+            range(len(split)),
+            widths,
+            left=left,
+            color=colors(index),
+            height=0.78,
+            label=label,
+            linewidth=0.3,
+            edgecolor=colors(index),
+        )
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    every = math.ceil(len(split) / 40)
+    every = math.ceil(len(split) / 30)
     axes.set_yticks(range(0, len(split), every), [site.site for site in split][::every])
-    axes.invert_yaxis()
+    axes.set_ylim(len(split) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("training examples")
@@ -120,8 +129,7 @@ def _draw_sites(figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], st
         )
         axes.plot([sum(values) / len(values)], [row], "|", color=INK, markersize=12, markeredgewidth=1.4)
     axes.set_yticks(range(len(found)), [short(label) for label in found])
-    for text, label in zip(axes.get_yticklabels(), found, strict=True):
-        text.set_color(styles[label].color)
+    axes.tick_params("y", labelcolor=INK)
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("accuracy on the test examples of a site")
@@ -160,7 +168,7 @@ def _draw_staleness(figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], 
         if bound is not None and math.isfinite(bound):
             grid[row][0].set_xlim(right=max(grid[row][0].get_xlim()[1], bound + 1))
             grid[row][0].axvline(bound + 0.5, color=MUTED, linestyle="--", linewidth=1)
-        grid[row][0].set_title(label.replace("\n", " "), fontsize=8, loc="left", color=styles[label].color, pad=3)
+        grid[row][0].set_title(label.replace("\n", " "), fontsize=8, loc="left", pad=3)
     grid[-1][0].set_xlabel("steps ahead of the slowest")
     grid[-1][1].set_xlabel("updates in between")
 
@@ -184,7 +192,7 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
     return Drawing(
         name="privacy",
         title="What the federated modes reach and take",
-        caption="The same federated training with and without protection; the line is one standard deviation.",
+        caption="Federated training with and without protection; the line is one standard deviation.",
         height=0.35 + 3 * (0.42 + 0.24 * len(runs)),
         draw=partial(
             _draw_privacy,
@@ -218,6 +226,7 @@ def _draw_privacy(
             )  # fmt: skip
         axes.set_title(title, loc="left", fontsize=8, color=MUTED, pad=3)
         axes.set_yticks(range(len(spreads)), [short(label) for label in spreads])
+        axes.tick_params("y", labelcolor=INK)
         axes.set_ylim(len(spreads) - 0.5, -0.5)
         axes.set_xlim(left=0)
         axes.set_xticks([])

@@ -134,7 +134,7 @@ def label_lines(figure: Figure, axes: Axes, ends: Mapping[str, float], styles: M
         axes.plot([1.005, 1.05], [start, height], linewidth=0.6, alpha=0.7, **inside)
         axes.plot([1.06, 1.16], [height] * 2, linestyle=look.dash, **inside)
         axes.plot([1.11], [height], look.marker, **inside)
-        axes.text(1.18, height, short(label), transform=edge, color=look.color, fontsize=_FONT - 1, va="center")
+        axes.text(1.18, height, short(label), transform=edge, fontsize=_FONT - 1, va="center")
     axes.set_ylim(low, high)
 
 

@@ -19,18 +19,26 @@ _HASH_DIGITS = 12
 BY_NATURE = (
     (
         "Steps one after another",
-        "With the same examples, a mode that averages gradients makes few steps on large batches; one that averages "
-        "models makes many on small ones. The table counts both; a learning rate tuned for one may not suit the other.",
+        "Where all workers make each step together (centralized, allreduce, ps-sync), the batches of a round follow "
+        "one another. Where each worker trains on batches of its own, as many batches are spread over the workers, and "
+        "each makes fewer steps. The table counts those of one worker. A learning rate tuned for one may not suit the "
+        "other.",
     ),
     (
         "Examples of one step",
-        "A worker at its own pace takes the app's batch size. A step of all workers together takes a global batch, "
-        "divided over the sites in proportion to their data; the option global-batch sets it.",
+        "A worker at its own pace takes the app's batch size. Workers that step together divide one batch of that size "
+        "in proportion to their data; in local-sgd and diloco it is that size times the number of sites. The option "
+        "global-batch sets it.",
     ),
     (
         "Order",
         "Every site walks through its own examples in one order, the same in all modes. Pooled training takes the "
         "union of what the sites take at that step. Whose update comes first at an asynchronous server is up to time.",
+    ),
+    (
+        "Optimizer state",
+        "A federated client begins every round with a fresh optimizer, unless the app keeps its state. The other modes "
+        "make it once and keep it through the whole run.",
     ),
     (
         "Numbers",

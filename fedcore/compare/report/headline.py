@@ -22,7 +22,7 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
         return ("No mode finished.",)
     metric = metric_of(comparison)
     found = [_best(runs, metric), *_against_centralized(runs, metric)]
-    found += _privacy(runs, metric) + _noise(runs)
+    found += [*_privacy(runs, metric), *_noise(runs), *_readable(runs)]
     return tuple(sentence for sentence in found if sentence)
 
 
@@ -31,16 +31,18 @@ def _best(runs: Runs, metric: str) -> str:
     if not spreads:
         return f"No mode has a finite {metric}."
     choose = max if metric == "accuracy" else min
-    best = choose(spreads, key=lambda label: spreads[label].mean)
-    top = spreads[best]
-    text = f"{_title(best, runs)} ends best: {metric} {_value(top, metric)}{_over(top.n)}."
+    top = choose(spreads.values(), key=lambda spread: spread.mean)
+    shown = percent if metric == "accuracy" else decimal
+    best = [label for label, spread in spreads.items() if shown(spread.mean) == shown(top.mean)]
+    text = f"{_listed([_title(label, runs) for label in best])} {'ends' if len(best) == 1 else 'end'} best: "
+    text += f"{metric} {_value(top, metric)}{_over(top.n)}."
     near = [
         label
         for label, spread in spreads.items()
-        if label != best and top.sd is not None and abs(spread.mean - top.mean) <= top.sd
+        if label not in best and top.sd is not None and abs(spread.mean - top.mean) <= top.sd
     ]
     if near:
-        text += f" Within one standard deviation of it: {', '.join(near)}."
+        text += f" Within one standard deviation: {_listed(near)}."
     return text
 
 
@@ -68,7 +70,7 @@ def _cost_of_privacy(runs: Runs, secure: str, plain: str, metric: str) -> str:
     mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
         sentence += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
-    return f"{sentence}. In {plain} the server can read every update."
+    return f"{sentence}."
 
 
 def _noise(runs: Runs) -> list[str]:
@@ -79,6 +81,11 @@ def _noise(runs: Runs) -> list[str]:
             plan = {**privacy, "epsilon": privacy["budget"]}
             sentences.append(f"{label}: {epsilon_line({'privacy': plan, 'epsilon': spent})}.")
     return sentences
+
+
+def _readable(runs: Runs) -> list[str]:
+    plain = [label for label, of in runs.items() if of[0].aggregation == "plain"]
+    return [f"In {_listed(plain)} the server can read every update."] if plain else []
 
 
 def _difference(runs: Runs, label: str, other: str, metric: str) -> str:
@@ -92,20 +99,19 @@ def _difference(runs: Runs, label: str, other: str, metric: str) -> str:
     spread = Spread.of(mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None)
     if spread is None or not _finite(spread):
         return f"{label} and {other} cannot be compared."
-    if metric == "accuracy":
-        amount = f"{mean_sd(_scaled(spread, 100), lambda value: f'{abs(value):.2f}')} points of accuracy"
-    else:
-        amount = f"{mean_sd(spread, lambda value: f'{abs(value):.4f}')} of loss"
-    way = "above" if spread.mean > 0 else "below"
-    text = f"{label} ends {amount} {way} {other}" if spread.mean else f"{label} ends level with {other}"
+    unit, form = ("points of accuracy", percent) if metric == "accuracy" else ("of loss", decimal)
+    size_of = Spread(mean=abs(spread.mean), sd=spread.sd, n=spread.n)
+    text = f"{label} ends {mean_sd(size_of, form)} {unit} {'above' if spread.mean > 0 else 'below'} {other}"
+    if form(size_of.mean) == form(0.0):
+        text = f"{label} ends level with {other}"
     if spread.sd is None:
         return f"{text} (one seed: how much chance plays is not known)."
     small = abs(spread.mean) <= spread.sd
-    return f"{text} ({'less' if small else 'more'} than one standard deviation over {count(spread.n)} seeds)."
+    return f"{text} ({'within' if small else 'more than'} one standard deviation over {count(spread.n)} seeds)."
 
 
-def _scaled(spread: Spread, factor: float) -> Spread:
-    return Spread(mean=spread.mean * factor, sd=None if spread.sd is None else spread.sd * factor, n=spread.n)
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _kind(runs: Runs, label: str) -> str:

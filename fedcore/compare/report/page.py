@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import PALETTE, Drawing, looks
@@ -36,6 +36,7 @@ def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template("report.html.j2").render(**_context(comparison, drawings))
 
 
@@ -80,6 +81,12 @@ def _sections(drawings: Sequence[Drawing]) -> dict[str, list[dict[str, Any]]]:
         # The drawing's own text is escaped by the library that draws it.
         found.setdefault(section, []).append({"drawing": drawing, "svg": Markup(drawing.svg())})  # noqa: S704
     return found
+
+
+def _breakable(label: str) -> Markup:
+    """A label that a narrow column may break between its options."""
+    text = str(escape(label))
+    return Markup(text.replace("[", "<wbr>[").replace(",", ",<wbr>").replace("=", "=<wbr>"))  # noqa: S704
 
 
 def _color_index(color: str) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from fedcore.compare.federated import run_federated
 from fedcore.compare.federation import Federation
+from fedcore.compare.job import mode_settings
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.run import Kill, ModeRun
@@ -22,11 +23,12 @@ CLIENTS = [f"client-{i}" for i in range(1, SITES + 1)]
 
 def made(folder: Path, *, seed: int, **changes: Any) -> ModeRun:
     app = FlowerApp.load(DIGITS)
+    (mode,) = parse_modes("federated")
     run = ModeRun(
         app=app,
-        mode=parse_modes("federated")[0],
+        mode=mode,
         config={**app.run_config, "num-server-rounds": ROUNDS, "seed": seed, "local-epochs": 1, "partition": "iid"},
-        settings={},
+        settings=mode_settings(mode, app.settings.to_mapping(), sites=SITES),
         sites=SITES,
         seed=seed,
         folder=folder,

@@ -40,6 +40,7 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
         (size(1500), "1.5 kB"),
         (size(999_960), "1.0 MB"),
         (size(3.2e9), "3.2 GB"),
+        (duration(1e-5), "10.0 µs"),
         (duration(0.0123), "12.3 ms"),
         (duration(99.9), "99.9 s"),
         (duration(300), "5.0 min"),
@@ -97,6 +98,13 @@ def test_the_headline_compares_by_seed() -> None:
     assert sentences[1].startswith("federated ends 1.00 ± 0.00 points of accuracy below centralized (more than one")
 
 
+def test_a_tie_is_said_to_be_one() -> None:
+    runs = tuple(ending(mode, 0.8) for mode in ("centralized", "allreduce", "federated"))
+    sentences = headline(made_up("centralized,allreduce,federated", runs=runs))
+    assert sentences[0] == "centralized, allreduce and federated end best: accuracy 80.00 %, one seed."
+    assert sentences[1].startswith("federated ends level with centralized (one seed")
+
+
 def test_the_headline_says_what_privacy_costs() -> None:
     runs = (
         ending("federated", 0.8, seconds=3.0, bytes_up={"client-1": 2000}),
@@ -106,6 +114,7 @@ def test_the_headline_says_what_privacy_costs() -> None:
     text = " ".join(headline(made_up("federated,federated-plain,federated-dp", runs=runs)))
     assert "federated ends level with federated-plain (one seed" in text
     assert "sends 2.0 kB instead of 4.0 kB; training takes 3.0 s instead of 2.0 s" in text
+    assert "In federated-plain the server can read every update." in text
     assert "federated-dp: each client has (6.400, 1e-05)-differential privacy (budget 8)" in text
 
 

@@ -1,0 +1,307 @@
+"""The same training on a LAN and on a WAN: which mode reaches a target accuracy first, by the simulated clock.
+
+Every mode is trained once, by real processes. Only the clock differs between the networks, so that the second network
+is a matter of arithmetic; but what an asynchronous parameter server computes depends on who comes first, so that its
+modes are trained once for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib.figure
+
+from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
+from fedcore.compare.clock import (
+    Exchanged,
+    allreduce_seconds,
+    averaging_seconds,
+    centralized_seconds,
+    federated_seconds,
+    local_seconds,
+)
+from fedcore.compare.execution import RunStart, carry_out
+from fedcore.compare.job import CompareJob, plan
+from fedcore.compare.modes import parse_modes
+from fedcore.compare.network import Cost, Network
+from fedcore.compare.report.document import Comparison
+from fedcore.compare.report.drawing import MUTED, Drawing, label_lines, looks, percent_axis
+from fedcore.compare.results import Point, RunResult
+from fedcore.compare.run import ModeRun
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.training import global_batch
+from fedcore.errors import RunFailed
+from fedcore.flower.app import FlowerApp
+from fedcore.record import EventSink
+from fedcore.wire import Scalar
+
+SITES = 4
+NETWORKS = ("lan", "wan")
+TRAINED_ONCE = "centralized,local,allreduce,local-sgd,diloco,federated,federated-plain"
+TRAINED_TWICE = "ps-sync,ps-async,ps-ssp"
+NO_RIVALS = ("centralized", "local")
+"""The first had its data brought together before; the second ends with a model for each site."""
+TARGETS = (0.9, 0.98)
+"""Shares of the best last accuracy of the rivals."""
+
+Curves = Mapping[str, tuple[Point, ...]]
+"""Label of a mode -> its curve on one network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """All modes on both networks. curves: by network. again: of the first network, computed as for the second."""
+
+    app: str
+    rounds: int
+    cost: Cost
+    curves: Mapping[str, Curves]
+    again: Curves
+
+    @property
+    def rivals(self) -> list[str]:
+        """The modes that compete."""
+        return [label for label in self.curves[NETWORKS[0]] if label not in NO_RIVALS]
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """Accuracies that the better ones reach, rounded down to a thousandth."""
+        best = max(curves[label][-1].accuracy or 0.0 for curves in self.curves.values() for label in self.rivals)
+        return tuple(math.floor(share * best * 1000) / 1000 for share in TARGETS)
+
+    def reached(self, network: str, label: str, target: float) -> float | None:
+        """Simulated seconds of the first evaluation at the target or above; None where there is none."""
+        return next(
+            (
+                point.simulated_seconds
+                for point in self.curves[network][label]
+                if point.accuracy is not None and point.accuracy >= target
+            ),
+            None,
+        )
+
+    def winner(self, network: str, target: float) -> str:
+        """The rival that is first at the target."""
+        times = {label: self.reached(network, label, target) for label in self.rivals}
+        return min(times, key=lambda label: math.inf if times[label] is None else times[label] or 0.0)
+
+
+def study(app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path | None) -> Study:
+    """Train everything."""
+    lan, wan = (_network(name) for name in NETWORKS)
+    job = CompareJob(
+        app=FlowerApp.load(app),
+        modes=parse_modes(f"{TRAINED_ONCE},{TRAINED_TWICE}"),
+        sites=SITES,
+        out=folder / NETWORKS[0],
+        network=lan,
+        run_config=config,
+        data_dir=data_dir,
+    )
+    first = _carried_out(job)
+    assert first.cost is not None
+    known = replace(wan, step=first.cost.step, example=first.cost.example)
+    second = _carried_out(replace(job, modes=parse_modes(TRAINED_TWICE), out=folder / NETWORKS[1], network=known))
+    counts = [site.training for site in first.split]
+    once = {run.mode.label: run for run in plan(job) if run.mode.family != "parameter-server"}
+    results = {result.mode: result for result in first.runs}
+    retimed = {
+        network.name: {
+            label: retime(run, results[label], Schedule.of(run.config, counts), first.cost, network)
+            for label, run in once.items()
+        }
+        for network in (lan, wan)
+    }
+    return Study(
+        app=first.app,
+        rounds=int(first.run_config["num-server-rounds"]),
+        cost=first.cost,
+        curves={
+            lan.name: {result.mode: result.curve for result in first.runs},
+            wan.name: {**retimed[wan.name], **{result.mode: result.curve for result in second.runs}},
+        },
+        again=retimed[lan.name],
+    )
+
+
+def retime(run: ModeRun, result: RunResult, schedule: Schedule, cost: Cost, network: Network) -> tuple[Point, ...]:
+    """The curve of a run on another network, from the bytes that its workers moved, on average over the workers."""
+    start, *points = result.curve
+    rounds = len(points)
+    up = _each_round([point.bytes_up for point in points])
+    size = global_batch(run) if "global-batch" in run.mode.options else 0
+    _, steps = schedule.global_steps(size)
+    match run.mode.family:
+        case "centralized":
+            seconds = centralized_seconds(schedule, size, rounds, cost)
+        case "local":
+            seconds = local_seconds(schedule, rounds, cost, network)
+        case "synchronous":
+            seconds = allreduce_seconds(schedule, size, rounds, cost, network, bytes_per_step=up / steps)
+        case "averaging":
+            h = int(run.mode.options["h"]) or steps
+            sent = up / math.ceil(steps / h)
+            seconds = averaging_seconds(schedule, size, rounds, cost, network, h=h, bytes_per_average=sent)
+        case _:
+            sites = range(run.sites)
+            exchanges = [
+                Exchanged(
+                    server_round=point.round,
+                    up=dict.fromkeys(sites, point.bytes_up - before.bytes_up),
+                    down=dict.fromkeys(sites, point.bytes_down - before.bytes_down),
+                )
+                for before, point in pairwise(result.curve)
+            ]
+            secure = result.aggregation == "secure"
+            seconds = federated_seconds(schedule, exchanges, cost, network, secure=secure)
+    timed = (replace(point, simulated_seconds=at) for point, at in zip(points, seconds, strict=True))
+    return (replace(start, simulated_seconds=0.0), *timed)
+
+
+def _each_round(totals: Sequence[float]) -> float:
+    """Of one round; the first one's is left out where there are others, since it may hold the first model."""
+    return (totals[-1] - totals[0]) / (len(totals) - 1) if len(totals) > 1 else totals[0]
+
+
+def _network(name: str) -> Network:
+    network = Network.parse(name)
+    assert network is not None
+    return network
+
+
+def _carried_out(job: CompareJob) -> Comparison:
+    @contextmanager
+    def watch(start: RunStart) -> Iterator[EventSink]:
+        say(f"{job.out.name}: run {start.number} of {start.total}: {start.run.mode.label}")
+        yield lambda kind, data: None
+
+    comparison = carry_out(job, watch)
+    for result in comparison.runs:
+        if result.status == "failed":
+            raise RunFailed(f"{result.mode}: {result.reason}")
+    return comparison
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def draw(found: Study, path: Path) -> None:
+    """Accuracy against simulated seconds, the LAN above the WAN, on the same logarithmic axis."""
+    modes = looks(list(found.curves[NETWORKS[0]]))
+
+    def panels(figure: matplotlib.figure.Figure) -> None:
+        figure.subplots_adjust(left=0.18, right=0.68, top=0.95, bottom=0.09, hspace=0.22)
+        rows = figure.subplots(len(NETWORKS), 1, sharex=True, sharey=True)
+        for axes, network in zip(rows, NETWORKS, strict=True):
+            curves = found.curves[network]
+            for label, curve in curves.items():
+                points = [(point.simulated_seconds, point.accuracy) for point in curve if point.simulated_seconds]
+                axes.plot(*zip(*points, strict=True), **modes[label].line)
+            for target in found.targets:
+                axes.axhline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+            axes.set_xscale("log")
+            axes.set_ylabel(f"accuracy, {network.upper()}")
+            percent_axis(axes)
+        for axes, network in zip(rows, NETWORKS, strict=True):
+            ends = {label: curve[-1].accuracy or 0.0 for label, curve in found.curves[network].items()}
+            label_lines(figure, axes, ends, modes)
+        rows[-1].set_xlabel("simulated seconds")
+
+    Drawing(name="wan", title="LAN and WAN", caption="", height=6.5, draw=panels).png(path)
+
+
+def report(found: Study, plot: Path | None) -> Report:
+    """The table, the winners, and whether the arithmetic gives again what the runs' own clocks said."""
+    errors = [
+        (ours.simulated_seconds or 0.0) / then
+        for label, curve in found.again.items()
+        for ours, point in zip(curve, found.curves[NETWORKS[0]][label], strict=True)
+        if (then := point.simulated_seconds)
+    ]
+    notes = [
+        f"{found.app}, {SITES} sites, {found.rounds} rounds; to the targets, which are "
+        f"{' and '.join(f'{share:.0%}' for share in TARGETS)} of the best last accuracy; the first in bold",
+        *(_sentence(found, network) for network in NETWORKS),
+        f"a step computes for {found.cost.step * 1e3:.3f} ms and {found.cost.example * 1e6:.1f} us an example, "
+        "as measured",
+        f"{' and '.join(NO_RIVALS)} do not compete: the first had its data brought together before, the second ends "
+        "with a model for each site",
+        f"{TRAINED_TWICE} were trained for each network, the others once: only their clock differs",
+    ]
+    notes += [f"![accuracy against simulated seconds]({plot.name})"] if plot is not None else []
+    return Report(
+        benchmark="wan",
+        figures=(
+            Figure(name="retimed_over_clock", value=max(errors), aim=1.02),
+            Figure(name="retimed_over_clock_least", value=min(errors), aim=0.98, at_least=True),
+        ),
+        tables=(_table(found),),
+        notes=tuple(notes),
+    )
+
+
+def _sentence(found: Study, network: str) -> str:
+    firsts = []
+    for target in found.targets:
+        winner = found.winner(network, target)
+        firsts.append(f"{winner} is first at {target:.1%}, after {found.reached(network, winner, target) or 0.0:.3g} s")
+    return f"{network.upper()}: {'; '.join(firsts)}"
+
+
+def _table(found: Study) -> Table:
+    goals = [(network, target) for target in found.targets for network in NETWORKS]
+    winners = [found.winner(network, target) for network, target in goals]
+    rows = []
+    for label, curve in found.curves[NETWORKS[0]].items():
+        cells = [
+            _cell(found.reached(network, label, target), label == first)
+            for (network, target), first in zip(goals, winners, strict=True)
+        ]
+        totals = [f"{found.curves[name][label][-1].simulated_seconds or 0.0:.3g}" for name in NETWORKS]
+        last = [f"{found.curves[name][label][-1].accuracy or 0.0:.4f}" for name in NETWORKS]
+        rows.append((label, *cells, *totals, " / ".join(dict.fromkeys(last)), f"{curve[-1].bytes_up / 1e6:.2f}"))
+    columns = [f"{network.upper()} to {target:.1%}" for network, target in goals]
+    whole = [f"{network.upper()} in all" for network in NETWORKS]
+    header = ("mode", *columns, *whole, "last accuracy", "MB up a worker")
+    return Table(title="simulated seconds", header=header, rows=tuple(rows))
+
+
+def _cell(seconds: float | None, first: bool) -> str:
+    text = "-" if seconds is None else f"{seconds:.3g}"
+    return f"**{text}**" if first else text
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Fashion-MNIST; the digits of scikit-learn with --quick."""
+    name = "digits" if arguments.quick or arguments.data_dir is None else "fashion_mnist"
+    config: dict[str, Scalar] = {"num-server-rounds": arguments.rounds or (5 if name == "digits" else 4)}
+    if name == "digits":
+        config["local-epochs"] = 1
+    with tempfile.TemporaryDirectory(prefix="fedcore-wan-") as temporary:
+        found = study(EXAMPLES / name, config, arguments.folder or Path(temporary), arguments.data_dir)
+    plot = arguments.save.with_suffix(".png") if arguments.save else None
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        draw(found, plot)
+    return report(found, plot)
+
+
+def main() -> int:
+    """The command line."""
+    options = parser(__doc__ or "")
+    options.add_argument("--data-dir", type=Path, help="folder of the data sets; without it the digits are taken")
+    options.add_argument("--folder", type=Path, help="keeps the runs; the same command goes on where it stopped")
+    options.add_argument("--rounds", type=int, default=0)
+    return run(measure, options.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

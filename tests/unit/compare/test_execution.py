@@ -1,0 +1,72 @@
+"""In which order runs are carried out, and what is known of them before."""
+
+from pathlib import Path
+
+from fedcore.compare.execution import build_comparison, finished, in_groups, seconds_left
+from fedcore.compare.job import CompareJob, plan
+from fedcore.compare.modes import parse_modes
+from fedcore.compare.network import Cost
+from fedcore.compare.report import SiteSplit
+from fedcore.compare.results import RunResult
+from fedcore.compare.run import ModeRun
+from fedcore.compare.survey import Survey
+from fedcore.flower.app import FlowerApp
+from fedcore.wire import Scalar
+
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+
+
+def job(modes: str, out: Path = Path("/nowhere"), **fixed: Scalar) -> CompareJob:
+    return CompareJob(
+        app=FlowerApp.load(DIGITS),
+        modes=parse_modes(modes),
+        sites=2,
+        out=out,
+        seeds=(1, 2),
+        sweep={"lr": (0.1, 0.2), **{key.replace("_", "-"): (value,) for key, value in fixed.items()}},
+    )
+
+
+def result(run: ModeRun, *, seconds: float = 1.0, status: str = "finished") -> RunResult:
+    return RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, wall_seconds=seconds, status=status)
+
+
+def test_runs_of_one_federation_come_one_after_the_other() -> None:
+    runs = plan(job("federated,local,federated-plain,federated[strategy=fedadam]"))
+    order = in_groups(runs)
+    assert [run.mode.label for _, run in order[::4]] == [
+        "federated", "federated[strategy=fedadam]", "local", "federated-plain",
+    ]  # fmt: skip
+    assert sorted(number for number, _ in order) == list(range(16))
+    assert all(runs[number] is run for number, run in order)
+
+
+def test_what_finished_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
+    runs = plan(job("local", tmp_path))
+    for run, status in zip(runs, ("finished", "failed", "finished"), strict=False):
+        run.folder.mkdir(parents=True)
+        result(run, status=status).save(run.folder)
+    assert sorted(finished(runs)) == [0, 2]
+
+
+def test_the_time_left_is_that_of_runs_like_them() -> None:
+    runs = plan(job("local,centralized,allreduce"))
+    assert seconds_left(runs, {}) is None
+    done = {0: result(runs[0], seconds=10.0), 4: result(runs[4], seconds=100.0)}
+    # Three of each that ran, four of the one that never did.
+    assert seconds_left(runs, done) == 3 * 10 + 3 * 100 + 4 * 55
+
+
+def test_a_comparison_says_what_held_for_all_runs() -> None:
+    asked = job("federated,local", batch_size=8, field_bits=32)
+    runs = plan(asked)
+    split = (SiteSplit(site="client-1", training=3, test=1),)
+    made = build_comparison(
+        asked, runs, [result(run) for run in runs], Survey(refusal="", split=split, cost=Cost(step=1, example=0))
+    )
+    assert (made.seeds, made.partition, made.split) == ((1, 2), "dirichlet:0.5", split)
+    assert made.run_config["batch-size"] == 8
+    assert made.run_config["lr"] == 0.05, "a sweep stands in the runs"
+    assert made.settings["field-bits"] == 32
+    assert [(mode.label, mode.kind) for mode in made.modes] == [("federated", "federated"), ("local", "local")]
+    assert len(made.runs) == 8

@@ -1,0 +1,74 @@
+"""From the record of a federated run to its result, without processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny import TINY
+
+from fedcore.compare.federated import Description, _result
+from fedcore.compare.federation import Followed
+from fedcore.compare.modes import parse_modes
+from fedcore.compare.network import Cost, Network
+from fedcore.compare.run import ModeRun
+from fedcore.compare.schedule import Schedule
+from fedcore.flower.app import FlowerApp
+from fedcore.record import RunRecord
+
+BOTH = frozenset({"client-1", "client-2"})
+NETWORK = Network(name="", bandwidth=8.0, latency=0.0, server=16.0)
+SCHEDULE = Schedule(counts=(4, 6), batch_size=2, epochs=2)
+
+
+def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), **started: Any) -> Followed:
+    """Two rounds; in the second one `survivors` are left, and nobody has to fetch the model."""
+    record = RunRecord()
+    record.add("started", {"aggregation": "plain", **started}, 0.0)
+    for number, left in ((1, tuple(sorted(BOTH))), (2, survivors)):
+        base = {"server_round": number, "survivors": left, "seconds": 2.0}
+        sent = dict.fromkeys(sorted(BOTH), 10 * number)
+        train = {**base, "message_type": "train", "examples": 7, "metrics": {"train_loss": 3.0}, "bytes_up": sent}
+        record.add("exchange-done", {**train, "bytes_down": dict.fromkeys(sorted(BOTH), 110 if number == 1 else 10)}, 1)
+        found = {"eval_acc": 0.5 * number, "eval_loss": 1.0 / number}
+        record.add("exchange-done", {**base, "message_type": "evaluate", "examples": 5, "metrics": found}, 2)
+    record.add("ended", {"status": "finished", "reason": ""}, 3.0)
+    return Followed(record=record, losses=(), models=("a", "b", "b", "c"), fetched=(BOTH, BOTH, frozenset(), BOTH))
+
+
+def run(tmp_path: Path, **changes: Any) -> ModeRun:
+    (mode,) = parse_modes("federated-plain")
+    values = {"app": FlowerApp.load(TINY), "mode": mode, "config": {}, "settings": {}, "sites": 2, "seed": 1}
+    return ModeRun(**{**values, "folder": tmp_path, "network": NETWORK, "cost": Cost(step=1.0, example=0.0), **changes})
+
+
+def test_the_model_counts_for_every_training_exchange(tmp_path: Path) -> None:
+    result = _result(run(tmp_path), followed(), Description(parameters=3, model_bytes=100, schedule=SCHEDULE))
+    assert result.bytes_down == {"client-1": 110 + 110, "client-2": 110 + 110}
+    assert result.bytes_up == {"client-1": 30, "client-2": 30}
+    assert [point.bytes_up for point in result.curve] == [10, 30]
+    assert (result.initial_sha256, result.model_sha256) == ("a", "")
+    assert [(point.accuracy, point.loss, point.seconds) for point in result.curve] == [(0.5, 1.0, 2.0), (1.0, 0.5, 4.0)]
+
+
+def test_samples_and_steps_are_those_of_the_survivors(tmp_path: Path) -> None:
+    about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
+    result = _result(run(tmp_path), followed(survivors=("client-2",)), about)
+    # Two epochs of 4 and 6 examples.
+    assert [point.samples for point in result.curve] == [20, 20 + 12]
+    assert result.steps == {"client-1": 4, "client-2": 2 * 6}
+    # 6 steps of a second; 120 and 130 bytes over a byte a second, in the second round over the whole of a site's link.
+    assert [point.simulated_seconds for point in result.curve] == pytest.approx([6 + 120, 6 + 120 + 6 + 130])
+
+
+def test_an_app_that_trains_in_its_own_way_tells_its_examples(tmp_path: Path) -> None:
+    result = _result(run(tmp_path), followed(), Description(parameters=0, model_bytes=0, schedule=None))
+    assert [point.samples for point in result.curve] == [7, 14]
+    assert result.steps == {}
+    assert result.simulated_seconds is None
+
+
+def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
+    about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
+    private = followed(privacy={"epsilon": 8.0, "delta": 1e-5})
+    assert _result(run(tmp_path), private, about).privacy == {"epsilon": 0.0, "budget": 8.0, "delta": 1e-5}
+    assert _result(run(tmp_path), followed(), about).privacy is None

@@ -1,0 +1,111 @@
+"""What is read off a run's events: who fetched which model, and how a client is lost."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcore.compare.following import Given, Killing
+from fedcore.compare.processes import ProcessGroup
+from fedcore.compare.run import Kill
+from fedcore.errors import EnvironmentFailure
+from fedcore.record import RunRecord
+
+CLIENTS = ["client-1", "client-2"]
+
+
+def exchange(server_round: int, model: str | None, cohort: list[str] | None = None) -> dict[str, Any]:
+    return {"server_round": server_round, "model": model, "cohort": cohort or CLIENTS, "message_type": "train"}
+
+
+def done(server_round: int, message_type: str = "evaluate") -> dict[str, Any]:
+    return {"server_round": server_round, "message_type": message_type}
+
+
+def ended(status: str, reason: str = "") -> RunRecord:
+    record = RunRecord()
+    record.add("ended", {"status": status, "reason": reason}, 0.0)
+    return record
+
+
+def test_a_model_is_fetched_once() -> None:
+    held: dict[str, str] = {}
+    given = Given(held=held)
+    for server_round, model in ((1, "a"), (1, "b"), (2, "b"), (2, "c")):
+        given.see("exchange", exchange(server_round, model))
+        given.see("exchange-done", done(server_round))
+    assert given.models == ["a", "b", "b", "c"]
+    assert [len(names) for names in given.fetched] == [2, 2, 0, 2]
+    # The next run of the same federation.
+    again = Given(held=held)
+    again.see("exchange", exchange(1, "c"))
+    again.see("exchange-done", done(1))
+    assert again.fetched == [frozenset()]
+
+
+def test_an_attempt_that_failed_leaves_its_model_with_the_clients() -> None:
+    given = Given(held={})
+    given.see("exchange", exchange(1, "a", ["client-1"]))
+    given.see("exchange", exchange(1, "a"))
+    given.see("exchange-done", done(1))
+    assert given.models == ["a"]
+    assert given.fetched == [frozenset({"client-2"})]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[ProcessGroup]:
+    """Two clients that only sleep."""
+    with ProcessGroup(tmp_path / "logs") as made:
+        for name in CLIENTS:
+            made.start(name, ["sleep", "60"])
+        yield made
+
+
+def killing(group: ProcessGroup) -> Killing:
+    ticks = iter(range(100))
+    return Killing(group=group, kill=Kill(site=1, round=2), sites=2, clock=lambda: float(next(ticks)))
+
+
+def living(group: ProcessGroup) -> list[str]:
+    return [name for name, child in group._children.items() if child.poll() is None]
+
+
+def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGroup) -> None:
+    watch = killing(group)
+    for data in (done(1), done(2, "train")):
+        watch.see("exchange-done", data)
+    assert living(group) == CLIENTS
+    watch.see("exchange-done", done(2))
+    assert living(group) == ["client-1"]
+    group.check()  # it is not missed
+    watch.see("dropped", {"client": "client-1", "stage": "share", "reason": "silent"})
+    assert watch.losses(ended("finished"))[0].consequence.startswith("not missed"), "the other one was not to be lost"
+    watch.see("dropped", {"client": "client-2", "stage": "share", "reason": "silent"})
+    (loss,) = watch.losses(ended("finished"))
+    assert loss.consequence == "dropped in stage share (silent); the run went on with 1 of 2 clients"
+    assert (loss.worker, loss.round, loss.seconds) == ("client-2", 2, 1.0)
+
+
+def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ProcessGroup) -> None:
+    watch = killing(group)
+    watch.see("exchange", exchange(2, "a"))
+    assert living(group) == CLIENTS
+    watch.see("exchange", exchange(3, "b"))
+    assert living(group) == ["client-1"]
+    watch.see("ended", {"status": "failed", "reason": "too few"})
+    (loss,) = watch.losses(ended("failed", "too few"))
+    assert loss.consequence == "not missed before the end; the run failed: too few"
+
+
+def test_nobody_is_lost_where_nobody_is_to_be_killed(group: ProcessGroup) -> None:
+    watch = Killing(group=group, kill=None, sites=2)
+    watch.see("exchange-done", done(2))
+    assert watch.losses(ended("finished")) == ()
+    assert living(group) == CLIENTS
+
+
+def test_a_child_that_ends_by_itself_is_missed(group: ProcessGroup) -> None:
+    group.start("client-3", ["false"]).wait()
+    with pytest.raises(EnvironmentFailure, match="client-3 ended with exit status 1"):
+        group.check()
