@@ -125,7 +125,7 @@ def push_pull(report: EventSink, folder: Path, worker: int, size: int, pairs: in
     """Push and pull; the first answer comes when all workers are there."""
     be_local()
     ranges = KeyRanges.of(_model(size), shards=1)
-    link = ServerLink([Pair.join(folder / str(worker))], ranges)
+    link = ServerLink([Pair.join(folder / str(worker), seconds=_SILENCE)], ranges)
     link.gradient.fill_(1.0)
     link.send(Request(None, 0.0))
     link.receive()
@@ -155,7 +155,7 @@ def serve_ours(report: EventSink, folder: Path, size: int, count: int, pairs: in
     ranges = KeyRanges.of(model, shards=1)
     shard = Shard(model, lambda module: torch.optim.SGD(module.parameters(), lr=LR), ranges, 0)
     inbox: queue.SimpleQueue[Knock] = queue.SimpleQueue()
-    doors = [Door(worker, folder / str(worker), size, inbox) for worker in range(count)]
+    doors = [Door(worker, folder / str(worker), _SILENCE, size, inbox) for worker in range(count)]
     process = ShardProcess(shard, doors, lambda number: folder / "model.npy")
     coordinator = Coordinator.of(count, bound=float("inf"), together=False, round_samples=1 << 60)
     Leader(process, coordinator, [], inbox, report, 4 * size, None).run()
@@ -174,7 +174,7 @@ def serve_bare(report: EventSink, folder: Path, size: int, count: int, pairs: in
             vector.copy_(values)
 
     def serve(worker: int) -> None:
-        pair, header, vector = Pair.serve(folder / str(worker)), new_header(), torch.zeros(size)
+        pair, header, vector = Pair.serve(folder / str(worker), seconds=_SILENCE), new_header(), torch.zeros(size)
         pair.receive(header)
         line.wait()
         for _ in range(pairs):

@@ -19,7 +19,7 @@ from typing import Final
 from fedcore.compare.account import Account
 from fedcore.compare.centralized import train_centralized
 from fedcore.compare.clock import allreduce_seconds, averaging_seconds, centralized_seconds, local_seconds
-from fedcore.compare.evaluation import Evaluated, Models, evaluate_rounds, everywhere
+from fedcore.compare.evaluation import Evaluated, Models, emit_evaluation, evaluate_rounds, everywhere
 from fedcore.compare.initial import INITIAL_FILE, save_initial
 from fedcore.compare.problem import ROUNDS
 from fedcore.compare.results import Loss, Point, RunResult
@@ -74,7 +74,7 @@ def run_baseline(run: ModeRun, emit: EventSink) -> RunResult:
     except FedcoreError as error:
         result = replace(result, status="failed", reason=result.reason or str(error))
     if result.status == "finished":
-        _emit_evaluation(result, emit)
+        emit_evaluation(result, emit)
     emit("ended", {"status": result.status, "reason": result.reason})
     return replace(result, wall_seconds=time.monotonic() - started)
 
@@ -175,22 +175,6 @@ def _done(account: Account, number: int) -> dict[str, object]:
         "bytes_up": {name: report["sent"] for name, report in reports.items()},
         "bytes_down": {name: report["received"] for name, report in reports.items()},
     }
-
-
-def _emit_evaluation(result: RunResult, emit: EventSink) -> None:
-    found = {"eval_loss": result.loss, "eval_acc": result.accuracy}
-    emit(
-        "exchange-done",
-        {
-            "exchange": len(result.curve),
-            "server_round": result.curve[-1].round,
-            "message_type": "evaluate",
-            "survivors": [site.site for site in result.sites],
-            "examples": sum(site.examples for site in result.sites),
-            "metrics": {name: value for name, value in found.items() if value is not None},
-            "seconds": 0.0,
-        },
-    )
 
 
 # --- the result ------------------------------------------------------------------------------------------------------

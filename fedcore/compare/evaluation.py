@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from fedcore.compare.problem import Problem
-from fedcore.compare.results import SiteResult
+from fedcore.compare.results import RunResult, SiteResult
 from fedcore.compare.run import ModeRun, worker_name
 from fedcore.compare.workers import Workers
 from fedcore.config import EngineConfig
@@ -45,6 +45,23 @@ def evaluate_rounds(run: ModeRun, workers: Workers, rounds: Mapping[int, Models]
     """
     reports = workers.call("evaluator", _evaluate, run, rounds, silence=SILENCE_SECONDS)
     return {report.data["round"]: _evaluated(report.data["sites"]) for report in reports}
+
+
+def emit_evaluation(result: RunResult, emit: EventSink) -> None:
+    """Tell the events of a run what its last model gave."""
+    found = {"eval_loss": result.loss, "eval_acc": result.accuracy}
+    emit(
+        "exchange-done",
+        {
+            "exchange": len(result.curve),
+            "server_round": result.curve[-1].round,
+            "message_type": "evaluate",
+            "survivors": [site.site for site in result.sites],
+            "examples": sum(site.examples for site in result.sites),
+            "metrics": {name: value for name, value in found.items() if value is not None},
+            "seconds": 0.0,
+        },
+    )
 
 
 def _evaluate(report: EventSink, run: ModeRun, rounds: Mapping[int, Models]) -> None:

@@ -22,7 +22,7 @@ def complete_rounds(task: Task, rounds: Sequence[int]) -> list[int]:
 
 def assemble(report: EventSink, task: Task, rounds: Sequence[int]) -> None:
     """Write the models of some rounds, each with the tensors of the initial one; reports "model" with its size."""
-    engine = task.engine(task.problem())
+    engine = task.engine(task.problem(), torch.device("cpu"))
     names = list(ModelState.open(task.initial))
     ranges = KeyRanges.of(engine.module, shards=task.shards)
     flat = FlatModel(engine.module, ranges)

@@ -35,12 +35,14 @@ class _Departure(NamedTuple):
 class Door:
     """Receives one worker's messages and sends it the replies, in its own thread.
 
-    size: numbers in this shard. inbox: where messages are announced. body: float32 [size], the worker's gradient until
-    it is answered, and the model that is sent to it from then on: the two are never needed at once.
+    seconds: how long a silent worker is waited for. size: numbers in this shard. inbox: where messages are announced.
+    body: float32 [size], the worker's gradient until it is answered, and the model that is sent to it from then on: the
+    two are never needed at once.
     """
 
     worker: int
     meeting: Path
+    seconds: float
     size: int
     inbox: queue.SimpleQueue[Knock]
     body: Tensor = field(init=False)
@@ -67,7 +69,7 @@ class Door:
 
     def _run(self) -> None:
         try:
-            self._exchange(Pair.serve(self.meeting))
+            self._exchange(Pair.serve(self.meeting, seconds=self.seconds))
         except PeerLost as error:
             self.inbox.put(Knock(self.worker, None, str(error)))
 

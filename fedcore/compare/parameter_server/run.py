@@ -9,21 +9,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedcore.compare.evaluation import SILENCE_SECONDS, Evaluated, evaluate_rounds, everywhere
+from fedcore.compare.evaluation import SILENCE_SECONDS, Evaluated, emit_evaluation, evaluate_rounds, everywhere
 from fedcore.compare.initial import save_initial
 from fedcore.compare.parameter_server.assembly import assemble, complete_rounds
 from fedcore.compare.parameter_server.supervision import Training
 from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.problem import ROUNDS
 from fedcore.compare.results import Point, RunResult, Staleness
-from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
 from fedcore.compare.training import snapshot
 from fedcore.compare.workers import Workers
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.record import EventSink
 from fedcore.state.files import sha256_file
-
-MODEL_FILE = "model.safetensors"
 
 
 def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) -> RunResult:
@@ -36,7 +34,9 @@ def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) 
     task = Task(run=run, slept=slept)
     result = RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point)
     rounds = int(run.config.get(ROUNDS, 0))
-    task.pieces.mkdir(parents=True, exist_ok=True)
+    # What an interrupted run left there would be taken for the meeting points of this one.
+    shutil.rmtree(task.pieces, ignore_errors=True)
+    task.pieces.mkdir(parents=True)
     emit("started", {"app": run.app.name, "aggregation": "none", "rounds": rounds, "privacy": None})
     with Workers(run.folder, run.environment()) as workers:
         training = Training(task, workers, emit)
@@ -54,6 +54,8 @@ def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) 
         except FedcoreError as error:
             result = replace(result, status="failed", reason=result.reason or str(error))
     shutil.rmtree(task.pieces)
+    if result.status == "finished":
+        emit_evaluation(result, emit)
     emit("ended", {"status": result.status, "reason": result.reason})
     return replace(result, wall_seconds=time.monotonic() - began)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -34,23 +34,30 @@ _GOODBYE_SECONDS: Final = 10.0
 def run_shard(report: EventSink, task: Task, number: int) -> None:
     """Serve one range of the model until no worker is left.
 
-    Shard 0 reports "round" after each round, "lost" for a worker that is gone, and "finished" at the end.
+    Shard 0 reports "began" when all workers are there, "round" after each round, "lost" for a worker that is gone, and
+    "finished" at the end.
     """
     be_local()
     problem = task.problem()
-    engine = task.engine(problem)
+    engine = task.engine(problem, torch.device("cpu"))
     ranges = KeyRanges.of(engine.module, shards=task.shards)
-    shard = Shard(engine.module.cpu(), problem.recipe().optimizer, ranges, number)
+    shard = Shard(engine.module, problem.recipe().optimizer, ranges, number)
     common: queue.SimpleQueue[Knock] = queue.SimpleQueue()
     doors = [
-        Door(worker, task.worker_meeting(worker, number), len(ranges.ranges[number]), _inbox(number, common))
+        Door(
+            worker,
+            task.worker_meeting(worker, number),
+            task.seconds,
+            len(ranges.ranges[number]),
+            _inbox(number, common),
+        )
         for worker in range(task.run.sites)
     ]
     process = ShardProcess(shard, doors, lambda server_round: task.piece(server_round, number))
     if number == 0:
         _leader(process, task, common, ranges, task.round_samples(problem), report).run()
     else:
-        follow(process, Pair.join(task.shard_meeting(number)))
+        follow(process, Pair.join(task.shard_meeting(number), seconds=task.seconds))
     process.close()
 
 
@@ -118,7 +125,7 @@ class Leader:
     bytes: int
     clock: SimulatedClock | None
     _arrivals: Arrivals[Request] = field(init=False)
-    _order: Any = field(default_factory=count)
+    _order: Iterator[int] = field(default_factory=count)
     _began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -173,8 +180,9 @@ class Leader:
                 self._report_round(action.round)
 
     def _reply(self, action: Action) -> Reply:
-        # The first answer of all begins the training.
-        self._began = self._began or time.monotonic()
+        if not self._began:  # the first answer of all
+            self._began = time.monotonic()
+            self.report("began", {})
         if self.clock is None or not isinstance(action, Answer | Release):
             return Reply(0.0, self.coordinator.round)
         size = HEADER_BYTES + (self.bytes if isinstance(action, Answer) else 0)
@@ -235,7 +243,7 @@ def _leader(
     round_samples: int,
     report: EventSink,
 ) -> Leader:
-    followers = [Pair.serve(task.shard_meeting(shard)) for shard in range(1, task.shards)]
+    followers = [Pair.serve(task.shard_meeting(shard), seconds=task.seconds) for shard in range(1, task.shards)]
     coordinator = Coordinator.of(task.run.sites, bound=task.bound, together=task.together, round_samples=round_samples)
     network = task.run.network if task.simulated else None
     clock = None if network is None else SimulatedClock(network=network, shards=task.shards)

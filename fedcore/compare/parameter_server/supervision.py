@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fedcore.compare.parameter_server.serving import run_shard
 from fedcore.compare.parameter_server.tasks import Task
-from fedcore.compare.parameter_server.transport import PAIR_SECONDS
+from fedcore.compare.parameter_server.transport import PeerLost
 from fedcore.compare.parameter_server.worker import run_worker
 from fedcore.compare.results import Loss
 from fedcore.compare.run import worker_name
@@ -18,8 +18,6 @@ from fedcore.compare.workers import ENDED, WorkerEvent, Workers
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.record import EventSink
 
-_SILENCE: Final = 2 * PAIR_SECONDS
-"""Longer than any wait between two of the processes, which ends them."""
 _GRACE: Final = 1.0
 """How long the ends of other processes are waited for when a shard is gone, to find the one that was the first."""
 
@@ -39,6 +37,7 @@ class Training:
     losses: list[Loss] = field(default_factory=list)
     traffic: list[dict[int, tuple[int, int]]] = field(init=False)
     finished: Mapping[str, Any] = field(default_factory=dict)
+    _began: bool = False
     _ended: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _gone: dict[str, float] = field(default_factory=dict)
 
@@ -46,18 +45,34 @@ class Training:
         self.traffic = [{0: (0, 0)} for _ in range(self.task.run.sites)]
 
     def run(self) -> None:
-        """Until the last process has ended; raises RunFailed where a shard, or every worker, is lost."""
+        """Until the last process has ended.
+
+        Raises RunFailed where the app's code fails, where a shard or every worker is lost, or one before the training
+        began: then nobody has begun, and the server does not know it yet.
+        """
         for shard in range(self.task.shards):
             self.workers.start(f"shard-{shard}", run_shard, self.task, shard)
         for worker in range(self.task.run.sites):
             self.workers.start(worker_name(worker), run_worker, self.task, worker)
-        for event in self.workers.events(silence=_SILENCE):
+        for event in self.workers.events(silence=self.task.seconds):
             self._take(event)
-            if event.kind == ENDED and event.name.startswith("shard-") and event.data["exitcode"]:
-                self._give_up()
+            if event.kind == ENDED and event.data["exitcode"]:
+                self._lose(event)
         if not self.finished["released"]:
             reasons = [f"{name}: {end['reason']}" for name, end in self._ended.items() if end["reason"]]
             raise RunFailed("; ".join(["all workers were lost", *reasons]))
+
+    def _lose(self, event: WorkerEvent) -> None:
+        """A process failed: shard 0 notices a worker that was killed, and goes on without it."""
+        reason = f"{event.name}: {event.data['reason']}"
+        if event.name.startswith("shard-"):
+            self._give_up()
+        if PeerLost.__name__ in event.data["reason"]:
+            return
+        if not self._began:
+            raise RunFailed(f"{reason}, before the training began")
+        if event.data["exitcode"] > 0:
+            raise RunFailed(reason)
 
     def bytes_at(self, server_round: int) -> list[tuple[int, int]]:
         """Bytes up and down of each worker up to the end of a round; a lost worker's last count stays."""
@@ -69,6 +84,8 @@ class Training:
     def _take(self, event: WorkerEvent) -> None:
         data = event.data
         match event.kind:
+            case "began":
+                self._began = True
             case "round":
                 self._end_round(data)
             case "lost":

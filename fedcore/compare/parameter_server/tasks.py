@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fedcore.compare.initial import INITIAL_FILE
 from fedcore.compare.problem import Problem
 from fedcore.compare.run import ModeRun
 from fedcore.compare.training import global_batch
 from fedcore.state import ModelState
-from fedcore.training.engines import Engine, make_engine
+from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,11 @@ class Task:
         return global_batch(self.run)
 
     @property
+    def seconds(self) -> float:
+        """How long a process that is silent is waited for."""
+        return self.run.app.settings.train_seconds
+
+    @property
     def simulated(self) -> bool:
         """Whether the run has a simulated clock."""
         return self.run.network is not None and not self.slept
@@ -66,9 +73,9 @@ class Task:
         """Import the app."""
         return Problem.load(self.run.app, config=self.run.config, sites=self.run.sites)
 
-    def engine(self, problem: Problem) -> Engine:
-        """The app's model as the run begins, on this process's device."""
-        engine = make_engine(problem.recipe())
+    def engine(self, problem: Problem, device: torch.device | None = None) -> Engine:
+        """The app's model as the run begins, on a device, by default this process's own."""
+        engine = make_engine(problem.recipe(), EngineConfig(), World(device=device or World.current().device))
         state = ModelState.open(self.initial)
         engine.load(state, only=list(state))
         return engine

@@ -22,9 +22,6 @@ from fedcore.errors import EnvironmentFailure
 
 HEADER_CELLS: Final = 8
 HEADER_BYTES: Final = 8 * HEADER_CELLS
-PAIR_SECONDS: Final = 300.0
-"""How long one side waits for the other before it takes it for lost."""
-
 _SERVER, _WORKER = 0, 1
 
 
@@ -44,12 +41,16 @@ class Pair:
     _peer: int
 
     @classmethod
-    def serve(cls, meeting: Path, *, seconds: float = PAIR_SECONDS) -> Pair:
-        """The server's end; waits for the worker's. meeting: a path that both sides name and no one used before."""
+    def serve(cls, meeting: Path, *, seconds: float) -> Pair:
+        """The server's end; waits for the worker's.
+
+        meeting: a path that both sides name and no one used before. seconds: how long one side waits for the other
+        before it takes it for lost.
+        """
         return cls(_group(meeting, _SERVER, seconds), _WORKER)
 
     @classmethod
-    def join(cls, meeting: Path, *, seconds: float = PAIR_SECONDS) -> Pair:
+    def join(cls, meeting: Path, *, seconds: float) -> Pair:
         """The worker's end."""
         return cls(_group(meeting, _WORKER, seconds), _SERVER)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,10 +63,11 @@ class ServerLink:
 def run_worker(report: EventSink, task: Task, worker: int) -> None:
     """Train on one site's data until its last batch is pushed; reports "traffic" after each round."""
     be_local()
+    os.environ["LOCAL_RANK"] = str(worker)  # workers share out the devices of the machine
     problem = task.problem()
     engine = task.engine(problem)
     ranges = KeyRanges.of(engine.module, shards=task.shards)
-    pairs = [Pair.join(task.worker_meeting(worker, shard)) for shard in range(task.shards)]
+    pairs = [Pair.join(task.worker_meeting(worker, shard), seconds=task.seconds) for shard in range(task.shards)]
     _Worker(task, problem, engine, ServerLink(pairs, ranges), report, worker).run()
 
 

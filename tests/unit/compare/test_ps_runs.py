@@ -82,7 +82,7 @@ def test_one_step_for_all_workers_is_the_step_of_centralized_training(make):
             "logs",
             "model.safetensors",
         ]
-    assert seen == ["started", "exchange-done", "exchange-done", "ended"] * 2
+    assert seen == ["started", *["exchange-done"] * 3, "ended"] * 2
 
 
 def test_one_asynchronous_worker_is_centralized_training(make):
@@ -138,6 +138,18 @@ def test_a_killed_shard_ends_the_run_with_a_reason(make, monkeypatch):
     assert "shard-1 was lost in round" in result.reason
     assert result.curve[1].accuracy is not None
     assert not dataclasses.asdict(result)["sites"]
+
+
+def test_a_worker_that_is_lost_before_the_training_ends_the_run(make, monkeypatch):
+    class Killing(ps_supervision.Workers):
+        def start(self, name, target, *args):
+            super().start(name, target, *args)
+            if name == "client-2":
+                self.kill(name)
+
+    monkeypatch.setattr("fedcore.compare.parameter_server.run.Workers", Killing)
+    result = run_parameter_server(make("ps-ssp"), silent)
+    assert (result.status, result.reason) == ("failed", "client-2: ended by SIGKILL, before the training began")
 
 
 def test_a_run_that_loses_all_its_workers_fails(make):
