@@ -45,7 +45,7 @@ POOLED: Final = "pooled"
 _BLAME_SECONDS: Final = 1.0
 """How long to wait for the end of the worker whose end broke the collective that others report."""
 _CONSEQUENCES: Final = {
-    "centralized": "there is no other worker, so that the run ended",
+    "centralized": "nobody else has the data, so that the run ended",
     "local": "the other sites went on without it",
     "synchronous": "every step needs the gradient of every rank, so that the run ended",
     "averaging": "every average needs the model of every rank, so that the run ended",
@@ -99,7 +99,7 @@ def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
             for number in account.close_rounds():
                 emit("exchange-done", _done(account, number))
                 if run.kill is not None and run.kill.round == number:
-                    # Centralized training has one worker, whatever the site.
+                    # Centralized training has workers of its own, whatever the sites.
                     workers.kill(account.names[run.kill.site % len(account.names)])
     except EnvironmentFailure as error:
         workers.stop()
@@ -109,19 +109,21 @@ def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
 
 def _start(run: ModeRun, workers: Workers) -> tuple[str, ...]:
     """Start all workers of the mode; their names."""
-    if run.mode.family == "centralized":
-        workers.start(POOLED, train_centralized, run)
-        return (POOLED,)
-    names = tuple(worker_name(site) for site in range(run.sites))
+    centralized = run.mode.family == "centralized"
+    if centralized:
+        ranks = int(run.mode.options["ranks"])
+        names = (POOLED,) if ranks == 1 else tuple(f"{POOLED}-{rank + 1}" for rank in range(ranks))
+    else:
+        names = tuple(worker_name(site) for site in range(run.sites))
     if run.mode.family == "local":
         for site, name in enumerate(names):
             workers.start(name, train_alone, run, site)
         return names
     # Rank 0 gets the socket that its store listens on, so that nobody races for a port.
     with socket.create_server((LOOPBACK, 0)) as listening:
-        for site, name in enumerate(names):
-            port = listening.getsockname()[1]
-            workers.start(name, train_together, run, site, port, listening if site == 0 else None)
+        target, port = train_centralized if centralized else train_together, listening.getsockname()[1]
+        for rank, name in enumerate(names):
+            workers.start(name, target, run, rank, port, listening if rank == 0 else None)
     return names
 
 
@@ -245,7 +247,7 @@ def _simulated(run: ModeRun, account: Account) -> list[float]:
     size = global_batch(run)
     _, steps = schedule.global_steps(size)
     if run.mode.family == "centralized":
-        return centralized_seconds(schedule, size, rounds, run.cost)
+        return centralized_seconds(schedule, size, rounds, run.cost, ranks=len(account.names))
     if run.mode.family == "synchronous":
         sent = account.sent_for_each(rounds * steps)
         return allreduce_seconds(schedule, size, rounds, run.cost, run.network, bytes_per_step=sent)

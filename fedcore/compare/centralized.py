@@ -8,6 +8,7 @@ strategy that averages (FedAvg) this is plain centralized training for the same 
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -104,17 +105,21 @@ def run_centralized(
     emit("ended", {"status": "finished", "reason": ""})
 
 
-def train_centralized(report: EventSink, run: ModeRun) -> None:
-    """The worker of mode `centralized`: on the schedule that all baselines share, or driven by the app's ServerApp.
+def train_centralized(
+    report: EventSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
+) -> None:
+    """A worker of mode `centralized`: on the schedule that all baselines share, or driven by the app's ServerApp.
 
     The second is for apps that do their own training. Its rounds report the examples that the app counts, and no steps.
     """
     try:
         Problem.load(run.app, config=run.config, sites=run.sites)
     except ConfigurationError as reason:
+        if run.mode.options["ranks"] != 1:
+            raise
         report("log", {"line": f"centralized by the ServerApp of {run.app.name}: {reason}"})
     else:
-        train_pooled(report, run)
+        train_pooled(report, run, rank, port, listening)
         return
     parameters = sum(spec.size for spec in ModelState.open(run.folder / INITIAL_FILE).layout.specs)
     report(READY, {"counts": [], "parameters": parameters, "sent": 0, "received": 0})

@@ -50,13 +50,13 @@ class Exchanged:
     down: Mapping[int, float]
 
 
-def centralized_seconds(schedule: Schedule, size: int, rounds: int, cost: Cost) -> list[float]:
-    """One process with all data. size: examples of a step, 0 for all.
+def centralized_seconds(schedule: Schedule, size: int, rounds: int, cost: Cost, *, ranks: int = 1) -> list[float]:
+    """All data in one place. size: examples of a step, 0 for all. ranks: that divide each step, at no cost.
 
     Returns, as all of these functions do, the seconds from the start to the end of each round.
     """
     _, steps = schedule.global_steps(size)
-    one = steps * cost.step + schedule.global_samples(size) * cost.example
+    one = steps * cost.step + schedule.global_samples(size) / ranks * cost.example
     return [one * (server_round + 1) for server_round in range(rounds)]
 
 

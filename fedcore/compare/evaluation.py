@@ -55,7 +55,8 @@ def _evaluate(report: EventSink, run: ModeRun, rounds: Mapping[int, Models]) -> 
         loaded, found = None, []
         for site, model in models.items():
             if model != loaded:
-                engine.load(ModelState.open(model))
+                state = ModelState.open(model)
+                engine.load(state, only=list(state))
                 loaded = model
             result = evaluate(engine, parts[site])
             weight = getattr(result, problem.app.weigh)

@@ -18,7 +18,7 @@ Family: TypeAlias = Literal["centralized", "local", "synchronous", "averaging", 
 _BATCH = {"global-batch": 0}
 _SERVER = {"shards": 1}
 _CHOICES = {"hook": ("none", "fp16", "bf16", "powersgd")}
-_AT_LEAST_1 = frozenset({"h", "shards"})
+_AT_LEAST_1 = frozenset({"h", "ranks", "shards"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "centralized": Kind(family="centralized", title="all data in one place, one process", options=_BATCH),
+    "centralized": Kind(family="centralized", title="all data in one place", options={**_BATCH, "ranks": 1}),
     "local": Kind(family="local", title="each site alone"),
     "allreduce": Kind(
         family="synchronous",

@@ -91,8 +91,11 @@ class Schedule:
         size, steps = self.global_steps(size)
         return own_rows(self.counts, size, steps, seed=seed, rank=site)
 
-    def pooled(self, size: int, *, seeds: Sequence[int]) -> Iterator[Rows]:
-        """The global batches of one round, as rows of all sites' examples one site after the other."""
+    def pooled(self, size: int, *, seeds: Sequence[int], rank: int = 0, ranks: int = 1) -> Iterator[Rows]:
+        """The global batches of one round, as rows of all sites' examples one site after the other.
+
+        rank, ranks: of a group that has all the data; each takes its part of every batch.
+        """
         shares = [self.share(site, size, seed=seed) for site, seed in enumerate(seeds)]
         offsets = [sum(self.counts[:site]) for site in range(len(self.counts))]
         for parts in zip(*shares, strict=True):
@@ -101,7 +104,8 @@ class Schedule:
                 for part, offset in zip(parts, offsets, strict=True)
                 if not part.empty
             ]
-            yield Rows(torch.cat(rows), parts[0].total)
+            own = torch.tensor_split(torch.cat(rows), ranks)[rank]
+            yield Rows(own, parts[0].total) if len(own) else Rows(rows[0][:1], parts[0].total, empty=True)
 
 
 def _samples(examples: int, size: int, steps: int) -> int:

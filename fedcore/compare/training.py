@@ -64,22 +64,31 @@ def global_batch(run: ModeRun) -> int:
     return int(run.mode.options["global-batch"]) or (own * run.sites if run.mode.family == "averaging" else own)
 
 
-def train_pooled(report: EventSink, run: ModeRun) -> None:
-    """All examples in one process: each step takes the union of what the sites would take."""
+def train_pooled(
+    report: EventSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
+) -> None:
+    """One rank of those that have all examples: each step takes the union of what the sites would take."""
+    ranks = int(run.mode.options["ranks"])
+    if ranks > 1:
+        _join(rank, ranks, port, listening)
     problem = Problem.load(run.app, config=run.config, sites=run.sites)
     schedule, size = problem.schedule, global_batch(run)
     sites = range(run.sites)
-    engine = _engine_alone(problem)
-    engine.load(ModelState.open(run.folder / INITIAL_FILE))
-    report(READY, _ready(schedule.counts, engine, Traffic()))
+    engine = _engine_together(problem, run, World.current()) if ranks > 1 else _engine_alone(problem)
+    initial = ModelState.open(run.folder / INITIAL_FILE)
+    engine.load(initial if rank == 0 else None, only=list(initial))
+    report(READY, _ready(schedule.counts if rank == 0 else (), engine, Traffic()))
     loop = RoundLoop(
         report=report,
         engine=engine,
         data=problem.pooled_training(),
-        rows=lambda number: schedule.pooled(size, seeds=[problem.order_seed(site, number) for site in sites]),
+        rows=lambda number: schedule.pooled(
+            size, seeds=[problem.order_seed(site, number) for site in sites], rank=rank, ranks=ranks
+        ),
         seed=lambda number: problem.order_seed(0, number),
-        folder=run.folder,
-        lost_after=run.kill.round if run.kill else 0,
+        folder=run.folder if rank == 0 else None,
+        tensors=list(initial),
+        lost_after=run.kill.round if run.kill and run.kill.site % ranks == rank else 0,
     )
     loop.run_rounds(problem.rounds)
 
@@ -90,7 +99,8 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
     data = problem.training(site)
     schedule = Schedule.of(run.config, [len(data)])  # type: ignore[arg-type]
     engine = _engine_alone(problem)
-    engine.load(ModelState.open(run.folder / INITIAL_FILE))
+    initial = ModelState.open(run.folder / INITIAL_FILE)
+    engine.load(initial, only=list(initial))
     report(READY, _ready(schedule.counts, engine, Traffic()))
     loop = RoundLoop(
         report=report,
@@ -99,6 +109,7 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
         rows=lambda number: schedule.own(0, seed=problem.order_seed(site, number)),
         seed=lambda number: problem.order_seed(site, number),
         folder=run.folder / worker_name(site),
+        tensors=list(initial),
         lost_after=_lost_after(run, site),
     )
     loop.run_rounds(problem.rounds)
@@ -118,7 +129,8 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
     engine = _engine_alone(problem) if averages else _engine_together(problem, run, world)
     dist.barrier()
     before = Traffic.now()
-    load_entries(engine.entries(), ModelState.open(run.folder / INITIAL_FILE) if site == 0 else None, world)
+    initial = ModelState.open(run.folder / INITIAL_FILE)
+    load_entries(engine.entries(only=list(initial)), initial if site == 0 else None, world)
     dist.barrier()
     report(READY, _ready([schedule.counts[site]], engine, Traffic.now() - before))
     size = global_batch(run)
@@ -129,6 +141,7 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
         rows=lambda number: schedule.share(site, size, seed=problem.order_seed(site, number)),
         seed=lambda number: problem.order_seed(site, number),
         folder=run.folder if site == 0 else None,
+        tensors=list(initial),
         lost_after=_lost_after(run, site),
         averaging=_averaging(run, engine) if averages else None,
     )
@@ -162,8 +175,9 @@ class Averaging:
 class RoundLoop:
     """A worker's rounds.
 
-    rows, seed: of a round, by its number. folder: for snapshots, None where another worker writes them. lost_after: the
-    round after which this worker waits for its end by SIGKILL, 0 for none. averaging: where models are averaged.
+    rows, seed: of a round, by its number. folder: for snapshots, None where another worker writes them. tensors: names
+    of those that the first model has, and every snapshot. lost_after: the round after which this worker waits for its
+    end by SIGKILL, 0 for none. averaging: where models are averaged.
     """
 
     report: EventSink
@@ -172,6 +186,7 @@ class RoundLoop:
     rows: Callable[[int], Iterator[Rows]]
     seed: Callable[[int], int]
     folder: Path | None
+    tensors: list[str]
     lost_after: int
     averaging: Averaging | None = None
 
@@ -216,11 +231,11 @@ class RoundLoop:
         """All ranks, since running statistics may have to be averaged first; one of them writes."""
         if self.folder is None:
             if self.engine.world.size > 1:
-                self.engine.save(None)
+                self.engine.save(None, only=self.tensors)
             return
         self.folder.mkdir(exist_ok=True)
-        with FileSink(snapshot(self.folder, number), self.engine.layout()) as sink:
-            self.engine.save(sink)
+        with FileSink(snapshot(self.folder, number), self.engine.layout(only=self.tensors)) as sink:
+            self.engine.save(sink, only=self.tensors)
 
 
 def _engine_alone(problem: Problem) -> Engine:
@@ -229,7 +244,7 @@ def _engine_alone(problem: Problem) -> Engine:
 
 
 def _engine_together(problem: Problem, run: ModeRun, world: World) -> Engine:
-    values = {"engine": "ddp", "hook": run.mode.options["hook"]}
+    values = {"engine": "ddp", "hook": run.mode.options.get("hook", "none")}
     config = EngineConfig.from_mapping(values, ranks=world.size, where=run.mode.label)
     return make_engine(problem.recipe(), config, world)
 

@@ -39,6 +39,8 @@ def size(value: float) -> str:
 
 def duration(value: float) -> str:
     """Seconds in the unit that suits them."""
+    if value < 0.001:
+        return f"{1e6 * value:.1f} µs"
     if value < 0.1:
         return f"{1000 * value:.1f} ms"
     if value < 120:

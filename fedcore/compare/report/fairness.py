@@ -36,6 +36,11 @@ BY_NATURE = (
         "union of what the sites take at that step. Whose update comes first at an asynchronous server is up to time.",
     ),
     (
+        "Optimizer state",
+        "A federated client begins every round with a fresh optimizer, unless the app keeps its state. The other modes "
+        "make it once and keep it through the whole run.",
+    ),
+    (
         "Numbers",
         "Secure aggregation rounds updates to fixed-point words; gradient hooks such as fp16 or powersgd compress; "
         "sums in another order round differently. Training itself has the precision named above.",

@@ -87,6 +87,7 @@ DILOCO = "diloco[h=3]"
     ("mode", "other", "within"),
     [
         (ALLREDUCE, CENTRALIZED, ROUNDING),
+        (f"centralized[ranks=2,{ALIKE}]", CENTRALIZED, ROUNDING),
         (f"allreduce[{ALIKE},hook=fp16]", ALLREDUCE, HALF),
         (EVERY_STEP, ALLREDUCE, ROUNDING),
         (PLAIN_OUTER, AVERAGING, ROUNDING),

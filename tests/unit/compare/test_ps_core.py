@@ -84,11 +84,10 @@ def test_no_worker_reads_beyond_the_bound_and_all_come_to_their_end(data, steps,
     crowd = Crowd(steps, bound=0.0 if together else bound, together=together)
     while crowd.core.clocks:
         assert crowd.ready, "nobody can go on"
-        worker = data.draw(st.sampled_from(sorted(crowd.ready)))
         if data.draw(st.integers(0, 9)) == 0:
-            crowd.lose(worker)
+            crowd.lose(data.draw(st.sampled_from(sorted(crowd.core.clocks))))
         else:
-            crowd.step(worker)
+            crowd.step(data.draw(st.sampled_from(sorted(crowd.ready))))
     assert not any(crowd.left.values())
     core = crowd.core
     assert core.samples == 4 * len(crowd.applied) == 4 * sum(core.steps.values())

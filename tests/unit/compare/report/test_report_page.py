@@ -66,7 +66,7 @@ def test_the_page_refers_to_nothing_outside_itself(html: str, elements: Elements
     assert not {"script", "link", "img", "iframe", "object", "base"} & set(elements.tags)
     ids = [value for name, value in elements.attributes if name == "id"]
     assert len(ids) == len(set(ids))
-    links = [value for name, value in elements.attributes if name == "href"]
+    links = [value for name, value in elements.attributes if name in ("href", "xlink:href")]
     inside = [f"#{target}" for target in re.findall(r"url\(#([^)]*)\)", html)]
     assert {link[1:] for link in links + inside} <= set(ids), "every reference is to an element of the page"
 

@@ -40,6 +40,7 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
         (size(1500), "1.5 kB"),
         (size(999_960), "1.0 MB"),
         (size(3.2e9), "3.2 GB"),
+        (duration(1e-5), "10.0 µs"),
         (duration(0.0123), "12.3 ms"),
         (duration(99.9), "99.9 s"),
         (duration(300), "5.0 min"),
