@@ -1,0 +1,63 @@
+"""What is found out about an app before its comparison; here in this process, the command tests have the real one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny import TINY
+
+from fedcore.compare.job import CompareJob, plan
+from fedcore.compare.modes import parse_modes
+from fedcore.compare.network import Network
+from fedcore.compare.problem import Problem
+from fedcore.compare.survey import Survey, _survey
+from fedcore.errors import ConfigurationError
+from fedcore.flower.app import FlowerApp
+
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+
+
+def survey(app: Path, network: str = "none", **config: Any) -> tuple[str, dict[str, Any]]:
+    job = CompareJob(
+        app=FlowerApp.load(app),
+        modes=parse_modes("federated"),
+        sites=3,
+        out=Path("/nowhere"),
+        network=Network.parse(network),
+        run_config=config,
+    )
+    (run,) = plan(job)
+    reports: list[tuple[str, dict[str, Any]]] = []
+    _survey(lambda kind, data: reports.append((kind, dict(data))), run)
+    (report,) = reports
+    return report
+
+
+def test_the_split_is_that_of_the_app() -> None:
+    kind, data = survey(DIGITS, "lan,step=2ms,example=1ms")
+    found = Survey.from_json(data)
+    assert kind == "found"
+    assert (found.refusal, found.cost and (found.cost.step, found.cost.example)) == ("", (0.002, 0.001))
+    app = FlowerApp.load(DIGITS)
+    problem = Problem.load(app, config=app.run_config, sites=3)
+    for site, part in enumerate(found.split):
+        split = problem.training(site)
+        assert part.site == f"client-{site + 1}"
+        assert part.training == len(split)
+        assert part.labels == {str(label): int((split.y == label).sum()) for label in sorted(set(split.y.tolist()))}
+    found.check(parse_modes("ps-ssp,local"))
+
+
+def test_an_app_that_trains_in_its_own_way_is_refused_for_some_modes() -> None:
+    _, data = survey(TINY)
+    found = Survey.from_json(data)
+    assert found.split == ()
+    found.check(parse_modes("federated,centralized"))
+    with pytest.raises(ConfigurationError, match=r"--modes local, ps-ssp\[s=1\]: .*supervised_app"):
+        found.check(parse_modes("federated,local,ps-ssp[s=1]"))
+
+
+def test_data_that_cannot_be_divided_are_refused() -> None:
+    kind, data = survey(DIGITS, partition="halves")
+    assert kind == "refused"
+    assert "halves" in data["reason"]
