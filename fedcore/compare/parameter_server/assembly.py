@@ -15,11 +15,6 @@ from fedcore.state import ModelState
 from fedcore.state.files import FileSink
 
 
-def complete_rounds(task: Task, rounds: Sequence[int]) -> list[int]:
-    """Those of which every shard kept its piece."""
-    return [number for number in rounds if all(task.piece(number, shard).exists() for shard in range(task.shards))]
-
-
 def assemble(report: EventSink, task: Task, rounds: Sequence[int]) -> None:
     """Write the models of some rounds, each with the tensors of the initial one; reports "model" with its size."""
     engine = task.engine(task.problem(), torch.device("cpu"))

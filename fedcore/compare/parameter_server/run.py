@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcore.compare.evaluation import SILENCE_SECONDS, Evaluated, emit_evaluation, evaluate_rounds, everywhere
 from fedcore.compare.initial import save_initial
-from fedcore.compare.parameter_server.assembly import assemble, complete_rounds
+from fedcore.compare.parameter_server.assembly import assemble
 from fedcore.compare.parameter_server.supervision import Training
 from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.problem import ROUNDS
@@ -90,7 +90,7 @@ def _staleness(summary: Mapping[str, Any], bound: float) -> Staleness:
 def _with_models(result: RunResult, task: Task, training: Training) -> RunResult:
     """Evaluate the initial model and that of every round; the last one stays, as model.safetensors."""
     run, workers = task.run, training.workers
-    rounds = complete_rounds(task, [report["round"] for report in training.rounds])
+    rounds = [report["round"] for report in training.rounds]
     if not rounds:
         return result
     (size,) = workers.call("assembler", assemble, task, rounds, silence=SILENCE_SECONDS)

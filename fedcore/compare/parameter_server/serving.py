@@ -25,7 +25,7 @@ from fedcore.compare.parameter_server.keys import KeyRanges
 from fedcore.compare.parameter_server.messages import Reply, Request, read_action, write_action
 from fedcore.compare.parameter_server.shard import Shard
 from fedcore.compare.parameter_server.tasks import Task
-from fedcore.compare.parameter_server.transport import HEADER_BYTES, Pair, be_local
+from fedcore.compare.parameter_server.transport import HEADER_BYTES, Pair, be_local, new_header
 from fedcore.record import EventSink
 
 _GOODBYE_SECONDS: Final = 10.0
@@ -177,6 +177,7 @@ class Leader:
             if isinstance(action, Answer):
                 self._arrivals.away.add(action.worker)
             if isinstance(action, Snapshot):
+                self._await_pieces()
                 self._report_round(action.round)
 
     def _reply(self, action: Action) -> Reply:
@@ -187,6 +188,11 @@ class Leader:
             return Reply(0.0, self.coordinator.round)
         size = HEADER_BYTES + (self.bytes if isinstance(action, Answer) else 0)
         return Reply(self.clock.answer(size), self.coordinator.round)
+
+    def _await_pieces(self) -> None:
+        """A round that was reported has its model, whatever ends after that."""
+        for pair in self.followers:
+            pair.receive(new_header())
 
     def _report_round(self, number: int) -> None:
         state = self.coordinator
@@ -227,6 +233,8 @@ def follow(process: ShardProcess, leader: Pair) -> None:
             for worker in action.workers:
                 _await(process, process.doors[worker])
         process.carry_out(action, Reply(0.0, 0))
+        if isinstance(action, Snapshot):
+            leader.send(new_header())
 
 
 def _await(process: ShardProcess, door: Door) -> None:
