@@ -200,6 +200,8 @@ class RoundLoop:
             # What this rank has sent before a barrier is counted on both sides after it.
             _meet()
             seconds, used = time.perf_counter() - started, Traffic.now() - before
+            # A rank that ended would take its connections out of a count that others still make.
+            _meet()
             self._save(number)
             data = {**done, "round": number, "seconds": seconds, "sent": used.sent, "received": used.received}
             self.report(ROUND, data)
