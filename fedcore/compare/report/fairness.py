@@ -142,7 +142,7 @@ def _precision(runs: Sequence[RunResult]) -> Check:
 
 def _versions(comparison: Comparison) -> Check:
     machines = {source.name: source.machine for source in comparison.sources} or {"all runs": comparison.machine}
-    found = {name: _machine_text(machine) for name, machine in machines.items()}
+    found = {name: machine_text(machine) for name, machine in machines.items()}
     return _check("Machine and versions", len(set(found.values())) == 1, "where the runs were made", found)
 
 
@@ -214,7 +214,8 @@ def _name(run: RunResult) -> str:
     return f"{run.mode} ({point_text(run.point)})" if run.point else run.mode
 
 
-def _machine_text(machine: Mapping[str, Any]) -> str:
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """Machine and versions in one line."""
     packages = ", ".join(f"{name} {number}" for name, number in machine.get("packages", {}).items())
     return f"{machine.get('system')}, {machine.get('cores')} cores, Python {machine.get('python')}, {packages}"
 

@@ -21,7 +21,10 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
     if not runs:
         return ("No mode finished.",)
     metric = metric_of(comparison)
-    found = [_best(runs, metric), *_against_centralized(runs, metric)]
+    shared = {label: of for label, of in runs.items() if of[0].kind != "local"}
+    found = [_best(shared or runs, metric), *_against_centralized(runs, metric)]
+    if shared:
+        found += _alone(runs, metric)
     found += [*_privacy(runs, metric), *_noise(runs), *_readable(runs)]
     return tuple(sentence for sentence in found if sentence)
 
@@ -44,6 +47,17 @@ def _best(runs: Runs, metric: str) -> str:
     if near:
         text += f" Within one standard deviation: {_listed(near)}."
     return text
+
+
+def _alone(runs: Runs, metric: str) -> list[str]:
+    """Models of single sites are told apart: each is tested where it was trained."""
+    spreads = {label: final(of, metric) for label, of in runs.items() if of[0].kind == "local"}
+    return [
+        f"{_title(label, runs)}: each site's own model has {metric} {_value(spread, metric)} on the site's own test "
+        "examples, an easier test the more the sites differ."
+        for label, spread in spreads.items()
+        if spread and _finite(spread)
+    ]
 
 
 def _against_centralized(runs: Runs, metric: str) -> list[str]:

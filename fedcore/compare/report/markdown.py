@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import Drawing
-from fedcore.compare.report.fairness import fairness
+from fedcore.compare.report.fairness import fairness, machine_text
 from fedcore.compare.report.headline import headline
 from fedcore.compare.report.tables import CAPTION, SIMULATED, failure_rows, loss_rows, main_table
 
@@ -29,8 +29,21 @@ def markdown(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
         parts += ["## What was lost", _table(head, lost)]
     checks = [(check.name, check.status, check.detail) for check in fairness(comparison)]
     parts += ["## Fairness", _table(("check", "status", "what was compared"), checks)]
-    parts.append("The whole report: report.html; every number: report.json.")
+    parts += ["## How it was made", _made(comparison), "The whole report: report.html; every number: report.json."]
     return "\n\n".join(parts) + "\n"
+
+
+def _made(comparison: Comparison) -> str:
+    """When, on what, and with what settings."""
+    made = [(source.created, source.machine) for source in comparison.sources]
+    lines = [f"{when}, {machine_text(what)}" for when, what in made or [(comparison.created, comparison.machine)]]
+    lines.append("seeds " + ", ".join(map(str, comparison.seeds)))
+    lines.append("run config: " + ", ".join(f"{key} = {value}" for key, value in comparison.run_config.items()))
+    if comparison.network is not None and comparison.cost is not None:
+        step, example = comparison.cost.step * 1e3, comparison.cost.example * 1e6
+        network = f"network {comparison.network.name}"
+        lines.append(f"{network}; a step computes for {step:.3g} ms and {example:.3g} us an example")
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -105,6 +105,15 @@ def test_a_tie_is_said_to_be_one() -> None:
     assert sentences[1].startswith("federated ends level with centralized (one seed")
 
 
+def test_models_of_single_sites_do_not_compete() -> None:
+    """Each is tested on its own site's examples, which is another test."""
+    runs = (ending("local", 0.9), ending("centralized", 0.8))
+    first, second = headline(made_up("local,centralized", runs=runs))
+    assert first == "centralized ends best: accuracy 80.00 %, one seed."
+    assert second.startswith("local: each site's own model has accuracy 90.00 % on the site's own test examples")
+    assert headline(made_up("local", runs=runs[:1])) == ("local ends best: accuracy 90.00 %, one seed.",)
+
+
 def test_the_headline_says_what_privacy_costs() -> None:
     runs = (
         ending("federated", 0.8, seconds=3.0, bytes_up={"client-1": 2000}),
