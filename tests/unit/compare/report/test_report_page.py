@@ -77,6 +77,16 @@ def test_what_comes_from_a_run_is_escaped(html: str, folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"report.json", "report.html", "report.md", "figures"}
 
 
+def test_the_markdown_says_how_it_was_made(folder: Path) -> None:
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    made = text[text.index("## How it was made") :]
+    document = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert f"- {document['created']}, {document['machine']['system']}" in made
+    assert "- seeds " + ", ".join(map(str, document["seeds"])) in made
+    assert all(f"{key} = {value}" in made for key, value in document["run_config"].items())
+    assert f"- network {document['network']['name']}; a step computes for" in made
+
+
 def test_every_section_with_data_is_there(html: str, folder: Path) -> None:
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", html)
     assert titles == [
