@@ -19,7 +19,7 @@ def export(
     kit: Annotated[Path, typer.Option(help="This client's kit.")],
     out: Annotated[Path, typer.Option(help="Save the model here, as safetensors; a file of that name is replaced.")],
     state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's state folder, where it is another.  [default: KIT/state]")
+        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what the model is as JSON.")] = False,
 ) -> None:

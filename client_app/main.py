@@ -71,7 +71,7 @@ def client(
         Path | None, typer.Option(help="Folder of data sets; the app finds it as FEDCORE_DATA.")
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's ledger and temporary files.  [default: KIT/state]")
+        Path | None, typer.Option(help="The agent's ledger and temporary files.  \\[default: KIT/state]")
     ] = None,
     nproc_per_node: Annotated[int, typer.Option(help="Ranks on this machine, one for each GPU.")] = 1,
     nnodes: Annotated[int, typer.Option(help="Machines of this client.")] = 1,
@@ -79,7 +79,7 @@ def client(
     rdzv_endpoint: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the machines meet: an address of machine 0, a free port.")
     ] = "",
-    engine: Annotated[str, typer.Option(help="Training engine of this site's ranks.  [default: the app's]")] = "",
+    engine: Annotated[str, typer.Option(help="Training engine of this site's ranks.  \\[default: the app's]")] = "",
     engine_set: Annotated[
         list[str] | None, typer.Option("--engine-set", metavar="K=V", help="Setting of the engine; repeatable.")
     ] = None,

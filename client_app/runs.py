@@ -52,9 +52,11 @@ def run(
         Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
     ] = Path("federation/operator"),
     run_config: Annotated[
-        list[str] | None, typer.Option("--run-config", help="key=value over [tool.flwr.app.config]; repeatable.")
+        list[str] | None, typer.Option("--run-config", help="key=value over \\[tool.flwr.app.config]; repeatable.")
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value over [tool.fedcore]; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value over \\[tool.fedcore]; repeatable.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the final model is saved.")] = Path("model.safetensors"),
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines, then a summary.")] = False,

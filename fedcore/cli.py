@@ -33,9 +33,9 @@ ORDER = ("provision", "server", "client", "run", "simulate", "compare")
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
 RunConfig = Annotated[
-    list[str] | None, typer.Option("--run-config", help="key=value over [tool.flwr.app.config]; repeatable.")
+    list[str] | None, typer.Option("--run-config", help="key=value over \\[tool.flwr.app.config]; repeatable.")
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value over [tool.fedcore]; repeatable.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value over \\[tool.fedcore]; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DataFolder = Annotated[
     Path | None, typer.Option("--data-dir", envvar="FEDCORE_DATA", help="Folder that holds the data sets.")

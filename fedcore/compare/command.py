@@ -46,7 +46,7 @@ def compare(
         list[Path] | None, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app; with --from, reports.")
     ] = None,
     modes: Annotated[
-        str, typer.Option(help="Comma-separated, each with its options: ps-ssp[s=3]; or all. See --list-modes.")
+        str, typer.Option(help="Comma-separated, each with its options: ps-ssp\\[s=3]; or all. See --list-modes.")
     ] = "federated,centralized",
     clients: Annotated[int, typer.Option(min=2, help="Number of sites: clients, workers or ranks.")] = 4,
     partition: Annotated[
@@ -57,14 +57,14 @@ def compare(
         str, typer.Option(help="Imagine it on lan, wan, or bandwidth=100Mbit,latency=50ms,slow=2:4; none for neither.")
     ] = "none",
     run_config: Annotated[
-        list[str] | None, typer.Option("--run-config", help="key=value over [tool.flwr.app.config]; repeatable.")
+        list[str] | None, typer.Option("--run-config", help="key=value over \\[tool.flwr.app.config]; repeatable.")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="key=value or key=value,value to sweep over, of the run config, the modes' options or [tool.fedcore]; "
-            "repeatable.",
+            help="key=value or key=value,value to sweep over, of the run config, the modes' options or "
+            "\\[tool.fedcore]; repeatable.",
         ),
     ] = None,
     kill: Annotated[str, typer.Option(help="End a site's worker in every mode: SITE@ROUND, as in client-2@3.")] = "",

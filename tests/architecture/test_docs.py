@@ -72,3 +72,18 @@ def test_every_command_shows_an_example(command: str) -> None:
     assert done.exit_code == 0
     shown = " ".join(done.output.split())
     assert re.search(rf"Example: +fedcore {command} [a-z-]", shown)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", ["[tool.flwr.app.config]", "[tool.fedcore]"]),
+        ("simulate", ["[tool.flwr.app.config]", "[tool.fedcore]"]),
+        ("compare", ["ps-ssp[s=3]", "[tool.flwr.app.config]", "[tool.fedcore]"]),
+        ("client", ["[default: KIT/state]", "[default: the app's]"]),
+    ],
+)
+def test_help_keeps_what_stands_in_brackets(command: str, words: list[str]) -> None:
+    """Rich takes it for markup unless it is escaped."""
+    shown = CliRunner().invoke(build(), [command, "--help"]).output
+    assert all(word in shown for word in words)
