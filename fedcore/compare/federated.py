@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from fedcore.compare.clock import Exchanged, federated_seconds
-from fedcore.compare.evaluation import evaluate_rounds, everywhere
+from fedcore.compare.evaluation import Evaluated, evaluate_rounds, everywhere
 from fedcore.compare.federation import Federation, Followed
 from fedcore.compare.initial import INITIAL_FILE, START_SECONDS, initial_state
 from fedcore.compare.problem import Problem
@@ -39,8 +39,8 @@ def run_federated(run: ModeRun, emit: EventSink, federation: Federation) -> RunR
     """Carry out one run in a federation that may have served others before.
 
     Seconds and bytes are those of completed training exchanges. The start of the federation is in the wall seconds of
-    its first run. The last model is evaluated on every site where the app is a `supervised_app`. A run that fails is a
-    result, too.
+    its first run. The last model is evaluated on every site where the app is a `supervised_app`; with differential
+    privacy that is the only accuracy, since what clients report is noised. A run that fails is a result, too.
     """
     started = time.monotonic()
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,14 @@ def _evaluated(run: ModeRun, result: RunResult, workers: Workers) -> RunResult:
         loss=found[0].loss,
         accuracy=found[0].accuracy,
     )
-    return replace(result, curve=(start, *result.curve), sites=found[last].sites)
+    rest = result.curve if result.privacy is None else _without_noise(result.curve, found[last])
+    return replace(result, curve=(start, *rest), sites=found[last].sites)
+
+
+def _without_noise(curve: tuple[Point, ...], last: Evaluated) -> tuple[Point, ...]:
+    """With differential privacy clients add noise to what they report; the model itself is evaluated as it is."""
+    silent = (replace(point, loss=None, accuracy=None) for point in curve[:-1])
+    return (*silent, replace(curve[-1], loss=last.loss, accuracy=last.accuracy))
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from support.tiny import TINY
 
-from fedcore.compare.federated import Description, _result
+from fedcore.compare.evaluation import Evaluated
+from fedcore.compare.federated import Description, _result, _without_noise
 from fedcore.compare.federation import Followed
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.network import Cost, Network
+from fedcore.compare.results import Point
 from fedcore.compare.run import ModeRun
 from fedcore.compare.schedule import Schedule
 from fedcore.flower.app import FlowerApp
@@ -72,3 +74,23 @@ def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
     private = followed(privacy={"epsilon": 8.0, "delta": 1e-5})
     assert _result(run(tmp_path), private, about).privacy == {"epsilon": 0.0, "budget": 8.0, "delta": 1e-5}
     assert _result(run(tmp_path), followed(), about).privacy is None
+
+
+def test_noised_metrics_give_way_to_the_evaluation_of_the_last_model() -> None:
+    """A share of right answers of 1.66 was once the best of a comparison."""
+    curve = tuple(
+        Point(
+            round=number,
+            samples=0,
+            seconds=1.0,
+            simulated_seconds=None,
+            bytes_up=1.0,
+            bytes_down=1.0,
+            loss=-3.0,
+            accuracy=1.66,
+        )
+        for number in (1, 2)
+    )
+    first, last = _without_noise(curve, Evaluated(loss=0.5, accuracy=0.75, sites=()))
+    assert (first.loss, first.accuracy, first.round) == (None, None, 1)
+    assert (last.loss, last.accuracy, last.round) == (0.5, 0.75, 2)
