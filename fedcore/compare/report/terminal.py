@@ -12,12 +12,12 @@ from fedcore.compare.report.headline import headline
 from fedcore.compare.report.summary import summarize
 from fedcore.compare.report.tables import columns
 
-# Cells of the column of labels; longer ones are folded.
-_WIDEST = 24
+# Cells of the column of labels; longer ones are folded, on a narrow terminal sooner.
+_NARROWEST, _WIDEST = 14, 24
 
 
 def terminal_table(comparison: Comparison) -> Table:
-    """The main table with the sentences below it; fits into 100 columns, and into 80 where labels are short.
+    """The main table with the sentences below it; fits into 80 columns.
 
     What was not equal in all modes, and which runs failed, is said in red.
     """
@@ -37,7 +37,7 @@ def terminal_table(comparison: Comparison) -> Table:
             view.add_column(column.title, justify="right", no_wrap=True)
         else:
             longest = max((len(one.mode) for one in summaries), default=0)
-            view.add_column(column.title, overflow="fold", min_width=min(longest, _WIDEST), max_width=_WIDEST)
+            view.add_column(column.title, overflow="fold", min_width=min(longest, _NARROWEST), max_width=_WIDEST)
     for one in summaries:
         cells = [escape(column.cell(one)) for column in found]
         view.add_row(*cells, style=None if one.finished else "red")

@@ -134,7 +134,7 @@ def test_equal_runs_are_said_to_be_equal() -> None:
 
 @pytest.mark.parametrize(
     ("modes", "width"),
-    [("centralized,allreduce,ps-sync,federated,federated-plain", 80), ("ps-ssp[s=3,shards=2],federated[lr=0.1]", 100)],
+    [("centralized,allreduce,ps-sync,federated,federated-plain", 80), ("ps-ssp[s=3,shards=2],federated[lr=0.1]", 80)],
 )
 def test_the_table_fits_the_terminal(modes: str, width: int) -> None:
     console = Console(file=StringIO(), width=width)
