@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedcore.cli import INTERRUPTED, DataFolder, RunConfig
 from fedcore.compare.job import (
     ALL_MODES,
     SEED,
@@ -37,7 +38,6 @@ from fedcore.record import EventSink
 if TYPE_CHECKING:
     from fedcore.compare.execution import RunStart
 
-INTERRUPTED = 130
 FAILED = 1
 
 
@@ -56,9 +56,7 @@ def compare(
     network: Annotated[
         str, typer.Option(help="Imagine it on lan, wan, or bandwidth=100Mbit,latency=50ms,slow=2:4; none for neither.")
     ] = "none",
-    run_config: Annotated[
-        list[str] | None, typer.Option("--run-config", help="key=value over \\[tool.flwr.app.config]; repeatable.")
-    ] = None,
+    run_config: RunConfig = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,9 +67,7 @@ def compare(
     ] = None,
     kill: Annotated[str, typer.Option(help="End a site's worker in every mode: SITE@ROUND, as in client-2@3.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the report, models and logs.")] = Path("compare-out"),
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", envvar="FEDCORE_DATA", help="Folder that holds the data sets.")
-    ] = None,
+    data_dir: DataFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier comparison in the folder.")] = False,
     from_: Annotated[bool, typer.Option("--from", help="Lay the report.json files named over one another.")] = False,
     list_modes: Annotated[bool, typer.Option("--list-modes", help="Print the modes and their options.")] = False,

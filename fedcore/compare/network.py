@@ -70,10 +70,6 @@ class Network:
                 factor *= slower
         return factor
 
-    def transfer(self, size: float, *, sharing: int = 1) -> float:
-        """Seconds until `size` bytes are at the other end, with `sharing` sites on the server's link."""
-        return self.latency + size * 8 / min(self.bandwidth, self.server / sharing)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
