@@ -28,18 +28,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
-from benchmarks.engines import AIM, LR, MODELS, Times, _ratio, _seconds
-from benchmarks.groups import on_ranks
+from benchmarks.engines import AIM, BATCH, FIGURE_MODEL, LR, MODELS, RANKS, Times, _ratio, take_turns, time_models
 from benchmarks.ps_engine import push_over_engine
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.training import RoundLoop
 from fedcore.config import EngineConfig
 from fedcore.data import Split
 from fedcore.training.engines import Recipe, make_engine
-
-RANKS = 2
-BATCH = 64
-FIGURE_MODEL = "cnn"
 
 
 def main() -> int:
@@ -51,13 +46,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Both models on one group of ranks each."""
-    turns = arguments.turns or (5 if arguments.quick else 15)
-    steps = {"cnn": 6 if arguments.quick else 16, "2nn": 40 if arguments.quick else 150}
-    times: dict[str, Times] = {}
-    for name in MODELS:
-        say(f"{name}: {turns} turns of {steps[name]} steps on {RANKS} ranks")
-        # A step ends for all ranks together, so that one rank's clock is enough.
-        times[name] = on_ranks(RANKS, _turns, name, turns, steps[name])[0]
+    times, steps = time_models(arguments, _turns)
     value = _ratio(*times[FIGURE_MODEL])
     say("the parameter server")
     return Report(
@@ -103,13 +92,7 @@ def _turns(name: str, turns: int, steps: int) -> Times:
         lost_after=0,
     )
     loops = (lambda: bare(model, data, steps), lambda: _as_many(loop, steps))
-    times: Times = ([], [])
-    for turn in range(-1, turns):
-        # The order turns round, so that neither loop always follows the other; the first turn warms both up.
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            seconds = _seconds(loops[which])
-            if turn >= 0:
-                times[which].append(seconds)
+    times = take_turns(loops, turns)
     engine.close()
     return times
 

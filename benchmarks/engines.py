@@ -57,13 +57,7 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Both models on one group of ranks each."""
-    turns = arguments.turns or (5 if arguments.quick else 15)
-    steps = {"cnn": 6 if arguments.quick else 16, "2nn": 40 if arguments.quick else 150}
-    times: dict[str, Times] = {}
-    for name in MODELS:
-        say(f"{name}: {turns} turns of {steps[name]} steps on {RANKS} ranks")
-        # A step ends for all ranks together, so that one rank's clock is enough.
-        times[name] = on_ranks(RANKS, _turns, name, turns, steps[name])[0]
+    times, steps = time_models(arguments, _turns)
     starts, rounds = (1, 5) if arguments.quick else (5, 20)
     say(f"a group of {RANKS} ranks: {starts} starts, {rounds} rounds after each")
     costs = measure_group(RANKS, starts=starts, rounds=rounds)
@@ -81,6 +75,23 @@ def measure(arguments: argparse.Namespace) -> Report:
             "small model, whose step takes a few milliseconds, the calls around it show",
         ),
     )
+
+
+def time_models(
+    arguments: argparse.Namespace, turns_of: Callable[[str, int, int], Times]
+) -> tuple[dict[str, Times], dict[str, int]]:
+    """Times of both models on a group of ranks each, and steps of a turn.
+
+    turns_of: run by each rank, with the model's name, the number of turns and that of the steps in each.
+    """
+    turns = arguments.turns or (5 if arguments.quick else 15)
+    steps = {"cnn": 6 if arguments.quick else 16, "2nn": 40 if arguments.quick else 150}
+    times: dict[str, Times] = {}
+    for name in MODELS:
+        say(f"{name}: {turns} turns of {steps[name]} steps on {RANKS} ranks")
+        # A step ends for all ranks together, so that one rank's clock is enough.
+        times[name] = on_ranks(RANKS, turns_of, name, turns, steps[name])[0]
+    return times, steps
 
 
 def bare(model: DistributedDataParallel, data: Split, steps: int) -> None:
@@ -109,15 +120,20 @@ def _turns(name: str, turns: int, steps: int) -> Times:
         for batch in engine.batches(data, batch_size=BATCH, seed=0, steps=steps):
             engine.step(batch)
 
+    times = take_turns((lambda: bare(model, data, steps), ours), turns)
+    engine.close()
+    return times
+
+
+def take_turns(loops: tuple[Callable[[], None], Callable[[], None]], turns: int) -> Times:
+    """Seconds of each turn of both loops, which all ranks begin and end together."""
     times: Times = ([], [])
-    loops = (lambda: bare(model, data, steps), ours)
     for turn in range(-1, turns):
         # The order turns round, so that neither loop always follows the other; the first turn warms both up.
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
             seconds = _seconds(loops[which])
             if turn >= 0:
                 times[which].append(seconds)
-    engine.close()
     return times
 
 
