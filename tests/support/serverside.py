@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -78,8 +78,9 @@ from server_app.services import Services
 from server_app.settings import ServerSettings
 from server_app.store import Store
 
+T = TypeVar("T")
 TINY = Path(__file__).parents[1] / "apps" / "tiny"
-QUICK = {
+SETTINGS = {
     "min-clients": 3,
     "join-seconds": 2.0,
     "train-seconds": 5.0,
@@ -88,7 +89,32 @@ QUICK = {
     "w-max": 64,
     "field-bits": 16,
 }
-"""Settings of a run that does not make a test wait; everybody is alive unless a test says otherwise."""
+"""Settings of a run. Its seconds are those of the site's clock: they pass only where a test lets them."""
+POLL_SECONDS = 30.0
+"""The longest that the server lets a request wait."""
+POLLS = 3
+"""How often a member asks for what should come at once; a machine may be busy."""
+
+
+class Clock:
+    """Seconds that stand still, so that nobody is late or silent because the machine is busy."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    async def run_until(self, work: asyncio.Future[T]) -> T:
+        """The result of `work`, for which time has to pass."""
+        while not work.done():
+            self.advance(0.1)
+            await asyncio.sleep(0.01)
+        return work.result()
 
 
 class Failure(AssertionError):
@@ -245,9 +271,16 @@ class Member:
         self.sent[step] = body if isinstance(body, bytes) else body.model_dump_json().encode()
         await self.ask("PUT", self.at(step), body)
 
-    async def get(self, step: str, wait: float = 5.0) -> bytes:
-        response = await self.ask("GET", f"{self.at(step)}?wait={wait:g}")
-        return b"" if response.status_code == 204 else response.content
+    async def get(self, step: str) -> bytes:
+        return (await self._poll(self.at(step))).content
+
+    async def _poll(self, path: str) -> httpx.Response:
+        """What `path` answers once it has something to say."""
+        for _ in range(POLLS):
+            response = await self.ask("GET", f"{path}{'&' if '?' in path else '?'}wait={POLL_SECONDS:g}")
+            if response.status_code == 200:
+                return response
+        raise AssertionError(f"nothing came from {path}")
 
     def at(self, step: str) -> str:
         assert self.task is not None
@@ -258,13 +291,11 @@ class Member:
 
     # --- an exchange ----------------------------------------------------------------------------
 
-    async def enter(self, wait: float = 5.0) -> Task:
+    async def enter(self) -> Task:
         """Take the next task, fetch its model, make a session."""
         last = self.task
-        known = f"&run={last.run}&after={last.exchange}" if last else ""
-        response = await self.ask("GET", f"/v1/task?wait={wait:g}{known}")
-        assert response.status_code == 200, "no task came"
-        task = self.task = Task.model_validate_json(response.content)
+        known = f"?run={last.run}&after={last.exchange}" if last else ""
+        task = self.task = Task.model_validate_json((await self._poll(f"/v1/task{known}")).content)
         if task.model is not None:
             self._model = await self._fetch(task)
         if task.aggregation == "secure":
@@ -409,6 +440,7 @@ class Site:
     members: dict[int, Member]
     operator_kit: OperatorKit
     apps: list[ScriptedApp]
+    clock: Clock
 
     async def operator(self, method: str, path: str, body: Message | None = None) -> httpx.Response:
         """A request with the operator's token; Failure where the answer is a problem."""
@@ -433,7 +465,7 @@ class Site:
             app_sha256=bundle.sha256,
             files=dict(bundle.files),
             run_config=dict(config or {}),
-            settings={**QUICK, **(settings or {})},
+            settings={**SETTINGS, **(settings or {})},
         )
         return RunOut.model_validate_json((await self.operator("POST", "/v1/runs", body)).content)
 
@@ -446,13 +478,12 @@ class Site:
 
     async def follow(self, run: str) -> RunOut:
         """The run once it has ended, with all its events."""
-        async with asyncio.timeout(30):
-            while True:
-                text = (await self.operator("GET", f"/v1/runs/{run}?wait=5")).content
-                answer = RunOut.model_validate_json(text)
-                if answer.status.final:
-                    return answer
-                await asyncio.sleep(0.01)
+        while True:
+            text = (await self.operator("GET", f"/v1/runs/{run}?wait=5")).content
+            answer = RunOut.model_validate_json(text)
+            if answer.status.final:
+                return answer
+            await asyncio.sleep(0.01)
 
     async def finish(self, run: str, app: ScriptedApp, model: ModelState | None = None) -> RunOut:
         app.finish(model)
@@ -474,9 +505,13 @@ async def site(
     transport: Callable[[Application], httpx.AsyncBaseTransport] | None = None,
     **limits: Any,
 ) -> AsyncIterator[Site]:
-    """A server over `folder` without a socket; `limits` change its ServerSettings."""
+    """A server over `folder` without a socket; `limits` change its ServerSettings.
+
+    Its clock stands still. Where enough clients are there, it does not wait for more.
+    """
     kit = ServerKit.load(federation.server)
-    settings = ServerSettings(data_dir=folder / "data", grace_seconds=0.3, **{"reserve_bytes": 0, **limits})
+    clock = Clock()
+    settings = ServerSettings(data_dir=folder / "data", **{"reserve_bytes": 0, "grace_seconds": 0.0, **limits})
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
     store = await Store.open(settings.database)
     numbers = itertools.count(1)
@@ -485,8 +520,8 @@ async def site(
         roster=kit.roster,
         store=store,
         spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
-        presence=Presence(clock=time.monotonic),
-        clock=time.monotonic,
+        presence=Presence(clock=clock),
+        clock=clock,
         wall=time.time,
         new_id=lambda: f"run-{next(numbers)}-{os.urandom(3).hex()}",
         randomness=os.urandom,
@@ -516,6 +551,7 @@ async def site(
             members={kit.client_id: Member(kit, http, folder) for kit in kits},
             operator_kit=OperatorKit.load(federation.operator),
             apps=apps,
+            clock=clock,
         )
     await store.close()
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.serverside import Failure, Local, Member, ScriptedApp, Site, events_of, until
+from support.serverside import Failure, Local, Member, ScriptedApp, Site, events_of, site, until
 
+from fedcore.federation import Federation
 from fedcore.state import ModelState
 from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason
 from server_app.appmessages import ExchangeFailed, Replies
@@ -129,42 +130,51 @@ async def test_a_dropout_at_each_step_leaves_the_others_sum(here: Site, model: M
     assert dropped["reason"] == "withdrew: worker-died"
 
 
-@pytest.mark.parametrize("step", ["share", "upload", "unmask"])
-async def test_a_client_that_falls_silent_is_given_up(here: Site, model: ModelState, step: str) -> None:
+async def waits_only_for(here: Site, client: int, stage: str) -> None:
+    """Wait until all others have done their part of a stage."""
+
+    def alone() -> bool:
+        exchange = here.application.coordinator.exchange
+        return exchange is not None and exchange.stage == stage and exchange.missing() == {client}
+
+    await until(alone)
+
+
+@pytest.mark.parametrize(("step", "stage"), [("share", "share"), ("upload", "input"), ("unmask", "unmask")])
+async def test_a_client_that_falls_silent_is_given_up(here: Site, model: ModelState, step: str, stage: str) -> None:
     give_locals(here)
-    run, app = await here.begin({"liveness-seconds": 0.6})
+    run, app = await here.begin({"liveness-seconds": 10.0, "step-seconds": 100.0})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
-
-    async def stay_alive(member: Member) -> None:
-        while True:
-            await member.ask("GET", "/v1/task")
-            await asyncio.sleep(0.1)
-
-    others = [member for member in members if member.id != 3]
-    beats = [asyncio.create_task(stay_alive(member)) for member in others]
-    await together(members, {3: step})
+    silent = members.pop(2)
+    protocol = asyncio.create_task(together(members))
+    await silent.secure(until=step)
+    await waits_only_for(here, silent.id, stage)
+    for _ in range(2):  # the second time is beyond the limit for whoever has not said anything since the first
+        here.clock.advance(6.0)
+        await asyncio.gather(*(member.ask("GET", "/v1/task") for member in members))
+    await protocol
     answer = await asked
-    for beat in beats:
-        beat.cancel()
-    await asyncio.gather(*beats, return_exceptions=True)
     assert isinstance(answer, Replies)
     check_mean(answer.replies[0], model, ALL if step == "unmask" else [1, 2, 4])
     (dropped,) = events_of(await here.finish(run, app), "dropped")
-    assert (dropped["client"], dropped["reason"]) == ("client-3", "silent for more than 0.6 s")
+    assert (dropped["client"], dropped["reason"]) == ("client-3", "silent for more than 10 s")
 
 
 async def test_a_stage_ends_at_its_deadline(here: Site, model: ModelState) -> None:
     give_locals(here)
-    run, app = await here.begin({"step-seconds": 0.6})
+    run, app = await here.begin({"step-seconds": 3.0})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
-    await together(members, {4: "share"})
+    protocol = asyncio.create_task(together(members, {4: "share"}))
+    await waits_only_for(here, 4, "share")
+    here.clock.advance(3.0)
+    await protocol
     answer = await asked
     assert isinstance(answer, Replies)
     check_mean(answer.replies[0], model, [1, 2, 3])
     (dropped,) = events_of(await here.finish(run, app), "dropped")
-    assert dropped["reason"] == "no answer in stage share within 0.6 s"
+    assert dropped["reason"] == "no answer in stage share within 3 s"
 
 
 async def test_below_the_threshold_the_exchange_is_tried_again(here: Site, model: ModelState) -> None:
@@ -204,14 +214,17 @@ async def test_the_run_fails_with_the_reason_of_the_last_attempt(here: Site, mod
     assert [item["retry"] for item in events_of(ended, "exchange-failed")] == [True, False]
 
 
-async def test_a_reason_that_all_clients_share_is_not_tried_again(here: Site, model: ModelState) -> None:
-    _, app = await here.begin()
-    asked = asyncio.create_task(app.exchange(model, ALL))
-    for member in await here.enter_all():
-        await member.withdraw(WithdrawalReason.APP_FAILED)
-    answer = await asked
-    assert isinstance(answer, ExchangeFailed)
-    assert answer.reason.startswith("every client withdrew: app-failed")
+async def test_a_reason_that_all_clients_share_is_not_tried_again(
+    federation: Federation, tmp_path: Path, model: ModelState
+) -> None:
+    async with site(federation, tmp_path, grace_seconds=1.0) as here:
+        _, app = await here.begin()
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        for member in await here.enter_all():
+            await member.withdraw(WithdrawalReason.APP_FAILED)
+        answer = await asked
+        assert isinstance(answer, ExchangeFailed)
+        assert answer.reason.startswith("every client withdrew: app-failed")
 
 
 async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelState) -> None:
@@ -287,11 +300,11 @@ async def test_a_client_with_another_app_is_not_asked(here: Site, model: ModelSt
 
 
 async def test_too_few_clients_fail_the_exchange_in_time(here: Site, model: ModelState) -> None:
-    _, app = await here.begin({"join-seconds": 0.3, "liveness-seconds": 0.2})
-    await asyncio.sleep(0.25)
-    answer = await app.exchange(model, ALL)
+    _, app = await here.begin()
+    here.clock.advance(31.0)
+    answer = await here.clock.run_until(asyncio.create_task(app.exchange(model, ALL)))
     assert isinstance(answer, ExchangeFailed)
-    assert "3 clients are needed, 0 are connected after 0.3 s" in answer.reason
+    assert "3 clients are needed, 0 are connected after 2 s" in answer.reason
 
 
 async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, model: ModelState) -> None:
@@ -373,12 +386,12 @@ async def test_a_client_that_may_not_train_is_not_asked(here: Site, model: Model
 
 
 async def test_who_may_not_train_is_counted_where_too_few_are_left(here: Site, model: ModelState) -> None:
-    run, app = await here.begin({"join-seconds": 0.3, "max-attempts": 2})
+    run, app = await here.begin({"max-attempts": 2})
     installed = here.services.presence.installed[1]
     for number in (1, 2):
         hello = JoinIn(app_sha256=installed, version="test", eligible=False)
         await here.members[number].ask("POST", "/v1/join", hello)
-    answer = await app.exchange(model, ALL)
+    answer = await here.clock.run_until(asyncio.create_task(app.exchange(model, ALL)))
     assert isinstance(answer, ExchangeFailed)
-    assert "3 clients are needed, 2 are connected after 0.3 s; 2 more may not train now" in answer.reason
+    assert "3 clients are needed, 2 are connected after 2 s; 2 more may not train now" in answer.reason
     assert events_of(await here.finish(run, app), "dropped") == []

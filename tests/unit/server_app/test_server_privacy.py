@@ -21,7 +21,7 @@ PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 2.0}
 
 @pytest.fixture
 def model() -> ModelState:
-    return ModelState.from_arrays({"weight": np.zeros(1000, np.float32)})
+    return ModelState.from_arrays({"weight": np.zeros(2500, np.float32)})
 
 
 def give_locals(site: Site) -> None:
@@ -45,6 +45,7 @@ async def test_epsilon_is_in_the_record_after_every_exchange(here: Site, model: 
     (reply,) = trained.replies
     assert (reply.examples, reply.metrics) == (4, {}), "every client weighs the same, and sends no metrics"
     noise = ModelState.open(Path(reply.state))["weight"].std()
+    # Seven standard deviations of the estimate.
     assert noise == pytest.approx(2 / np.sqrt(3 * 4), rel=0.1), "four shares, each for one of three"
     evaluated = await exchange(here, app, model, message_type="evaluate")
     assert set(evaluated.replies[0].metrics) == {"acc"}

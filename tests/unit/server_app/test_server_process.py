@@ -12,13 +12,14 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
+from support.ports import reserved_port
 from support.serverside import Site, events_of, site, until
 from typer.testing import CliRunner
 
@@ -33,9 +34,15 @@ from server_app.protocol import GuardedProtocol
 # --- a real socket ------------------------------------------------------------------------------
 
 
+WAIT_SECONDS = 90.0
+"""For what should come at once, on a machine that is busy."""
+
+
 @contextlib.asynccontextmanager
-async def listening(application: Application, header_seconds: float) -> AsyncIterator[int]:
-    """uvicorn over the application on a loopback port; the lifespan is the site's own."""
+async def listening(
+    application: Application, *, header_seconds: float = 2 * WAIT_SECONDS
+) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+    """uvicorn over the application, and its loopback port; the lifespan is the site's own."""
     limits = {"header_bytes": 8192, "header_seconds": header_seconds}
     protocol = type("Protocol", (GuardedProtocol,), limits)
     config = uvicorn.Config(application.asgi, http=protocol, ws="none", lifespan="off", log_config=None, port=0)
@@ -44,16 +51,21 @@ async def listening(application: Application, header_seconds: float) -> AsyncIte
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         serving = asyncio.create_task(server._serve([listener]))
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        await serving
+        try:
+            yield server, listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
 
 
 @contextlib.asynccontextmanager
 async def socketed(
-    federation: Federation, folder: Path, *, header_seconds: float = 30.0
+    federation: Federation, folder: Path, *, stall_seconds: float = 2 * WAIT_SECONDS
 ) -> AsyncIterator[tuple[Site, int]]:
-    async with site(federation, folder, stall_seconds=0.4) as made, listening(made.application, header_seconds) as port:
+    async with (
+        site(federation, folder, stall_seconds=stall_seconds) as made,
+        listening(made.application) as (_, port),
+    ):
         yield made, port
 
 
@@ -67,10 +79,10 @@ def head(site: Site, path: str, length: int, *, digest: bytes | None = None) -> 
 
 
 async def test_a_body_that_stalls_is_dropped(federation: Federation, tmp_path: Path) -> None:
-    async with socketed(federation, tmp_path) as (made, port):
+    async with socketed(federation, tmp_path, stall_seconds=0.2) as (made, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head(made, "/v1/heartbeat", 100) + b"{")
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"connection: close" in answer
         writer.close()
@@ -81,7 +93,7 @@ async def cut_off(port: int, start: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(start)
     with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), WAIT_SECONDS) == b""
     writer.close()
 
 
@@ -92,19 +104,29 @@ async def test_a_head_that_is_too_long_is_dropped(federation: Federation, tmp_pa
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(start + b"A: b\r\n" * 5000 + b"\r\n")
         with contextlib.suppress(ConnectionError):
-            answer = await asyncio.wait_for(reader.read(), 10)
-            assert answer.startswith(b"HTTP/1.1 400")
+            answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+            # Where the head came in pieces, the connection is cut off in the midst of it.
+            assert not answer or answer.startswith(b"HTTP/1.1 400")
         writer.close()
 
 
 async def test_a_head_that_is_late_is_dropped(federation: Federation, tmp_path: Path) -> None:
-    async with socketed(federation, tmp_path, header_seconds=0.4) as (_, port):
+    async with site(federation, tmp_path) as made, listening(made.application, header_seconds=0.2) as (_, port):
         await cut_off(port, b"")
         await cut_off(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-            for _ in range(2):  # a kept connection has no clock running between requests
-                assert (await http.get("/healthz")).status_code == 200
-                await asyncio.sleep(0.5)
+
+
+async def test_a_kept_connection_has_no_clock_running_between_requests(federation: Federation, tmp_path: Path) -> None:
+    async with (
+        site(federation, tmp_path) as made,
+        listening(made.application) as (server, port),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS) as http,
+    ):
+        for _ in range(2):
+            assert (await http.get("/healthz")).status_code == 200
+            (connection,) = server.server_state.connections
+            assert isinstance(connection, GuardedProtocol)
+            assert connection._head_timer is None
 
 
 async def test_a_truncated_upload_leaves_nothing_and_can_come_again(
@@ -142,9 +164,7 @@ async def test_the_whole_run_of_an_unmodified_flower_app(federation: Federation,
     async with site(federation, tmp_path, start_app=AppProcess.start) as made:
         run = (await made.submit({"min-clients": 4}, {"min-nodes": 4})).run
         for _ in range(2):  # train, then evaluate
-            members = await asyncio.gather(*(m.enter(wait=20) for m in made.members.values()))
-            assert len(members) == 4
-            await asyncio.gather(*(member.secure() for member in made.members.values()))
+            await asyncio.gather(*(member.secure() for member in await made.enter_all()))
         ended = await made.follow(run)
     assert ended.status == "finished", ended.reason
     assert ended.model is not None
@@ -194,7 +214,7 @@ async def test_an_app_ends_with_its_server(tmp_path: Path) -> None:
     """The server's end of the socket closes, as it does when the server is killed."""
     process = await AppProcess.start(tmp_path, lambda _: None)
     process._writer.close()
-    await asyncio.wait_for(process.ended(), 20)
+    await asyncio.wait_for(process.ended(), WAIT_SECONDS)
     await process.stop()
 
 
@@ -212,18 +232,16 @@ async def test_an_app_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return provision(
-        tmp_path_factory.mktemp("fleet") / "fed",
-        name="fleet",
-        clients=2,
-        now=datetime.now(UTC),
-        hosts=["127.0.0.1"],
-        port=port,
-    )
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with reserved_port() as port:
+        yield provision(
+            tmp_path_factory.mktemp("fleet") / "fed",
+            name="fleet",
+            clients=2,
+            now=datetime.now(UTC),
+            hosts=["127.0.0.1"],
+            port=port,
+        )
 
 
 def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: Federation, tmp_path: Path) -> None:
@@ -237,7 +255,7 @@ def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: Federation, tm
         kit = OperatorKit.load(fleet.operator)
         context = ssl.create_default_context(cafile=str(kit.ca_file))
         bearer = {"Authorization": f"Bearer {kit.token}"}
-        with httpx.Client(base_url=kit.server_url, verify=context, headers=bearer) as http:
+        with httpx.Client(base_url=kit.server_url, verify=context, headers=bearer, timeout=WAIT_SECONDS) as http:
             assert http.get("/v1/clients").json()["federation"] == "fleet"
         second = CliRunner().invoke(command, ["--federation", str(fleet.folder)])
         assert second.exit_code == 2
@@ -247,7 +265,7 @@ def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: Federation, tm
         assert third.exit_code == 4
         assert "choose one with --port" in third.stderr
         server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=20)
+        _, errors = server.communicate(timeout=WAIT_SECONDS)
         assert server.returncode == 0, errors
         assert '"message": "stopped"' in errors
         assert kit.token not in errors

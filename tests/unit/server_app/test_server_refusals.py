@@ -400,7 +400,7 @@ async def test_clients_outside_the_cohort_and_after_the_end(here: Site, model: M
         await asyncio.gather(*(member.enter() for member in members))
         outsider = here.members[4]
         outsider.task = members[0].task
-        await problem(outsider.get("cohort", wait=0), "not-in-cohort")
+        await problem(outsider.get("cohort"), "not-in-cohort")
         await asyncio.gather(*(member.secure() for member in members))
         await asked
         await problem(members[0].get("cohort"), "round-failed", f"exchange {number} has ended")

@@ -309,7 +309,8 @@ async def test_one_client_cannot_have_many_parts_read_at_once(tmp_path: Path) ->
     desk = Desk(tmp_path, longest=6 * PART_BYTES)
     slow = [Held(bytes(PART_BYTES)) for _ in range(6)]
     sending = [asyncio.create_task(desk.take(i, body(held.data, chunks=held.chunks()))) for i, held in enumerate(slow)]
-    await slow[1].half.wait()
+    for held in slow[:2]:
+        await held.half.wait()
     await asyncio.sleep(0.05)
     assert [held.half.is_set() for held in slow] == [True, True, False, False, False, False]
     for held in slow:
@@ -447,7 +448,7 @@ async def test_plain_updates_go_the_same_way(here: Site, large: ModelState) -> N
     answer = await asked
     assert [reply.node for reply in answer.replies] == [1, 2, 3, 4]
     for reply in answer.replies:
-        assert set(ModelState.open(Path(str(reply.state)))["weight"]) == {np.float32(2.0**-reply.node)}
+        assert (ModelState.open(Path(str(reply.state)))["weight"] == np.float32(2.0**-reply.node)).all()
 
 
 async def test_a_part_needs_its_length_and_has_at_most_that_of_a_part(here: Site, model: ModelState) -> None:
