@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before anything imports flwr, which would otherwise report to its makers.
@@ -15,6 +16,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell without job control has its background jobs ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# How long an example takes, or its making, says what else the machine does, and nothing about the code. Whoever runs
+# the tests under a profile of its own keeps it.
+if hypothesis.settings.get_current_profile_name() == "default":
+    hypothesis.settings.register_profile(
+        "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -21,16 +21,22 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 SCRIPT = ROOT / "tests" / "support" / "flower_simulation.py"
 CLIENTS = 4
+RAY_SECONDS = 400
+"""Ray starts eight processes, each of which imports torch: a quarter of a minute, or minutes on a busy machine."""
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Flower's simulation needs ray: pip install 'fedcore[simulation]'"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None,
+        reason="Flower's simulation needs ray: pip install 'fedcore[simulation]'",
+    ),
+    pytest.mark.timeout(RAY_SECONDS + 120),
+]
 
 
 def in_flower(out: Path, rounds: int) -> dict[str, np.ndarray]:
     """The final global model of Flower's own simulation."""
     command = [sys.executable, str(SCRIPT), str(DIGITS), str(CLIENTS), str(out), str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RAY_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     with np.load(out) as saved:
         return dict(saved)
