@@ -25,6 +25,7 @@ MESSAGE_BYTES: Final = 64 << 20
 LINE_CHARACTERS: Final = 2000
 MAX_LINES: Final = 20_000
 TERM_SECONDS: Final = 3.0
+LINES_SECONDS: Final = 10.0
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -65,18 +66,23 @@ class AppProcess:
     async def start(cls, folder: Path, on_line: OnLine) -> Self:
         """Start the process with `folder` as its working directory."""
         ours, theirs = socket.socketpair()
+        # Our end has its streams first: whoever breaks off the start then closes them, and the process ends with them.
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "server_app.appworker", str(theirs.fileno()),
-                cwd=folder,
-                env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )  # fmt: skip
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MESSAGE_BYTES)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MESSAGE_BYTES)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", "server_app.appworker", str(theirs.fileno()),
+                    cwd=folder,
+                    env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )  # fmt: skip
+            except BaseException:
+                writer.close()
+                raise
         return cls(process, reader, writer, on_line)
 
     async def send(self, message: Message) -> None:
@@ -113,7 +119,8 @@ class AppProcess:
         finally:
             self._signal(signal.SIGKILL)
         await self._process.wait()
-        _, pending = await asyncio.wait(self._readers, timeout=1.0)
+        # What was printed last is still in the pipes; only something that left the group can keep them open.
+        _, pending = await asyncio.wait(self._readers, timeout=LINES_SECONDS)
         for task in pending:
             task.cancel()
 
