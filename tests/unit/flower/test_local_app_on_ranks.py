@@ -18,6 +18,8 @@ from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train
 from tests.support.ranks import RankFailed, Ranks
 
+# The first test waits for the fork server and its imports.
+pytestmark = pytest.mark.timeout(300)
 ENGINES = ("ddp", "fsdp", "pp")
 CONFIG = {"lr": 0.1}
 RNG = np.random.default_rng(0)
@@ -32,7 +34,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
+    with Ranks(2, seconds=250) as ranks:
         yield ranks
 
 

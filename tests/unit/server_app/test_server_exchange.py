@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.serverside import Failure, Local, Member, ScriptedApp, Site, events_of, site, until
+from support.members import Failure, Local, Member
+from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import Federation
 from fedcore.state import ModelState

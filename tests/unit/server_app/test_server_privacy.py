@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.serverside import Failure, Local, Site, events_of
+from support.members import Failure, Local
+from support.serverside import Site, events_of
 
 from fedcore.codec import encoding_from_json, release_of
 from fedcore.privacy import Accountant

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from support.serverside import TINY, Failure, Member, ScriptedApp, Site, as_json, digest_of
+from support.members import Failure, Member, digest_of
+from support.serverside import TINY, ScriptedApp, Site, as_json
 
 from fedcore.errors import StorageFull
 from fedcore.flower.bundle import AppBundle

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.serverside import Failure, Local, Member, Site, digest_of, parts_of
+from support.members import Failure, Local, Member, digest_of, parts_of
+from support.serverside import Site
 
 from fedcore.errors import ConflictingMessage, StorageFull
 from fedcore.parts import PART_BYTES

@@ -1,0 +1,296 @@
+"""Members of a federation that speak the protocol with real sessions, and without training.
+
+A `Member` signs requests, masks and uploads what a test gives it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedcore.codec import encode
+from fedcore.federation import ClientKit
+from fedcore.http_signing import sign_headers
+from fedcore.parts import PART_BYTES, update_digest
+from fedcore.round import encoding_of, round_parameters
+from fedcore.secagg import AdvertisedCohort, Advertisement, ClientSession, ShareDelivery, SignatureSet, Survivors
+from fedcore.state import ModelState
+from fedcore.wire import (
+    AdvertisementIn,
+    CohortOut,
+    ConsistencyIn,
+    DeliveryOut,
+    JoinIn,
+    KeySharesIn,
+    ManifestIn,
+    Message,
+    MetricSlots,
+    Problem,
+    SignaturesOut,
+    SurvivorsOut,
+    Task,
+    UnmaskIn,
+    WithdrawalReason,
+    WithdrawIn,
+    join_entries,
+    unpack_members,
+)
+
+POLL_SECONDS = 30.0
+"""The longest that the server lets a request wait."""
+POLLS = 3
+"""How often a member asks for what should come at once; a machine may be busy."""
+
+
+class Failure(AssertionError):
+    """A request that the server refused, with its problem document."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self.problem = Problem.model_validate_json(response.content)
+        super().__init__(f"{response.status_code} {self.problem.kind}: {self.problem.detail}")
+
+
+@dataclass
+class Local:
+    """What a member contributes: `by` is added to every float, integers grow by one."""
+
+    by: float = 1.0
+    examples: int = 10
+    metrics: dict[str, Any] = field(default_factory=lambda: {"loss": 0.5})
+
+    def train(self, model: ModelState) -> ModelState:
+        arrays = {
+            name: value + (np.float32(self.by) if value.dtype.kind == "f" else 1) for name, value in model.items()
+        }
+        return ModelState.from_arrays({name: np.asarray(value, model[name].dtype) for name, value in arrays.items()})
+
+
+class Member:
+    """One client of the roster, over any httpx client; each step of an exchange is a method."""
+
+    def __init__(self, kit: ClientKit, http: httpx.AsyncClient, folder: Path) -> None:
+        self.kit = kit
+        self.id = kit.client_id
+        self.http = http
+        self.local = Local()
+        self.task: Task | None = None
+        self.session: ClientSession | None = None
+        self.sent: dict[str, bytes] = {}
+        self._folder = folder
+        self._model: ModelState | None = None
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def signed(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        key: Ed25519PrivateKey | None = None,
+        key_id: str | None = None,
+        now: float | None = None,
+        digest: bytes | None = None,
+    ) -> dict[str, str]:
+        return sign_headers(
+            method,
+            path,
+            digest or hashlib.sha256(body).digest(),
+            key_id=key_id or f"client-{self.id}",
+            key=key or self.kit.identity,
+            now=int(now if now is not None else time.time()),
+            nonce=os.urandom(12).hex(),
+        )
+
+    async def ask(self, method: str, path: str, body: Message | bytes = b"", **options: Any) -> httpx.Response:
+        """A signed request; Failure where the answer is a problem."""
+        raw = body if isinstance(body, bytes) else body.model_dump_json().encode()
+        kind = "application/octet-stream" if "/update/parts/" in path else "application/json"
+        headers = {"Content-Type": kind, **self.signed(method, path, raw, **options)}
+        response = await self.http.request(method, path, content=raw, headers=headers)
+        if response.status_code >= 400:
+            raise Failure(response)
+        return response
+
+    async def put(self, step: str, body: Message | bytes) -> None:
+        """A step of the exchange; what was sent is kept for repetition."""
+        self.sent[step] = body if isinstance(body, bytes) else body.model_dump_json().encode()
+        await self.ask("PUT", self.at(step), body)
+
+    async def get(self, step: str) -> bytes:
+        return (await self._poll(self.at(step))).content
+
+    async def _poll(self, path: str) -> httpx.Response:
+        """What `path` answers once it has something to say."""
+        for _ in range(POLLS):
+            response = await self.ask("GET", f"{path}{'&' if '?' in path else '?'}wait={POLL_SECONDS:g}")
+            if response.status_code == 200:
+                return response
+        raise AssertionError(f"nothing came from {path}")
+
+    def at(self, step: str) -> str:
+        assert self.task is not None
+        return f"/v1/runs/{self.task.run}/exchanges/{self.task.exchange}/{step}"
+
+    async def join(self, app_sha256: str) -> None:
+        await self.ask("POST", "/v1/join", JoinIn(app_sha256=app_sha256, version="test"))
+
+    # --- an exchange ----------------------------------------------------------------------------
+
+    async def enter(self) -> Task:
+        """Take the next task, fetch its model, make a session."""
+        last = self.task
+        known = f"?run={last.run}&after={last.exchange}" if last else ""
+        task = self.task = Task.model_validate_json((await self._poll(f"/v1/task{known}")).content)
+        if task.model is not None:
+            self._model = await self._fetch(task)
+        if task.aggregation == "secure":
+            self.session = ClientSession(
+                parameters=round_parameters(
+                    task,
+                    federation=self.kit.federation,
+                    roster_hash=self.kit.roster.hash(),
+                    model_hash=bytes.fromhex(task.model.sha256) if task.model else None,
+                ),
+                client_id=self.id,
+                identity=self.kit.identity,
+                roster=self.kit.roster.keys,
+                min_cohort=2,
+                min_threshold=2,
+            )
+        return task
+
+    async def _fetch(self, task: Task) -> ModelState:
+        assert task.model is not None
+        response = await self.ask("GET", self.at("model"))
+        assert hashlib.sha256(response.content).hexdigest() == task.model.sha256
+        assert response.headers["etag"] == f'"{task.model.sha256}"'
+        path = self._folder / f"{self.id}-{task.exchange}.safetensors"
+        path.write_bytes(response.content)
+        return ModelState.open(path)
+
+    async def advertise(self) -> None:
+        made = self._session.advertise()
+        body = AdvertisementIn(c_public=made.c_public, s_public=made.s_public, signature=made.signature)
+        await self.put("advertisement", body)
+
+    async def share(self) -> None:
+        answer = CohortOut.model_validate_json(await self.get("cohort"))
+        members = tuple(Advertisement(**member.model_dump()) for member in answer.members)
+        made = self._session.share_keys(AdvertisedCohort(self.clients(answer.advertised), members, tuple(answer.proof)))
+        body = KeySharesIn(
+            commitment=made.commitment, shares=join_entries(made.shares), pair_secrets=join_entries(made.pair_secrets)
+        )
+        await self.put("key-shares", body)
+
+    async def receive(self) -> None:
+        answer = DeliveryOut.model_validate_json(await self.get("key-shares"))
+        delivery = ShareDelivery(self.clients(answer.sharers), answer.shares, answer.pair_secrets)
+        self._session.receive_shares(delivery)
+
+    def clients(self, packed: bytes) -> tuple[int, ...]:
+        assert self.task is not None
+        return unpack_members(packed, self.task.cohort)
+
+    def vector(self) -> tuple[bytes, ManifestIn]:
+        """The masked vector and its manifest; a session masks once."""
+        assert self.task is not None
+        encoding = encoding_of(self.task)
+        trains = encoding.layout is not None and self._model is not None
+        encoded = encode(
+            encoding,
+            base=self._model if trains else None,
+            local=self.local.train(self._model) if trains and self._model else None,
+            examples=self.local.examples,
+            metrics=self.local.metrics,
+            randomness=os.urandom,
+        )
+        self._session.mask(encoded.words)
+        body = encoded.words.tobytes()
+        slots = [MetricSlots(name=name, length=n or 0) for name, n in encoded.metric_names]
+        return body, ManifestIn(digest=digest_of(body), size=len(body), metrics=slots)
+
+    async def upload(self) -> None:
+        body, manifest = self.vector()
+        await self.send(body)
+        await self.put("manifest", manifest)
+
+    async def send(self, body: bytes) -> None:
+        """An update, part by part."""
+        for index, part in enumerate(parts_of(body)):
+            await self.put(f"update/parts/{index}", part)
+
+    async def sign(self) -> None:
+        answer = SurvivorsOut.model_validate_json(await self.get("survivors"))
+        made = self._session.sign_survivors(Survivors(self.clients(answer.survivors)))
+        await self.put("consistency", ConsistencyIn(signature=made.signature))
+
+    async def unmask(self) -> None:
+        answer = SignaturesOut.model_validate_json(await self.get("consistency"))
+        made = self._session.unmask(SignatureSet(answer.signatures))
+        body = UnmaskIn(self_shares=join_entries(made.self_shares), key_shares=join_entries(made.key_shares))
+        await self.put("unmask", body)
+
+    async def secure(self, *, until: str = "") -> None:
+        """All steps of a secure exchange; leaves without a word before the step `until`."""
+        steps: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
+            self.advertise, self.share, self.receive, self.upload, self.sign, self.unmask,
+        )  # fmt: skip
+        for step in steps:
+            if step.__name__ == until:
+                return
+            await step()
+
+    def plain_manifest(self) -> tuple[bytes, ManifestIn]:
+        """The update in clear and its manifest."""
+        assert self.task is not None
+        body = b""
+        if self.task.trains and self._model is not None:
+            path = self._folder / f"{self.id}-local.safetensors"
+            self.local.train(self._model).save(path)
+            body = path.read_bytes()
+        slots = [
+            MetricSlots(name=name, length=len(value) if isinstance(value, list) else 0)
+            for name, value in sorted(self.local.metrics.items())
+        ]
+        return body, ManifestIn(
+            digest=digest_of(body),
+            size=len(body),
+            metrics=slots,
+            examples=self.local.examples,
+            values=self.local.metrics,
+        )
+
+    async def plain(self) -> None:
+        """A whole plain exchange."""
+        body, manifest = self.plain_manifest()
+        await self.send(body)
+        await self.put("manifest", manifest)
+
+    async def withdraw(self, reason: WithdrawalReason = WithdrawalReason.STOPPED) -> None:
+        await self.ask("POST", self.at("withdrawal"), WithdrawIn(reason=reason))
+
+    @property
+    def _session(self) -> ClientSession:
+        assert self.session is not None
+        return self.session
+
+
+def parts_of(body: bytes) -> list[bytes]:
+    """An update as it is cut for its way up."""
+    return [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
+
+
+def digest_of(body: bytes) -> str:
+    """What a manifest says of an update."""
+    return update_digest(len(body), (hashlib.sha256(part).digest() for part in parts_of(body))).hex()
