@@ -24,6 +24,9 @@ from fedcore.flower.app import FlowerApp
 from fedcore.record import EventSink, RunRecord
 from fedcore.state import ModelState
 
+# The fork server may need long to import torch.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[3]
 SITES = 2
 ROUNDS = 2

@@ -16,6 +16,9 @@ from fedcore.compare.workers import ENDED, Workers
 from fedcore.errors import EnvironmentFailure
 from fedcore.record import EventSink
 
+# The fork server may need long to import torch.
+pytestmark = pytest.mark.timeout(600)
+
 SECONDS = 60.0
 """What may take a moment may take long on a busy machine."""
 
