@@ -42,7 +42,7 @@ from fedcore.state.files import sha256_file
 
 POOLED: Final = "pooled"
 """The worker that has all the data."""
-_BLAME_SECONDS: Final = 1.0
+_BLAME_SECONDS: Final = 30.0
 """How long to wait for the end of the worker whose end broke the collective that others report."""
 _CONSEQUENCES: Final = {
     "centralized": "nobody else has the data, so that the run ended",

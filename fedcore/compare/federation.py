@@ -18,7 +18,7 @@ from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.record import EventSink, RunRecord
 from fedcore.wire import Scalar
 
-START_SECONDS: Final = 120.0
+START_SECONDS: Final = 600.0
 RUN: Final = "run"
 KILL_SETTINGS: Final[Mapping[str, Scalar]] = {"liveness-seconds": 7.0, "join-seconds": 20.0}
 """A lost client is noticed, and missing ones are given up, sooner than by default: two heartbeats and a bit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +24,9 @@ from fedcore.federation import Policy, provision
 FEDCORE = (sys.executable, "-m", "fedcore")
 STOP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_UNPRIVILEGED, _PORTS, _TRIES = 1024, 8192, 20
+"""The first port that anybody may use, and below the kernel's own: how many are drawn from, and how often."""
 _LIBC = ctypes.CDLL(None)
 
 
@@ -120,7 +124,7 @@ class LocalFederation:
 
     @classmethod
     def create(cls, folder: Path, *, clients: int, allow_plain: bool = False) -> Self:
-        """Provision into `folder`, which must not exist, on a port that is free now.
+        """Provision into `folder`, which must not exist, on a port that is free now and stays so until it is used.
 
         allow_plain: the owners of all clients agree to updates that the server can read.
         """
@@ -171,11 +175,19 @@ def toml_value(value: Any) -> str:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on loopback that nobody uses at the moment.
+
+    It lies below those that the kernel hands out by itself, where there are such (ip(7), ip_local_port_range): else it
+    might be another connection's by the time that the server listens.
+    """
+    lowest = int(_PORT_RANGE.read_text(encoding="ascii").split()[0]) if _PORT_RANGE.exists() else _UNPRIVILEGED
+    below = range(max(_UNPRIVILEGED, lowest - _PORTS), lowest)
+    for port in (*random.sample(below, min(_TRIES, len(below))), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise EnvironmentFailure("no port is free on loopback")
 
 
 def _die_with_parent() -> None:

@@ -18,7 +18,12 @@ MODEL_FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """End a worker by SIGKILL. site: from 0 on. round: after this round, or as many examples, was reported."""
+    """End a worker by SIGKILL. site: from 0 on. round: after this round, or as many examples, was reported.
+
+    A worker of a baseline or of a parameter server waits for its end as soon as it knows that the round is over, so
+    that it has no part in what follows. A federated client knows nothing of its end and goes on until it comes: it may
+    have a part in later rounds, however many there are until the report has been read here.
+    """
 
     site: int
     round: int
@@ -45,6 +50,10 @@ class ModeRun:
     cost: Cost | None = None
     kill: Kill | None = None
     data_dir: Path | None = None
+
+    def lost_after(self, site: int) -> int:
+        """The round after which a site's worker waits for its end by SIGKILL, 0 for none."""
+        return self.kill.round if self.kill is not None and self.kill.site == site else 0
 
     def environment(self) -> dict[str, str]:
         """For the processes of the run."""

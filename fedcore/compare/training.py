@@ -110,7 +110,7 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
         seed=lambda number: problem.order_seed(site, number),
         folder=run.folder / worker_name(site),
         tensors=list(initial),
-        lost_after=_lost_after(run, site),
+        lost_after=run.lost_after(site),
     )
     loop.run_rounds(problem.rounds)
 
@@ -142,7 +142,7 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
         seed=lambda number: problem.order_seed(site, number),
         folder=run.folder if site == 0 else None,
         tensors=list(initial),
-        lost_after=_lost_after(run, site),
+        lost_after=run.lost_after(site),
         averaging=_averaging(run, engine) if averages else None,
     )
     loop.run_rounds(problem.rounds)
@@ -260,10 +260,6 @@ def _averaging(run: ModeRun, engine: Engine) -> Averaging:
 def _ready(counts: tuple[int, ...] | list[int], engine: Engine, used: Traffic) -> dict[str, object]:
     parameters = sum(parameter.numel() for parameter in engine.parameters())
     return {"counts": list(counts), "parameters": parameters, "sent": used.sent, "received": used.received}
-
-
-def _lost_after(run: ModeRun, site: int) -> int:
-    return run.kill.round if run.kill is not None and run.kill.site == site else 0
 
 
 def _counts(data: TrainingData, world: World) -> list[int]:

@@ -28,7 +28,7 @@ from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.parameter_server.transport import HEADER_BYTES, Pair, be_local, new_header
 from fedcore.record import EventSink
 
-_GOODBYE_SECONDS: Final = 10.0
+_GOODBYE_SECONDS: Final = 60.0
 
 
 def run_shard(report: EventSink, task: Task, number: int) -> None:

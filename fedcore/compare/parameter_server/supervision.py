@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from fedcore.compare.parameter_server.serving import run_shard
 from fedcore.compare.parameter_server.tasks import Task
@@ -18,8 +18,10 @@ from fedcore.compare.workers import ENDED, WorkerEvent, Workers
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.record import EventSink
 
+_BLAME_SECONDS: Final = 30.0
+"""How long the end of the shard that was the first to fail is waited for, when one that lost it has ended."""
 _GRACE: Final = 1.0
-"""How long the ends of other processes are waited for when a shard is gone, to find the one that was the first."""
+"""How long the last reports of the other processes are waited for then."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class Training:
         reason = f"{event.name}: {event.data['reason']}"
         if event.name.startswith("shard-"):
             self._give_up()
-        if PeerLost.__name__ in event.data["reason"]:
+        if _lost_its_peer(event.data):
             return
         if not self._began:
             raise RunFailed(f"{reason}, before the training began")
@@ -139,17 +141,34 @@ class Training:
         dropped = {"exchange": data["round"], "client": name, "stage": "train", "reason": data["reason"]}
         self.emit("dropped", dropped)
 
-    def _give_up(self) -> None:
+    def _give_up(self) -> NoReturn:
         """A shard has failed, and with it whoever talked to it: say which was the first."""
         with contextlib.suppress(EnvironmentFailure):
+            self._hear_of_the_first()
             for event in self.workers.events(silence=_GRACE):
                 self._take(event)
-        shards = {name: end for name, end in self._ended.items() if name.startswith("shard-") and end["exitcode"]}
-        killed = [name for name, end in shards.items() if end["exitcode"] < 0]
-        if not killed:
-            name, end = next(iter(shards.items()))
-            raise RunFailed(f"{name}: {end['reason']}")
+        shards = self._failed_shards()
+        name = min(shards, key=lambda name: (shards[name]["exitcode"] > 0, _lost_its_peer(shards[name])))
+        if shards[name]["exitcode"] > 0:
+            raise RunFailed(f"{name}: {shards[name]['reason']}")
         raise RunFailed(
-            f"{killed[0]} was lost in round {len(self.rounds) + 1} ({shards[killed[0]]['reason']}); "
+            f"{name} was lost in round {len(self.rounds) + 1} ({shards[name]['reason']}); "
             "its part of the model is nowhere else"
         )
+
+    def _hear_of_the_first(self) -> None:
+        """Wait while all shards that are known to have failed are those that lost another one."""
+        events = self.workers.events(silence=_BLAME_SECONDS)
+        while all(map(_lost_its_peer, self._failed_shards().values())):
+            if (event := next(events, None)) is None:
+                return
+            self._take(event)
+
+    def _failed_shards(self) -> dict[str, Mapping[str, Any]]:
+        """How they ended, the first to be seen first."""
+        return {name: end for name, end in self._ended.items() if name.startswith("shard-") and end["exitcode"]}
+
+
+def _lost_its_peer(end: Mapping[str, Any]) -> bool:
+    """Whether a process ended because another one had."""
+    return f"{PeerLost.__module__}.{PeerLost.__qualname__}:" in end["traceback"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -89,6 +90,7 @@ class _Worker:
         for step, batch in enumerate(self._batches()):
             reply = self.link.receive()
             self._count_round(reply)
+            self._wait_for_end(reply)
             model.write(self.link.weights, buffers=False)
             began = time.monotonic()
             self.engine.optimizer.zero_grad()
@@ -133,6 +135,11 @@ class _Worker:
     def _count_round(self, reply: Reply) -> None:
         if reply.round > self._round:
             self._report_traffic(reply.round)
+
+    def _wait_for_end(self, reply: Reply) -> None:
+        """A worker that is to be killed after a round does not get ahead of whoever kills it."""
+        while 0 < self.task.run.lost_after(self.number) <= reply.round:
+            signal.pause()
 
     def _report_traffic(self, server_round: int) -> None:
         self._round = server_round

@@ -16,18 +16,24 @@ from fedcore.compare.run import Kill, ModeRun
 from fedcore.flower.app import FlowerApp
 from fedcore.state import sha256_file
 
-DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+APP = Path(__file__).parents[2] / "apps" / "blobs"
 SITES, ROUNDS = 4, 3
 CLIENTS = [f"client-{i}" for i in range(1, SITES + 1)]
+EXAMPLES = {"client-1": 40, "client-2": 50, "client-3": 60, "client-4": 70}
+STEPS = {"client-1": 5, "client-2": 7, "client-3": 8, "client-4": 9}
+"""Of a round."""
+
+# Ten processes import torch; on a busy machine each of them takes long.
+pytestmark = pytest.mark.timeout(900)
 
 
-def made(folder: Path, *, seed: int, **changes: Any) -> ModeRun:
-    app = FlowerApp.load(DIGITS)
+def made(folder: Path, *, seed: int, hold: str = "", **changes: Any) -> ModeRun:
+    app = FlowerApp.load(APP)
     (mode,) = parse_modes("federated")
     run = ModeRun(
         app=app,
         mode=mode,
-        config={**app.run_config, "num-server-rounds": ROUNDS, "seed": seed, "local-epochs": 1, "partition": "iid"},
+        config={**app.run_config, "num-server-rounds": ROUNDS, "seed": seed, "hidden": 1000, "lr": 0.001, "hold": hold},
         settings=mode_settings(mode, app.settings.to_mapping(), sites=SITES),
         sites=SITES,
         seed=seed,
@@ -40,13 +46,17 @@ def made(folder: Path, *, seed: int, **changes: Any) -> ModeRun:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Two seeds, one after another on the same processes; the second run loses a client."""
+    """Two seeds, one after another on the same processes; the second run loses a client.
+
+    A client does not wait for its end. Without examples in round 2 it cannot have come to the end of it, however late
+    the signal is.
+    """
     out = tmp_path_factory.mktemp("federated")
     found: dict[str, Any] = {}
     with Federation(out / "federations") as federation:
         for name, run in {
             "first": made(out / "first", seed=1),
-            "killed": made(out / "killed", seed=2, kill=Kill(site=1, round=1)),
+            "killed": made(out / "killed", seed=2, hold="2@2", kill=Kill(site=1, round=1)),
         }.items():
             kinds: list[str] = []
             result = run_federated(run, lambda kind, data, kinds=kinds: kinds.append(kind), federation)
@@ -60,11 +70,12 @@ def test_a_run_is_reported_whole(runs: Any) -> None:
     result, folder, kinds = runs["first"]
     assert (result.status, result.reason, result.aggregation) == ("finished", "", "secure")
     assert [point.round for point in result.curve] == [0, 1, 2, 3]
-    assert result.steps.keys() == result.bytes_up.keys() == set(CLIENTS)
-    # Each of the 1438 training examples once a round.
-    assert [point.samples for point in result.curve] == [0, 1438, 2 * 1438, 3 * 1438]
-    assert result.samples == 3 * 1438
-    assert result.accuracy > 0.5 > result.curve[0].accuracy
+    assert result.bytes_up.keys() == set(CLIENTS)
+    assert result.steps == {name: ROUNDS * steps for name, steps in STEPS.items()}
+    # Each training example once a round.
+    assert [point.samples for point in result.curve] == [0, 220, 2 * 220, 3 * 220]
+    assert result.samples == 3 * 220
+    assert result.accuracy > 0.8 > result.curve[0].accuracy
     assert result.loss < result.curve[1].loss < result.curve[0].loss
     assert result.model_sha256 == sha256_file(folder / "model.safetensors")
     assert {"started", "exchange-done", "ended"} <= set(kinds)
@@ -118,7 +129,7 @@ def test_a_killed_client_is_reported_and_the_others_go_on(runs: Any) -> None:
     (loss,) = result.losses
     assert (loss.worker, loss.round) == ("client-2", 1)
     assert "went on with 3 of 4 clients" in loss.consequence
-    assert 0 < loss.seconds < 30
+    assert 0 < loss.seconds < 60
     # It took part in one round of three.
-    assert result.steps["client-2"] * 3 == result.steps["client-1"]
-    assert result.samples < runs["first"][0].samples
+    assert result.steps == {**runs["first"][0].steps, "client-2": STEPS["client-2"]}
+    assert result.samples == runs["first"][0].samples - 2 * EXAMPLES["client-2"]

@@ -1,5 +1,6 @@
 """The ClientApp: a network with one hidden layer."""
 
+import signal
 from functools import lru_cache
 
 import numpy as np
@@ -16,8 +17,9 @@ FEATURES = 6
 
 def make_model(config: UserConfig) -> nn.Module:
     with seeded(int(config["seed"])):
-        middle = nn.BatchNorm1d(8) if config["norm"] else nn.Identity()
-        return nn.Sequential(nn.Linear(FEATURES, 8), middle, nn.ReLU(), nn.Linear(8, 2))
+        hidden = int(config["hidden"])
+        middle = nn.BatchNorm1d(hidden) if config["norm"] else nn.Identity()
+        return nn.Sequential(nn.Linear(FEATURES, hidden), middle, nn.ReLU(), nn.Linear(hidden, 2))
 
 
 def make_optimizer(config: UserConfig) -> OptimizerConfig:
@@ -37,7 +39,10 @@ def site(number: int) -> tuple[Split, Split]:
 
 
 def data(job: LocalJob) -> tuple[Split, Split]:
-    return site(int(job.node["partition-id"]))
+    number = int(job.node["partition-id"])
+    while job.config["hold"] == f"{number + 1}@{job.server_round}":
+        signal.pause()
+    return site(number)
 
 
 app = supervised_app(model=make_model, optimizer=make_optimizer, data=data)
