@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -19,6 +20,8 @@ def train(message: Message, context: Context) -> Message:
     arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
     x, y = part(context.node_config["partition-id"], context.node_config["num-partitions"])
     time.sleep(float(config["pause"]))
+    while config["gate"] and not Path(str(config["gate"])).exists():
+        time.sleep(0.02)
     before = loss(arrays["weight"], x, y)
     arrays["weight"] = arrays["weight"] - np.float32(config["lr"]) * gradient(arrays["weight"], x, y)
     arrays["counter"] = arrays["counter"] + 1
