@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.deployment import Deployment
+from support.lanes import Lanes, fresh_folders, side_by_side
 
 from fedcore.codec import error_bound
 from fedcore.compare.processes import FEDCORE
@@ -32,7 +33,14 @@ EXAMPLES = 20
 ROUNDING = 2e-5
 """How far the weights of different engines may be apart after eight steps in float32."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
+    """A folder for each test."""
+    with Lanes.opened(request, fresh_folders, count=2) as opened:
+        yield opened
 
 
 def simulated(**changes: Any) -> tuple[ModelState, dict[str, float]]:
@@ -57,19 +65,20 @@ def exported(deployment: Deployment, name: str, out: Path) -> tuple[Mapping[str,
     return ModelState.open(out), json.loads(done.stdout)
 
 
-def test_layers_that_stay_on_their_client_can_be_exported(tmp_path: Path) -> None:
+@side_by_side
+def test_layers_that_stay_on_their_client_can_be_exported(folder: Path) -> None:
     """One client is a single process, in the other two ranks hold half of each tensor."""
     names = ["client-1", "client-2"]
-    with Deployment.open(tmp_path, clients=2) as deployment:
+    with Deployment.open(folder, clients=2) as deployment:
         deployment.app = APP.folder
         deployment.start_server()
         for name in names:
             deployment.start_client(name, *(ENGINES["client-3"] if name == "client-2" else ()))
         for name in names:
-            deployment.wait_for_log(name, "connected", seconds=150)
-        done = deployment.submit(personal="blocks.3.*", num_server_rounds=2).finish(150)
+            deployment.wait_for_log(name, "connected", seconds=300)
+        done = deployment.submit(personal="blocks.3.*", num_server_rounds=2).finish(300)
         assert done.status == 0, done.stderr
-        own = {name: exported(deployment, name, tmp_path / f"{name}.safetensors") for name in names}
+        own = {name: exported(deployment, name, folder / f"{name}.safetensors") for name in names}
     shared = set(done.arrays())
     for state, about in own.values():
         assert set(state) - shared == {name for name in state if name.startswith("blocks.3.")} == set(about["personal"])
@@ -78,15 +87,16 @@ def test_layers_that_stay_on_their_client_can_be_exported(tmp_path: Path) -> Non
     assert all(not np.array_equal(first[name], second[name]) for name in about["personal"] if name.endswith("weight"))
 
 
-def test_clients_of_all_kinds_in_one_cohort(tmp_path: Path) -> None:
-    with Deployment.open(tmp_path, clients=len(ENGINES)) as deployment:
+@side_by_side
+def test_clients_of_all_kinds_in_one_cohort(folder: Path) -> None:
+    with Deployment.open(folder, clients=len(ENGINES)) as deployment:
         deployment.app = APP.folder
         deployment.start_server()
         for name, options in ENGINES.items():
             deployment.start_client(name, *options)
         for name in ENGINES:
-            deployment.wait_for_log(name, "connected", seconds=150)
-        done = deployment.submit(settings={"min-clients": len(ENGINES)}).finish(150)
+            deployment.wait_for_log(name, "connected", seconds=300)
+        done = deployment.submit(settings={"min-clients": len(ENGINES)}).finish(300)
     assert done.status == 0, done.stderr
     assert [event["survivors"] for event in done.of("exchange-done")] == [list(ENGINES)] * 2
     expected, metrics = simulated()

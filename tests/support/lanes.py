@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,19 @@ import pytest
 Lane = Callable[[], Any]
 """What a test gets; called anew before each of them."""
 OpenLane = Callable[[Path], AbstractContextManager[Lane]]
+
+
+@contextmanager
+def fresh_folders(folder: Path) -> Iterator[Lane]:
+    """The lanes of tests that share nothing: each test gets an empty folder."""
+    numbers = itertools.count(1)
+
+    def fresh() -> Path:
+        own = folder / str(next(numbers))
+        own.mkdir()
+        return own
+
+    yield fresh
 
 
 def side_by_side(test: Callable[..., None]) -> Callable[..., None]:
