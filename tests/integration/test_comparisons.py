@@ -43,6 +43,8 @@ class Comparison:
         self.mark = mark
         self.out = folder / "out"
         self.gate = folder / "gate"
+        self.reached = folder / "gate-reached"
+        self.reached.unlink(missing_ok=True)
         words = [*FEDCORE, *self.words()]
         self.process: subprocess.Popen[str] = group.start("compare", words, piped=True)
 
@@ -52,13 +54,8 @@ class Comparison:
         return ["compare", TINY, "--clients", "2", "--modes", "federated", "--set", sweep, "--out", self.out]
 
     def wait_for_training(self) -> None:
-        """Of the second run; one round before the first run warms the federation up."""
-        log = self.out / "federation" / "federation-1" / "logs" / "server.log"
-        wait_until(
-            "the second run to train",
-            lambda: log.exists() and log.read_text().count("exchange 1, stage share") == 3,
-            seconds=LONG,
-        )
+        """Until the second run's clients are at its gate."""
+        wait_until("the second run to train", self.reached.exists, seconds=LONG)
 
     def parts(self) -> list[str]:
         """The processes that it has started, by what they are."""
@@ -73,31 +70,33 @@ def background(folder: Path) -> Iterator[ProcessGroup]:
     assert_none_left(str(folder))
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)], ids=["SIGINT", "SIGKILL"]
-)
 @side_by_side
-def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(
-    folder: Path, number: signal.Signals, status: int
-) -> None:
-    with background(folder) as group:
-        first = Comparison(group, str(folder), folder)
-        first.wait_for_training()
-        (kept,) = first.out.glob("runs/*/result.json")
-        before = kept.stat().st_mtime_ns
-        assert len([part for part in first.parts() if "fedcore" in part or "_app" in part]) >= 7, (
-            "server, ServerApp, two agents with a rank each, fedcore run"
-        )
-        first.process.send_signal(number)
-        assert first.process.wait(PATIENCE) == status
-        wait_until("all processes to end", lambda: not first.parts())
-    first.gate.touch()
-    again = fedcore(*first.words(), "--json", seconds=LONG)
+def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(folder: Path) -> None:
+    ended_by(signal.SIGINT, INTERRUPTED, folder)
+    (kept,) = (folder / "out").glob("runs/*/result.json")
+    before = kept.stat().st_mtime_ns
+    comparison = ended_by(signal.SIGKILL, -signal.SIGKILL, folder)
+    comparison.gate.touch()
+    again = fedcore(*comparison.words(), "--json", seconds=LONG)
     assert again.returncode == 0, again.stderr
-    assert f"run 2 of 2: federated, gate={first.gate}, seed 0" in again.stderr
+    assert f"run 2 of 2: federated, gate={comparison.gate}, seed 0" in again.stderr
     assert "run 1 of 2" not in again.stderr
     assert [run["status"] for run in json.loads(again.stdout)["runs"]] == ["finished", "finished"]
     assert kept.stat().st_mtime_ns == before
+
+
+def ended_by(number: signal.Signals, status: int, folder: Path) -> Comparison:
+    """Begin the comparison or take it up again, end it in its second run, and see its processes go."""
+    with background(folder) as group:
+        comparison = Comparison(group, str(folder), folder)
+        comparison.wait_for_training()
+        assert len([part for part in comparison.parts() if "fedcore" in part or "_app" in part]) >= 7, (
+            "server, ServerApp, two agents with a rank each, fedcore run"
+        )
+        comparison.process.send_signal(number)
+        assert comparison.process.wait(PATIENCE) == status
+        wait_until("all processes to end", lambda: not comparison.parts())
+    return comparison
 
 
 @side_by_side
