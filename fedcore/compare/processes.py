@@ -23,7 +23,8 @@ from fedcore.federation import Policy, provision
 FEDCORE = (sys.executable, "-m", "fedcore")
 STOP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
+# Looked up here: a lock of the loader that another thread held at the fork would stay locked in the child.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 @dataclass(slots=True)
@@ -119,12 +120,13 @@ class LocalFederation:
     port: int
 
     @classmethod
-    def create(cls, folder: Path, *, clients: int, allow_plain: bool = False) -> Self:
-        """Provision into `folder`, which must not exist, on a port that is free now.
+    def create(cls, folder: Path, *, clients: int, allow_plain: bool = False, port: int = 0) -> Self:
+        """Provision into `folder`, which must not exist.
 
-        allow_plain: the owners of all clients agree to updates that the server can read.
+        allow_plain: the owners of all clients agree to updates that the server can read. port: of the server; 0 for
+        one that is free now.
         """
-        port = free_port()
+        port = port or free_port()
         policy = replace(Policy.default(clients), allow_plain=allow_plain)
         provision(folder, name="comparison", clients=clients, now=datetime.now(UTC), port=port, policy=policy)
         return cls(folder=folder, clients=clients, port=port)
@@ -180,4 +182,5 @@ def free_port() -> int:
 
 def _die_with_parent() -> None:
     """In the child: have the kernel end it when its parent dies, even by SIGKILL (prctl(2), Linux)."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)

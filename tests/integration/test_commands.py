@@ -20,7 +20,7 @@ from fedcore.state import ModelState
 COMMANDS = ("provision", "server", "client", "run", "simulate", "compare")
 INTERRUPTED = 130
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @contextmanager

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from support.deployment import Deployment, wait_until
+from support.deployment import Deployment, settled_port, wait_until
 from support.lanes import side_by_side
 from support.tiny import NAMES, load_problem, step_of
 
 NAMESPACE = "fedcore-test"
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,6 @@ def _run(command: str) -> bool:
     return subprocess.run(command.split(), capture_output=True, check=False, timeout=10).returncode == 0
 
 
-def _free_port(host: str) -> int:
-    with contextlib.closing(socket.create_server((host, 0))) as probe:
-        return int(probe.getsockname()[1])
-
-
 def assert_round_without(name: str, federation: Deployment, node: str) -> None:
     """Kill a rank of `node` in the first of two rounds: that is the mean of the others, the second the one of all."""
     run = federation.submit(gated=True, num_server_rounds=2)
@@ -110,7 +104,7 @@ def test_a_client_of_two_machines(federation: Deployment) -> None:
 def assert_goes_on_two(network: Network, federation: Deployment) -> None:
     federation.stop("client-3")
     said = len(federation.log("client-3"))
-    meeting = ("--nnodes", "2", "--rdzv-endpoint", f"{network.host}:{_free_port(network.host)}")
+    meeting = ("--nnodes", "2", "--rdzv-endpoint", f"{network.host}:{settled_port(network.host)}")
     federation.start_node("client-3-node-1", *meeting, "--node-rank", "1", within=network.within)
     federation.start_client("client-3", *meeting)
     federation.wait_for_log("client-3", "connected", after=said)
