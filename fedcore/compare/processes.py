@@ -27,7 +27,8 @@ _PR_SET_PDEATHSIG = 1
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _UNPRIVILEGED, _PORTS, _TRIES = 1024, 8192, 20
 """The first port that anybody may use, and below the kernel's own: how many are drawn from, and how often."""
-_LIBC = ctypes.CDLL(None)
+# Looked up here: a lock of the loader that another thread held at the fork would stay locked in the child.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 @dataclass(slots=True)
@@ -174,8 +175,8 @@ def toml_value(value: Any) -> str:
     return repr(value)
 
 
-def free_port() -> int:
-    """A port on loopback that nobody uses at the moment.
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of an address of this machine that nobody uses at the moment.
 
     It lies below those that the kernel hands out by itself, where there are such (ip(7), ip_local_port_range): else it
     might be another connection's by the time that the server listens.
@@ -184,12 +185,13 @@ def free_port() -> int:
     below = range(max(_UNPRIVILEGED, lowest - _PORTS), lowest)
     for port in (*random.sample(below, min(_TRIES, len(below))), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
             found: int = probe.getsockname()[1]
             return found
-    raise EnvironmentFailure("no port is free on loopback")
+    raise EnvironmentFailure(f"no port is free on {host}")
 
 
 def _die_with_parent() -> None:
     """In the child: have the kernel end it when its parent dies, even by SIGKILL (prctl(2), Linux)."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,32 +1,29 @@
-"""Federations in real processes, over real TLS, one for each module."""
+"""Federations in real processes, over real TLS, a few for each module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.deployment import Deployment
+from support.lanes import Lane, Lanes
+
+FEDERATIONS = 3
+"""As many as keep two cores busy while the tests wait."""
+
+
+@contextmanager
+def four(folder: Path) -> Iterator[Lane]:
+    """One server and four clients with the tiny app; all clients run before each test, whatever the last one did."""
+    with Deployment.open(folder) as federation:
+        federation.start()
+        yield federation.revive
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One server and four clients with the tiny app, shared by the module."""
-    with Deployment.open(tmp_path_factory.mktemp("four")) as deployment:
-        deployment.start_server()
-        deployment.start_clients()
-        yield deployment
-
-
-@pytest.fixture
-def federation(four: Deployment) -> Deployment:
-    """The module's federation with all four clients running, whatever the test before did to them."""
-    four.revive()
-    return four
-
-
-@pytest.fixture
-def provisioned(tmp_path: Path) -> Iterator[Deployment]:
-    """Two kits and nothing started."""
-    with Deployment.open(tmp_path, clients=2) as deployment:
-        yield deployment
+def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
+    """A federation of four for each lane."""
+    with Lanes.opened(request, four, count=FEDERATIONS) as opened:
+        yield opened

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.deployment import Deployment, fedcore
+from support.commands import forked
+from support.deployment import Deployment
 from support.tiny import TINY
 
 Spoil = Callable[[Path], None]
+
+pytestmark = pytest.mark.timeout(600)  # the first command waits for all imports of the fork server
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def assert_refused(status: int, message: str, *words: str | Path, untouched: Path) -> str:
     """The command ends with this status, says this on one line of standard error, and changes no file."""
     before = snapshot(untouched)
-    done = fedcore(*words)
+    done = forked(*words)
     assert done.returncode == status, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -150,7 +153,7 @@ def test_a_server_that_is_not_there(fed: Path, tmp_path: Path) -> None:
 def test_a_port_in_use(fed: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = fedcore("server", "--federation", fed, "--port", str(port))
+        done = forked("server", "--federation", fed, "--port", str(port))
     assert done.returncode == 4
     assert f"another process listens on 127.0.0.1:{port}; stop it, or choose one with --port" in done.stderr
     assert "Traceback" not in done.stderr

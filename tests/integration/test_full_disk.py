@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.deployment import Deployment
+from support.lanes import Lane, Lanes, side_by_side
 from support.tiny import load_problem
 
 problem = load_problem()
@@ -17,13 +20,38 @@ TOLD = "the server's disk is full"
 SIZE, KEPT = "96m", 32 << 20
 """The whole disk, and what the tests leave free of it: less than the server keeps in reserve."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@dataclass(frozen=True, slots=True)
+class Cramped:
+    """Two clients, and a server whose data lie on a small disk."""
+
+    federation: Deployment
+    disk: Path
+
+    @property
+    def ballast(self) -> Path:
+        """The file that fills the disk."""
+        return self.disk / "ballast"
+
+    def fill(self) -> None:
+        """Leave no room for an upload."""
+        with self.ballast.open("wb") as file:
+            for _ in range((shutil.disk_usage(self.disk).free - KEPT) >> 20):
+                file.write(bytes(1 << 20))
+
+    def ready(self) -> Cramped:
+        """With an empty disk again, whatever the test before did."""
+        self.ballast.unlink(missing_ok=True)
+        self.federation.revive()
+        return self
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
     """A small file system of its own."""
-    folder = tmp_path_factory.mktemp("disk")
+    folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -34,38 +62,33 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@contextmanager
+def cramped(folder: Path) -> Iterator[Lane]:
+    """A lane: a federation of two over a disk of its own."""
+    with small_disk(folder / "disk") as disk, Deployment.open(folder, clients=2) as federation:
+        federation.start("--data-dir", disk)
+        yield Cramped(federation, disk).ready
+
+
 @pytest.fixture(scope="module")
-def two(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Two clients, and a server whose data lie on the small disk."""
-    with Deployment.open(tmp_path_factory.mktemp("two"), clients=2) as deployment:
-        deployment.start_server("--data-dir", disk)
-        deployment.start_clients()
-        yield deployment
+def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
+    """A federation over a small disk for each test."""
+    with Lanes.opened(request, cramped, count=2) as opened:
+        yield opened
 
 
-@pytest.fixture
-def ballast(disk: Path) -> Iterator[Path]:
-    """A file that fills the disk once a test calls `fill`."""
-    path = disk / "ballast"
-    yield path
-    path.unlink(missing_ok=True)
-
-
-def fill(path: Path) -> None:
-    with path.open("wb") as file:
-        for _ in range((shutil.disk_usage(path.parent).free - KEPT) >> 20):
-            file.write(bytes(1 << 20))
-
-
-def test_an_update_waits_until_there_is_room(two: Deployment, disk: Path, ballast: Path) -> None:
-    run = two.submit(pause=2.0)
+@side_by_side
+def test_an_update_waits_until_there_is_room(cramped: Cramped) -> None:
+    two = cramped.federation
+    run = two.submit(gated=True)
     run.wait_for_training()
-    fill(ballast)
+    cramped.fill()
+    run.go_on()
     two.wait_for_log("server", TOLD)
     two.wait_for_log("client-1", TOLD)
     two.wait_for_log("client-2", TOLD)
-    assert list((disk / "spool").iterdir()) == []
-    ballast.unlink()
+    assert list((cramped.disk / "spool").iterdir()) == []
+    cramped.ballast.unlink()
     done = run.finish()
     assert done.status == 0, done.stderr
     train = done.of("exchange-done")[0]
@@ -75,16 +98,19 @@ def test_an_update_waits_until_there_is_room(two: Deployment, disk: Path, ballas
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=2e-6)
 
 
-def test_a_disk_that_stays_full_fails_the_run_and_not_the_server(two: Deployment, ballast: Path) -> None:
-    server, limits = two.process("server"), {"train-seconds": 4.0, "step-seconds": 4.0, "max-attempts": 1}
-    run = two.submit(pause=2.0, settings=limits)
+@side_by_side
+def test_a_disk_that_stays_full_fails_the_run_and_not_the_server(cramped: Cramped) -> None:
+    two, limits = cramped.federation, {"train-seconds": 10.0, "step-seconds": 8.0, "max-attempts": 1}
+    server = two.process("server")
+    run = two.submit(gated=True, settings=limits)
     run.wait_for_training()
-    fill(ballast)
+    cramped.fill()
+    run.go_on()
     done = run.finish()
     assert done.status == 5
     assert "0 clients are left at step 'input'" in done.stderr
     assert "the server's disk was full when an upload came" in done.stderr
-    ballast.unlink()
+    cramped.ballast.unlink()
     again = two.submit().finish()
     assert again.status == 0, again.stderr
     assert again.of("exchange-done")[0]["survivors"] == ["client-1", "client-2"]

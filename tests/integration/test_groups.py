@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from support.deployment import Deployment, wait_until
+from support.lanes import side_by_side
 from support.tiny import NAMES, load_problem, step_of
 
-PAUSE = 3.0
-"""Seconds of training: time enough to kill a rank in the middle of it."""
+from fedcore.compare.processes import free_port
+
 NAMESPACE = "fedcore-test"
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Network:
     within: Sequence[str] = ()
 
 
-@pytest.fixture(scope="module")
+@contextlib.contextmanager
 def network() -> Iterator[Network]:
     """A network namespace for the second machine, where we may make one; two addresses on loopback elsewhere."""
     if not _make_namespace():
@@ -64,19 +64,15 @@ def _run(command: str) -> bool:
     return subprocess.run(command.split(), capture_output=True, check=False, timeout=10).returncode == 0
 
 
-def _free_port(host: str) -> int:
-    with contextlib.closing(socket.create_server((host, 0))) as probe:
-        return int(probe.getsockname()[1])
-
-
 def assert_round_without(name: str, federation: Deployment, node: str) -> None:
     """Kill a rank of `node` in the first of two rounds: that is the mean of the others, the second the one of all."""
-    run = federation.submit(pause=PAUSE, num_server_rounds=2)
+    run = federation.submit(gated=True, num_server_rounds=2)
     run.wait_for_training()
     federation.ranks(node)[-1].kill()
     dropped = run.wait_for("dropped", client=name)
     assert dropped["reason"] == "withdrew: worker-died, rank-killed"
-    done = run.finish(90)
+    run.go_on()
+    done = run.finish()
     assert done.status == 0, done.stderr
     others = [other for other in NAMES if other != name]
     assert done.trained() == [others, list(NAMES)]
@@ -84,6 +80,7 @@ def assert_round_without(name: str, federation: Deployment, node: str) -> None:
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=1e-5)
 
 
+@side_by_side
 def test_a_killed_rank_of_two_costs_its_client_one_exchange(federation: Deployment) -> None:
     federation.stop("client-4")
     said = len(federation.log("client-4"))
@@ -100,10 +97,16 @@ def test_a_killed_rank_of_two_costs_its_client_one_exchange(federation: Deployme
     assert federation.ranks("client-4") == again, "the ranks stay from run to run"
 
 
-def test_a_client_of_two_machines(federation: Deployment, network: Network) -> None:
+@side_by_side
+def test_a_client_of_two_machines(federation: Deployment) -> None:
+    with network() as machines:
+        assert_goes_on_two(machines, federation)
+
+
+def assert_goes_on_two(network: Network, federation: Deployment) -> None:
     federation.stop("client-3")
     said = len(federation.log("client-3"))
-    meeting = ("--nnodes", "2", "--rdzv-endpoint", f"{network.host}:{_free_port(network.host)}")
+    meeting = ("--nnodes", "2", "--rdzv-endpoint", f"{network.host}:{free_port(network.host)}")
     federation.start_node("client-3-node-1", *meeting, "--node-rank", "1", within=network.within)
     federation.start_client("client-3", *meeting)
     federation.wait_for_log("client-3", "connected", after=said)

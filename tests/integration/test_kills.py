@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.client_on_battery import UNPLUGGED
-from support.deployment import LIVENESS_SECONDS, Deployment, Ended, command_lines, wait_until
+from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, command_lines, wait_until
+from support.lanes import side_by_side
 from support.tiny import NAMES, TINY, load_problem, step_of
 
 from fedcore.codec import error_bound
@@ -18,10 +19,8 @@ from fedcore.state import ModelState
 
 problem = load_problem()
 ALL_FOUR = {"min-clients": 4}
-PAUSE = 4.0
-"""Seconds of training: time enough to kill somebody in the middle of it."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
@@ -38,6 +37,7 @@ def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
         assert far > 100 * bound, "one client more or less must show"
 
 
+@side_by_side
 def test_a_round_of_all_four_is_the_pooled_step(federation: Deployment) -> None:
     done = federation.submit().finish()
     assert done.status == 0, done.stderr
@@ -45,10 +45,12 @@ def test_a_round_of_all_four_is_the_pooled_step(federation: Deployment) -> None:
     assert_sum_is_of(done, NAMES)
 
 
+@side_by_side
 def test_a_client_killed_while_it_trains_is_left_out_of_the_sum(federation: Deployment) -> None:
-    run = federation.submit(pause=PAUSE)
+    run = federation.submit(gated=True)
     run.wait_for_training()
     federation.kill("client-2")
+    run.go_on()
     run.wait_for("dropped", client="client-2", stage="input")
     done = run.finish()
     assert done.status == 0, done.stderr
@@ -58,6 +60,7 @@ def test_a_client_killed_while_it_trains_is_left_out_of_the_sum(federation: Depl
     assert done.of("exchange-failed") == []
 
 
+@side_by_side
 def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(federation: Deployment) -> None:
     """All of its vector is on the server's disk, but not the word that this was all."""
     federation.stop("client-3")
@@ -66,7 +69,7 @@ def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(fed
     federation.wait_for_log("client-3", "connected", after=said)
     done = federation.submit().finish()
     assert done.status == 0, done.stderr
-    assert doomed.wait(10) == -signal.SIGKILL
+    assert doomed.wait(PATIENCE) == -signal.SIGKILL
     survivors = ["client-1", "client-2", "client-4"]
     assert done.trained() == [survivors]
     assert next((data["client"], data["stage"]) for data in done.of("dropped")) == ("client-3", "input")
@@ -75,6 +78,7 @@ def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(fed
 
 
 @pytest.mark.parametrize("last_request", ["manifest", "consistency"])
+@side_by_side
 def test_a_client_killed_after_its_upload_stays_in_the_sum(federation: Deployment, last_request: str) -> None:
     federation.stop("client-3")
     said = len(federation.log("client-3"))
@@ -82,14 +86,15 @@ def test_a_client_killed_after_its_upload_stays_in_the_sum(federation: Deploymen
     federation.wait_for_log("client-3", "connected", after=said)
     done = federation.submit().finish()
     assert done.status == 0, done.stderr
-    assert doomed.wait(10) == -signal.SIGKILL
+    assert doomed.wait(PATIENCE) == -signal.SIGKILL
     assert done.trained() == [list(NAMES)]
     assert [data["client"] for data in done.of("dropped") if data["stage"] in ("consistency", "unmask")] == ["client-3"]
     assert_sum_is_of(done, NAMES)
 
 
+@side_by_side
 def test_below_the_threshold_the_exchange_fails_and_is_tried_again(federation: Deployment) -> None:
-    run = federation.submit(pause=PAUSE, settings=ALL_FOUR)
+    run = federation.submit(gated=True, settings=ALL_FOUR)
     run.wait_for_training()
     federation.kill("client-1", "client-4")
     failed = run.wait_for("exchange-failed")
@@ -97,14 +102,16 @@ def test_below_the_threshold_the_exchange_fails_and_is_tried_again(federation: D
     assert "2 clients are left at step 'input', 3 are needed" in failed["reason"]
     assert "client-1: silent for more than" in failed["reason"]
     federation.start_clients("client-1", "client-4")
+    run.go_on()
     done = run.finish()
     assert done.status == 0, done.stderr
     assert done.trained() == [list(NAMES)]
     assert_sum_is_of(done, NAMES)
 
 
+@side_by_side
 def test_the_run_fails_when_they_do_not_come_back(federation: Deployment) -> None:
-    run = federation.submit(pause=PAUSE, settings={"min-clients": 3, "join-seconds": 1.0})
+    run = federation.submit(gated=True, settings={"min-clients": 3, "join-seconds": 1.0})
     run.wait_for_training()
     federation.kill("client-1", "client-4")
     done = run.finish()
@@ -114,8 +121,9 @@ def test_the_run_fails_when_they_do_not_come_back(federation: Deployment) -> Non
     assert not done.model.exists()
 
 
+@side_by_side
 def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
-    run = federation.submit(pause=PAUSE, settings={"max-attempts": 1})
+    run = federation.submit(gated=True, settings={"max-attempts": 1})
     run.wait_for_training()
     federation.kill("client-1", "client-2")
     done = run.finish()
@@ -124,12 +132,14 @@ def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
     assert "2 clients are left at step 'input', 3 are needed" in done.stderr
 
 
+@side_by_side
 def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> None:
-    run = federation.submit(pause=PAUSE, num_server_rounds=2)
+    run = federation.submit(gated=True, num_server_rounds=2)
     run.wait_for_training()
     federation.ranks("client-4")[0].kill()
     dropped = run.wait_for("dropped", client="client-4")
     assert dropped["reason"] == "withdrew: worker-died, rank-killed"
+    run.go_on()
     done = run.finish()
     assert done.status == 0, done.stderr
     assert done.trained() == [["client-1", "client-2", "client-3"], list(NAMES)]
@@ -139,6 +149,7 @@ def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> 
     assert federation.process("client-4").poll() is None, "the agent lives"
 
 
+@side_by_side
 def test_an_unplugged_client_sits_out_until_it_is_plugged_in(federation: Deployment) -> None:
     policy, battery = federation.kit("client-3") / "policy.toml", federation.folder / "battery"
     before = policy.read_text()
@@ -155,12 +166,13 @@ def test_an_unplugged_client_sits_out_until_it_is_plugged_in(federation: Deploym
         assert_sum_is_of(without, others)
         battery.write_text("plugged in")
         federation.wait_for_log("client-3", "eligible again", after=said)
-        run = federation.submit(pause=PAUSE, num_server_rounds=2, settings=ALL_FOUR)
+        run = federation.submit(gated=True, num_server_rounds=2, settings=ALL_FOUR)
         run.wait_for_training()
         battery.write_text(UNPLUGGED)
         dropped = run.wait_for("dropped", client="client-3")
         assert dropped["reason"] == "withdrew: not-eligible"
         battery.write_text("plugged in")
+        run.go_on()
         done = run.finish()
         assert done.status == 0, done.stderr
         assert done.trained() == [others, list(NAMES)]
@@ -170,13 +182,15 @@ def test_an_unplugged_client_sits_out_until_it_is_plugged_in(federation: Deploym
         federation.stop("client-3")
 
 
+@side_by_side
 def test_a_frozen_agent_is_dropped_and_comes_back(federation: Deployment) -> None:
     said = len(federation.log("client-2"))
-    run = federation.submit(pause=PAUSE, num_server_rounds=1)
+    run = federation.submit(gated=True, num_server_rounds=1)
     run.wait_for_training()
     federation.process("client-2").send_signal(signal.SIGSTOP)
     try:
         dropped = run.wait_for("dropped", client="client-2")
+        run.go_on()
         assert dropped["reason"] == f"silent for more than {LIVENESS_SECONDS:g} s"
         done = run.finish()
     finally:
@@ -189,9 +203,10 @@ def test_a_frozen_agent_is_dropped_and_comes_back(federation: Deployment) -> Non
     assert_sum_is_of(again, NAMES)
 
 
+@side_by_side
 def test_a_restarted_server_gets_its_clients_back(federation: Deployment) -> None:
     processes = [federation.process(name) for name in NAMES]
-    run = federation.submit(pause=PAUSE)
+    run = federation.submit(gated=True)
     run.wait_for_training()
     assert federation.stop("server") == 0
     federation.start_server()
@@ -204,8 +219,9 @@ def test_a_restarted_server_gets_its_clients_back(federation: Deployment) -> Non
     assert_sum_is_of(again, NAMES)
 
 
+@side_by_side
 def test_a_killed_server_leaves_nothing_half_done(federation: Deployment) -> None:
-    run = federation.submit(pause=PAUSE)
+    run = federation.submit(gated=True)
     run.wait_for_training()
     federation.kill("server")
     wait_until("the ServerApp to end with its server", lambda: not server_apps(federation))

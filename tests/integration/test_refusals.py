@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 from support.deployment import Deployment, fedcore
+from support.lanes import side_by_side
 from support.tiny import TINY
 
 from fedcore.compare.processes import LocalFederation
@@ -14,14 +16,14 @@ from fedcore.compare.processes import LocalFederation
 OTHERS = ["client-1", "client-2", "client-4"]
 SECRET = "patient 17 is in this message"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize(
     ("fault", "log", "reason"),
     [
-        ("raise", f"rank 0 raised ValueError: {SECRET}", "app-failed, rank-exception"),
         ("hang", "rank 0 gave no answer within", "worker-died, rank-hung"),
+        ("raise", f"rank 0 raised ValueError: {SECRET}", "app-failed, rank-exception"),
         ("nan", "NaN", "update-refused"),
         ("too-many-examples", "1073741824", "update-refused"),
         ("float64", "'weight' is F64", "wrong-records"),
@@ -29,10 +31,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
         ("two-metrics", "exactly one MetricRecord", "wrong-records"),
     ],
 )
+@side_by_side
 def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log: str, reason: str) -> None:
     said = len(federation.log("client-3"))
     # Longer than any honest client of the tiny app takes, even for a group that starts anew.
-    settings = {"train-seconds": 6.0} if fault == "hang" else {}
+    settings = {"train-seconds": 15.0} if fault == "hang" else {}
     done = federation.submit(fault=fault, faulty_partition=2, settings=settings).finish()
     assert done.status == 0, done.stderr
     assert log in federation.log("client-3")[said:], "the owner learns what happened"
@@ -43,6 +46,7 @@ def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log:
     assert SECRET not in str(done.events) + done.stderr + federation.log("server")
 
 
+@side_by_side
 def test_the_operator_learns_why_no_round_was_possible(federation: Deployment) -> None:
     federation.stop("client-1")
     settings = {"max-attempts": 2, "min-clients": 3, "quorum": 3}
@@ -54,18 +58,20 @@ def test_the_operator_learns_why_no_round_was_possible(federation: Deployment) -
     assert "wrong-records" in done.summary["reason"]
 
 
-def test_a_client_with_another_app_is_not_asked(federation: Deployment, tmp_path: Path) -> None:
-    app = Path(shutil.copytree(TINY, tmp_path / "app"))
+@side_by_side
+def test_a_client_with_another_app_is_not_asked(federation: Deployment) -> None:
+    app = Path(shutil.copytree(TINY, federation.folder / "another-app"))
     code = app / "tiny_app" / "client_app.py"
     code.write_text(code.read_text() + "# another version\n")
     federation.stop("client-3")
     federation.app, original = app, federation.app
     try:
         federation.start_clients("client-3")
+        federation.app = original
+        done = federation.submit(settings={"min-clients": 3}).finish()
     finally:
         federation.app = original
-    done = federation.submit(settings={"min-clients": 3}).finish()
-    federation.stop("client-3")
+        federation.stop("client-3")
     assert done.status == 0, done.stderr
     (dropped,) = done.of("dropped")
     assert dropped["client"] == "client-3"
@@ -73,6 +79,7 @@ def test_a_client_with_another_app_is_not_asked(federation: Deployment, tmp_path
     assert done.of("exchange-done")[0]["survivors"] == OTHERS
 
 
+@side_by_side
 def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> None:
     said = len(federation.log("client-1"))
     done = federation.submit(settings={"aggregation": "plain"}).finish()
@@ -81,6 +88,7 @@ def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> N
     assert "refused: plain-not-allowed: the server could read this client's update" in federation.log("client-1")[said:]
 
 
+@side_by_side
 def test_a_single_update_strategy_is_refused_before_the_first_round(federation: Deployment) -> None:
     done = federation.submit(strategy="Krum").finish()
     assert done.status == 5
@@ -89,10 +97,9 @@ def test_a_single_update_strategy_is_refused_before_the_first_round(federation: 
     assert done.of("exchange") == []
 
 
-@pytest.fixture
-def stranger(federation: Deployment, tmp_path: Path) -> LocalFederation:
+def strangers(federation: Deployment) -> LocalFederation:
     """Another federation whose kits point at this one's server."""
-    other = LocalFederation.create(tmp_path / "other", clients=4)
+    other = LocalFederation.create(Path(tempfile.mkdtemp(dir=federation.folder)) / "other", clients=4)
     for file in ("clients/client-1/client.toml", "operator/operator.toml"):
         path = other.folder / file
         path.write_text(path.read_text().replace(f":{other.port}", f":{federation.federation.port}"))
@@ -104,7 +111,9 @@ def trust(federation: Deployment, kit: Path) -> None:
     shutil.copy2(federation.federation.operator / "ca.crt", kit / "ca.crt")
 
 
-def test_an_identity_that_is_not_on_the_roster(federation: Deployment, stranger: LocalFederation) -> None:
+@side_by_side
+def test_an_identity_that_is_not_on_the_roster(federation: Deployment) -> None:
+    stranger = strangers(federation)
     kit = stranger.folder / "clients" / "client-1"
     trust(federation, kit)
     done = fedcore("client", "--kit", kit, "--app", TINY)
@@ -113,7 +122,9 @@ def test_an_identity_that_is_not_on_the_roster(federation: Deployment, stranger:
     assert "Traceback" not in done.stderr
 
 
-def test_an_operators_token_that_is_wrong(federation: Deployment, stranger: LocalFederation) -> None:
+@side_by_side
+def test_an_operators_token_that_is_wrong(federation: Deployment) -> None:
+    stranger = strangers(federation)
     trust(federation, stranger.operator)
     done = fedcore("run", TINY, "--operator", stranger.operator, "--out", stranger.folder / "m.safetensors")
     assert done.returncode == 3
@@ -123,7 +134,9 @@ def test_an_operators_token_that_is_wrong(federation: Deployment, stranger: Loca
 
 
 @pytest.mark.parametrize("who", ["client", "operator"])
-def test_a_server_with_another_certificate(stranger: LocalFederation, who: str) -> None:
+@side_by_side
+def test_a_server_with_another_certificate(federation: Deployment, who: str) -> None:
+    stranger = strangers(federation)
     kit = stranger.folder / "clients" / "client-1"
     command = (
         ("client", "--kit", kit, "--app", TINY) if who == "client" else ("run", TINY, "--operator", stranger.operator)
@@ -139,6 +152,7 @@ def _port(kit: Path) -> str:
     return line.rsplit(":", 1)[1].strip('"/ ')
 
 
+@side_by_side
 def test_two_servers_or_agents_over_one_folder(federation: Deployment) -> None:
     second = fedcore("server", "--federation", federation.federation.folder, "--port", "0")
     assert second.returncode == 2

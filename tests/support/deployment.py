@@ -27,16 +27,17 @@ MARK = "FEDCORE_TEST_MARK"
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 DYING_CLIENT = Path(__file__).with_name("client_that_dies.py")
 CLIENT_ON_BATTERY = Path(__file__).with_name("client_on_battery.py")
-LIVENESS_SECONDS = 7.0
-"""Two heartbeats and a bit: short, and yet longer than a busy machine keeps a living client from saying so."""
+LIVENESS_SECONDS = 12.0
+"""Four heartbeats: a client that a busy machine does not let run for half of them is not taken for dead."""
+PATIENCE = 240.0
+"""How long anything may take on a busy machine; where all goes well nobody waits for that."""
 QUICK = {
     "min-clients": 2,
-    "join-seconds": 30.0,
-    "train-seconds": 60.0,
-    "step-seconds": 20.0,
+    "join-seconds": PATIENCE,
+    "train-seconds": PATIENCE,
+    "step-seconds": PATIENCE,
     "liveness-seconds": LIVENESS_SECONDS,
 }
-PATIENCE = 60.0
 
 
 def wait_until(what: str, probe: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -75,8 +76,9 @@ class Ended:
 class Submitted:
     """A `fedcore run --json` that goes on; its events are read in the background."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path, model: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: Path, model: Path, gate: Path) -> None:
         self.process = process
+        self.gate = gate
         self.events: list[dict[str, Any]] = []
         self._summary: dict[str, Any] = {}
         self._log = log
@@ -120,9 +122,13 @@ class Submitted:
             return found() or {}
 
     def wait_for_training(self, server_round: int = 1) -> None:
-        """Until the keys of a training exchange are exchanged: its clients train, with a pause in their code."""
+        """Until the keys of a training exchange are exchanged: its clients train, and do not end before `go_on`."""
         exchange = self.wait_for("exchange", server_round=server_round, message_type="train")["exchange"]
         self.wait_for("stage", exchange=exchange, stage="share")
+
+    def go_on(self) -> None:
+        """Let the clients of a gated run end their training, in this round and in those to come."""
+        self.gate.touch()
 
     def finish(self, seconds: float = PATIENCE) -> Ended:
         """Wait for the end of the run."""
@@ -149,6 +155,7 @@ class Deployment:
     app: Path = TINY
     _living: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _starts: int = 0
+    _gates: list[Path] = field(default_factory=list)
 
     @classmethod
     @contextlib.contextmanager
@@ -162,14 +169,32 @@ class Deployment:
 
     # --- starting -----------------------------------------------------------------------------------------------
 
+    def start(self, *options: str | Path) -> None:
+        """Start the server and all clients, which come up beside each other, and wait until they are connected."""
+        listening = self._begin_server(*options)
+        names = tuple(self.federation.client_names())
+        for name in names:
+            self.start_client(name)
+        listening()
+        for name in names:
+            self.wait_for_log(name, "connected")
+
     def start_server(self, *options: str | Path) -> None:
         """Start the server and wait until it listens."""
+        self._begin_server(*options)()
+
+    def _begin_server(self, *options: str | Path) -> Callable[[], None]:
+        """Start the server; what is returned waits until it listens."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         command = [*FEDCORE, "server", "--federation", self.federation.folder, "--ready-file", ready, *options]
         process = self._start("server", command)
-        wait_until("the server to listen", lambda: ready.exists() or process.poll() is not None)
-        assert ready.exists(), self.log("server")
+
+        def listening() -> None:
+            wait_until("the server to listen", lambda: ready.exists() or process.poll() is not None)
+            assert ready.exists(), self.log("server")
+
+        return listening
 
     def start_clients(self, *names: str) -> None:
         """Start clients by name, or all, and wait until they are connected."""
@@ -199,11 +224,17 @@ class Deployment:
         self._living[name] = process = self.group.start(name, [str(word) for word in command])
         return process
 
-    def submit(self, *, settings: Mapping[str, Any] | None = None, **run_config: Any) -> Submitted:
-        """Start `fedcore run --json`; underscores in the run config's keys stand for hyphens."""
+    def submit(self, *, settings: Mapping[str, Any] | None = None, gated: bool = False, **run_config: Any) -> Submitted:
+        """Start `fedcore run --json`; underscores in the run config's keys stand for hyphens.
+
+        gated: the clients' training ends only after `Submitted.go_on`, which needs an app that looks at its gate.
+        """
         self._starts += 1
         name = f"run-{self._starts}"
-        model = self.folder / f"{name}.safetensors"
+        model, gate = self.folder / f"{name}.safetensors", self.folder / f"{name}.gate"
+        if gated:
+            self._gates.append(gate)
+            run_config["gate"] = str(gate)
         command = run_command(
             self.app,
             self.federation.operator,
@@ -211,8 +242,9 @@ class Deployment:
             run_config={key.replace("_", "-"): value for key, value in run_config.items()},
             settings={**QUICK, **(settings or {})},
         )
+        command += ["--connect-seconds", str(PATIENCE)]  # some tests start the server anew meanwhile
         process = self.group.start(name, command, piped=True)
-        return Submitted(process, self.group.logs / f"{name}.log", model)
+        return Submitted(process, self.group.logs / f"{name}.log", model, gate)
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -247,18 +279,23 @@ class Deployment:
         """SIGKILL; the process alone, as the kernel's out-of-memory killer does it."""
         for name in names:
             self.process(name).kill()
-            self.process(name).wait(10)
+            self.process(name).wait(PATIENCE)
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask a process to end; its exit status."""
         self.process(name).send_signal(number)
-        return self.process(name).wait(20)
+        return self.process(name).wait(PATIENCE)
 
-    def revive(self) -> None:
-        """Start again whatever clients do not run, so that the next test finds all of them."""
+    def revive(self) -> Deployment:
+        """Start again whatever does not run, so that the next test finds all of it, and nobody at a gate."""
+        for gate in self._gates:
+            gate.touch()
+        if self.process("server").poll() is not None:
+            self.start_server()
         lost = [name for name in self.federation.client_names() if self.process(name).poll() is not None]
         if lost:
             self.start_clients(*lost)
+        return self
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -275,7 +312,7 @@ def command_lines(mark: str) -> list[str]:
     return lines
 
 
-def assert_none_left(mark: str, seconds: float = 10.0) -> None:
+def assert_none_left(mark: str, seconds: float = PATIENCE) -> None:
     """All processes with this mark end by themselves; those that do not are killed, and fail the test."""
     try:
         wait_until("all processes to end", lambda: not marked(mark), seconds)
@@ -287,8 +324,10 @@ def assert_none_left(mark: str, seconds: float = 10.0) -> None:
 
 def _program(process: psutil.Process) -> str:
     """The module that a Python process runs, empty for any other."""
-    words = process.cmdline()
-    return words[words.index("-m") + 1] if "-m" in words else ""
+    with contextlib.suppress(psutil.Error):  # it may have ended since
+        words = process.cmdline()
+        return words[words.index("-m") + 1] if "-m" in words else ""
+    return ""
 
 
 def _mark_of(process: psutil.Process) -> str | None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -19,6 +20,8 @@ def train(message: Message, context: Context) -> Message:
     arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
     x, y = part(context.node_config["partition-id"], context.node_config["num-partitions"])
     time.sleep(float(config["pause"]))
+    if config["gate"]:
+        wait_at(Path(str(config["gate"])))
     before = loss(arrays["weight"], x, y)
     arrays["weight"] = arrays["weight"] - np.float32(config["lr"]) * gradient(arrays["weight"], x, y)
     arrays["counter"] = arrays["counter"] + 1
@@ -40,6 +43,13 @@ def evaluate(message: Message, context: Context) -> Message:
     weight = message.content["arrays"]["weight"].numpy()
     metrics = MetricRecord({"num-examples": len(x), "eval_loss": loss(weight, x, y)})
     return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def wait_at(gate: Path) -> None:
+    """Until somebody opens it."""
+    gate.with_name(f"{gate.name}-reached").touch()
+    while not gate.exists():
+        time.sleep(0.02)
 
 
 def misbehave(fault: str, content: RecordDict) -> None:
