@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import textwrap
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import mutation, mutation_runs
+from benchmarks import mutation, mutation_runs, mutation_worker
 from benchmarks.mutation_runs import Fate, Subject, campaign
 from benchmarks.mutators import find_mutants
 from fedcore.errors import ConfigurationError
@@ -359,6 +361,15 @@ def test_a_mutant_that_hangs_or_cannot_be_imported_is_noticed(ready, monkeypatch
         edit = replace(killed.edits[0], start=start, stop=start + len(line), text="        pass")
         [outcome] = ready.run([replace(killed, edits=(edit,), scope="tries")])
         assert outcome.fate is fate
+
+
+def test_a_run_that_has_not_begun_at_its_limit_is_ended(monkeypatch, tmp_path):
+    def slow(*_):
+        time.sleep(300)
+        os._exit(0)
+
+    monkeypatch.setattr(mutation_worker, "_run", slow)
+    assert mutation_worker._run_forked(tmp_path, {"limit": 0.1})["hung"]
 
 
 def test_tests_that_fail_without_a_mutant_are_no_measure(subject, tmp_path):
