@@ -17,14 +17,15 @@ import torch.distributed as dist
 
 Result = TypeVar("Result")
 COLLECTIVE_SECONDS = 300.0
+START_METHOD = "spawn"
+"""And not fork: a rank's memory is then its own."""
 
 
 def on_ranks(size: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Call `function(*arguments)`, of a module's top level, on `size` new ranks; what each returned, by rank."""
     with (
         tempfile.TemporaryDirectory(prefix="fedcore-ranks-") as folder,
-        # spawn and not fork: a rank's memory is then its own.
-        ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as pool,
+        ProcessPoolExecutor(size, mp_context=multiprocessing.get_context(START_METHOD)) as pool,
     ):
         # No rank returns before all have met, so each of them gets a process.
         ranks = [pool.submit(_serve, rank, size, Path(folder) / "store", function, arguments) for rank in range(size)]

@@ -195,6 +195,8 @@ def _run_forked(folder: Path, request: Request) -> Answer:
         os.close(reader)
         _run(folder, request, writer)
     os.close(writer)
+    # The child does the same; neither may be the first to need it.
+    os.setpgid(child, child)
     with os.fdopen(reader, "rb") as answers:
         text, hung = _read_until(answers.fileno(), time.monotonic() + request["limit"])
     with contextlib.suppress(ProcessLookupError):

@@ -99,6 +99,16 @@ def trained(run: Run, path: Path, *, everywhere: bool = True) -> Outcome:
     )
 
 
+_ALONE: dict[str, Outcome] = {}
+
+
+def trained_alone(run: Run, path: Path) -> Outcome:
+    """The run in this process, from the weights of `write_initial`; once, for all that are compared with it."""
+    if repr(run) not in _ALONE:
+        _ALONE[repr(run)] = trained(run, path)
+    return _ALONE[repr(run)]
+
+
 def with_history(run, path, with_optimizer):
     """Train, save with the optimizer's state; or load such a file, train, and save again."""
     engine = engine_of(run)

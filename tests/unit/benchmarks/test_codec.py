@@ -1,9 +1,11 @@
 """The arithmetic of the codec benchmark, and small runs of its parts."""
 
 import math
+import shutil
 
 import pytest
 
+from benchmarks import large
 from benchmarks.codec import COPY, Case, jobs, report
 from benchmarks.codec_errors import CASES, Found, largest_errors
 from benchmarks.large import LargeRun, Stage, go_through, measure_large
@@ -85,5 +87,12 @@ def test_a_large_run_in_small(tmp_path):
 def test_a_large_run_has_a_process_of_its_own(tmp_path):
     assert measure_large(1000, folder=tmp_path).parameters == 1000
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_run_without_room_fails_and_who_asked_for_it_learns(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["large.py", "--parameters", "1e14", "--folder", str(tmp_path)])
+    assert large.main() == EnvironmentFailure.exit_code
+    assert "has no room" in capsys.readouterr().err
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
     with pytest.raises(EnvironmentFailure, match="did not come to an end"):
-        measure_large(10**14, folder=tmp_path)
+        measure_large(1000, folder=tmp_path)

@@ -3,10 +3,12 @@
 import pytest
 import torch.distributed as dist
 
+from benchmarks import groups
 from benchmarks.engines import _ratio
 from benchmarks.groups import on_ranks
 from benchmarks.memory import SETUPS, Layers, _layout
 from fedcore.training.engines.plan import plan_of
+from tests.support.forking import CONTEXT
 
 
 def test_the_arithmetic_of_each_engine():
@@ -28,5 +30,7 @@ def test_the_ratio_is_that_of_speeds():
     assert _ratio([1.0], [2.0]) == 0.5
 
 
-def test_each_rank_has_a_process_and_answers_in_order():
+def test_each_rank_has_a_process_and_answers_in_order(monkeypatch):
+    # Memory is not measured here, and imports take a spawned rank seconds.
+    monkeypatch.setattr(groups, "START_METHOD", CONTEXT.get_start_method())
     assert on_ranks(2, dist.get_rank) == [0, 1]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import textwrap
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import mutation, mutation_runs
+from benchmarks import mutation, mutation_runs, mutation_worker
 from benchmarks.mutation_runs import Fate, Subject, campaign
 from benchmarks.mutators import find_mutants
 from fedcore.errors import ConfigurationError
@@ -84,6 +87,9 @@ def test_with_a_memory(time):
     assert known() or time == "first"
 """
 
+LONG = 100.0
+"""Seconds that no run takes, on however busy a machine."""
+
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory) -> Subject:
@@ -98,7 +104,9 @@ def subject(tmp_path_factory) -> Subject:
 
 @pytest.fixture(scope="module")
 def ready(subject):
-    with campaign(subject, jobs=1) as made:
+    # A mutant that is held up by a busy machine must not look like one that hangs.
+    with pytest.MonkeyPatch.context() as patch, campaign(subject, jobs=1) as made:
+        patch.setattr(mutation_runs, "LEAST_LIMIT", LONG)
         yield made
 
 
@@ -341,14 +349,27 @@ def test_mutants_that_tests_notice_and_others(ready):
 
 
 def test_a_mutant_that_hangs_or_cannot_be_imported_is_noticed(ready, monkeypatch):
-    monkeypatch.setattr(mutation_runs, "_limit", lambda _: 2.0)
     [killed] = [mutant for mutant in find_mutants(ready.package) if "is_word:1:either" in mutant.name][:1]
     source = (ready.package / "door.py").read_bytes()
-    for line, fate in ((b"        words = words[:-1]", Fate.HUNG), (b"class Refused", Fate.KILLED)):
+    # Whatever holds up the first, it hangs; the second must have the time to fail.
+    for line, limit, fate in (
+        (b"        words = words[:-1]", 2.0, Fate.HUNG),
+        (b"class Refused", LONG, Fate.KILLED),
+    ):
+        monkeypatch.setattr(mutation_runs, "_limit", lambda _, limit=limit: limit)
         start = source.index(line)
         edit = replace(killed.edits[0], start=start, stop=start + len(line), text="        pass")
         [outcome] = ready.run([replace(killed, edits=(edit,), scope="tries")])
         assert outcome.fate is fate
+
+
+def test_a_run_that_has_not_begun_at_its_limit_is_ended(monkeypatch, tmp_path):
+    def slow(*_):
+        time.sleep(300)
+        os._exit(0)
+
+    monkeypatch.setattr(mutation_worker, "_run", slow)
+    assert mutation_worker._run_forked(tmp_path, {"limit": 0.1})["hung"]
 
 
 def test_tests_that_fail_without_a_mutant_are_no_measure(subject, tmp_path):
@@ -382,8 +403,8 @@ reason = "its code is gone"
 """
 
 
-def test_the_exit_status_tells_of_security_mutants_that_nobody_allowed(subject, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(mutation, "SECAGG", subject)
+def test_the_exit_status_tells_of_security_mutants_that_nobody_allowed(ready, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mutation, "SECAGG", ready.subject)
     monkeypatch.setattr(mutation, "ALLOWED", tmp_path / "allowed.toml")
     mutation.ALLOWED.write_text("")
     status, report = run_main(monkeypatch, capsys, "--only", "door.py:check:")
@@ -396,6 +417,8 @@ def test_the_exit_status_tells_of_security_mutants_that_nobody_allowed(subject, 
         "of them security": "1", "of them allowed": "0",
     }  # fmt: skip
     mutation.ALLOWED.write_text(ALLOWED)
+    # The tests have run without any mutant once more; that is enough.
+    monkeypatch.setattr(mutation, "campaign", lambda subject, jobs: nullcontext(ready))
     status, report = run_main(monkeypatch, capsys, "--only", "door.py:check:*")
     assert status == 0
     assert [figure["value"] for figure in report["figures"]] == [1.0, 0.75]

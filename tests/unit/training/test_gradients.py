@@ -91,13 +91,13 @@ def test_gradcheck(case):
 
 
 def some_of_each(sizes):
-    """Rows of the vector of all parameters: all of them up to 200, else up to three out of every tensor."""
+    """Rows of the vector of all parameters: all of them up to 200, else up to two out of every tensor."""
     if sum(sizes) <= 200:
         return torch.arange(sum(sizes))
     generator = torch.Generator().manual_seed(3)
     first = torch.tensor([0, *sizes[:-1]]).cumsum(0)
     return torch.cat(
-        [at + torch.randperm(size, generator=generator)[:3] for at, size in zip(first, sizes, strict=True)]
+        [at + torch.randperm(size, generator=generator)[:2] for at, size in zip(first, sizes, strict=True)]
     )
 
 

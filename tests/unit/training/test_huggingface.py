@@ -1,12 +1,14 @@
 """A tiny randomly initialised Llama with LoRA: no download, no report, and the adapter alone trains."""
 
+import importlib
 import os
-import subprocess
 import sys
 
+import huggingface_hub.constants
 import pytest
 import torch
 
+import fedcore.training
 from fedcore.errors import ConfigurationError
 from fedcore.training import seeded
 from fedcore.training.adapters import adapter_names, freeze_all_but
@@ -14,6 +16,8 @@ from fedcore.training.huggingface import load_pretrained, load_tokenizer, with_l
 from fedcore.training.losses import loss_of
 
 LINEAR_LAYERS = 2 * 7
+MODULE = "fedcore.training.huggingface"
+OFF = "HF_HUB_DISABLE_TELEMETRY"
 
 
 def tiny():
@@ -37,15 +41,19 @@ def tokens():
     return torch.randint(40, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
-def test_telemetry_is_off_whatever_was_imported_first():
-    script = (
-        "import os, transformers, huggingface_hub\n"
-        "before = huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY\n"
-        "import fedcore.training.huggingface\n"
-        "print(before, huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY, os.environ['HF_HUB_DISABLE_TELEMETRY'])"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
-    assert _printed(script, environment) == "False True 1"
+def imported_again(monkeypatch):
+    """Run the module's code in a process that has imported all that it builds on; afterwards the first one is back."""
+    monkeypatch.setattr(fedcore.training, "huggingface", sys.modules[MODULE])
+    monkeypatch.delitem(sys.modules, MODULE)
+    importlib.import_module(MODULE)
+
+
+def test_telemetry_is_off_whatever_was_imported_first(monkeypatch):
+    monkeypatch.setenv(OFF, "0")
+    monkeypatch.setattr(huggingface_hub.constants, OFF, False)
+    imported_again(monkeypatch)
+    assert huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY is True
+    assert os.environ[OFF] == "1"
 
 
 def test_lora_starts_as_the_base_and_reads_forward_only(tokens):
@@ -143,18 +151,7 @@ def test_a_rank_that_means_nothing_is_refused():
         with_lora(tiny(), rank=0, alpha=8)
 
 
-def test_without_the_extra_the_error_says_what_to_install():
-    script = (
-        "import sys; sys.modules['peft'] = None\n"
-        "from fedcore.errors import ConfigurationError\n"
-        "try:\n    import fedcore.training.huggingface\n"
-        "except ConfigurationError as error:\n    print(error)"
-    )
-    assert "peft is not installed: pip install 'fedcore[huggingface]'" in _printed(script, dict(os.environ))
-
-
-def _printed(script, environment):
-    """What a new interpreter prints."""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
-    return done.stdout.strip()
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigurationError, match=r"peft is not installed: pip install 'fedcore\[huggingface\]'"):
+        imported_again(monkeypatch)

@@ -99,11 +99,11 @@ def train_compiled(case):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(500)
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 def test_compiled_blocks_train_alike():
     case = Case(engine={"engine": "fsdp", "compile": True, "checkpoint": True}, steps=5)
-    with Ranks(1, seconds=180) as ranks:
+    with Ranks(1, seconds=450) as ranks:
         ((found, graphs),) = ranks.run(train_compiled, case)
     expected = train(case.single())
     assert graphs == 3

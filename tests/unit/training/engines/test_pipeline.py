@@ -19,19 +19,34 @@ from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training import seeded
 from fedcore.training.engines.schedules import bubble_fraction
-from tests.support.gpt_runs import TINY, Run, engine_of, examples_of, saved, trained, with_history, write_initial
+from tests.support.gpt_runs import (
+    TINY,
+    Run,
+    engine_of,
+    examples_of,
+    saved,
+    trained,
+    trained_alone,
+    with_history,
+    write_initial,
+)
 from tests.support.ranks import Ranks
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 # Six blocks, an embedding and a head: eight stages at most. 23 examples in batches of 8 end with one of 7.
 RUNS = {
     "50 steps": Run(),
+    "9 steps": Run(steps=9),
     "clipped, float32": Run(clip_norm=0.5, steps=5, dtype=torch.float32),
     "clipped, float64": Run(clip_norm=0.5, steps=3),
     "adam, head of its own": Run(model=dataclasses.replace(TINY, tied=False), optimizer="adam", steps=5),
     "checkpointed": Run(engine={"checkpoint": True}, steps=3),
     "fewer examples than micro-batches": Run(batch_size=3, steps=9),
 }
+
+
+# One order of work shows what adds up over many steps; the others differ within a step.
+CASES = [(name, schedule) for name in RUNS for schedule in SCHEDULES if name != "50 steps" or schedule == "1f1b"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +64,7 @@ def four():
 def check_same(ranks, run, engine, path):
     """Losses are float32 in every case."""
     state = write_initial(run, path)
-    alone = trained(run, path)
+    alone = trained_alone(run, path)
     together = ranks.run(trained, dataclasses.replace(run, engine={**run.engine, "engine": "pp", **engine}), path)
     for outcome in together:
         np.testing.assert_allclose(outcome.losses, alone.losses, rtol=1e-5)
@@ -64,17 +79,16 @@ def check_same(ranks, run, engine, path):
     return alone, together
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(("name", "schedule"), CASES)
 def test_two_ranks_make_the_steps_of_one(two, tmp_path, name, schedule):
     alone, together = check_same(two, RUNS[name], {"schedule": schedule}, tmp_path / "start.safetensors")
     assert max(outcome.held for outcome in together) < 0.65 * alone.held
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_four_ranks_make_the_steps_of_one(four, tmp_path, schedule):
+@pytest.mark.parametrize(("name", "schedule"), [("9 steps", "gpipe"), ("50 steps", "1f1b"), ("9 steps", "interleaved")])
+def test_four_ranks_make_the_steps_of_one(four, tmp_path, name, schedule):
     alone, together = check_same(
-        four, RUNS["50 steps"], {"schedule": schedule, "micro-batches": 4}, tmp_path / "start.safetensors"
+        four, RUNS[name], {"schedule": schedule, "micro-batches": 4}, tmp_path / "start.safetensors"
     )
     assert max(outcome.held for outcome in together) < 0.4 * alone.held
 
