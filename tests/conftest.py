@@ -8,7 +8,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, settings
 
 # Before anything imports flwr, which would otherwise report to its makers.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -17,13 +16,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell without job control has its background jobs ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# An example that had to wait for its turn on a busy machine is none the worse for it. Whoever runs the tests may have
-# chosen a profile of their own, and that one stays.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-if settings.get_current_profile_name() == "default":
-    settings.load_profile("unhurried")
-
-
 # How long an example takes, or its making, says what else the machine does, and nothing about the code. Whoever runs
 # the tests under a profile of its own keeps it.
 if hypothesis.settings.get_current_profile_name() == "default":
