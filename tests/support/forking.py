@@ -1,7 +1,7 @@
 """What the one fork server of a test process has imported when it forks the first rank or worker.
 
-It serves both the ranks of `tests.support.ranks` and the workers of comparisons; imports take each process seconds, and
-a fork takes none.
+It serves the ranks of `tests.support.ranks`, those of a client's group and the workers of comparisons; imports take
+each process seconds, and a fork takes none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
+        "client_app.rank", "fedcore.flower.clientside", "fedcore.process_group", "flwr.clientapp",
         *PRELOADED,
     ]
 )  # fmt: skip

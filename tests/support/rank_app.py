@@ -55,8 +55,9 @@ def fail(mode):
         sys.exit(3)
     if mode == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if mode == "hang":
+    if mode == "parent":
         print("child", subprocess.Popen(["sleep", "600"]).pid)
+    if mode == "hang":
         time.sleep(600)
     if mode == "memory":
         torch.empty(2**58)
