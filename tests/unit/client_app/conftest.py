@@ -430,6 +430,7 @@ def listening(app: Any, federation: Federation) -> AbstractAsyncContextManager[N
             ssl_certfile=str(federation.server / "server.crt"),
             ssl_keyfile=str(federation.server / "server.key"),
             log_level="critical",
+            timeout_keep_alive=600,  # one that ends while a request is on its way looks like a server that is away
             lifespan="off",
             ws="none",
         )
