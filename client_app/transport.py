@@ -24,7 +24,7 @@ import httpx
 import pydantic
 import tenacity
 
-from client_app.handshake import Handshake
+from client_app.handshake import Handshake, certificate_failure
 from client_app.output import clean
 from fedcore.errors import (
     EnvironmentFailure,
@@ -336,7 +336,7 @@ class Transport:
                 self._notice(f"{self._unreachable(error)}; trying again")
 
     def _unreachable(self, error: httpx.TransportError) -> EnvironmentFailure | PeerError:
-        if (failure := _certificate_failure(error)) is not None:
+        if (failure := certificate_failure(error)) is not None:
             return Unauthorized(
                 f"the server at {self.url} is not the one of this kit ({failure}); check server-url and ca.crt"
             )
@@ -345,17 +345,8 @@ class Transport:
 
 def _is_transient(error: BaseException) -> bool:
     if isinstance(error, httpx.TransportError):
-        return _certificate_failure(error) is None
+        return certificate_failure(error) is None
     return isinstance(error, _ServerTrouble)
-
-
-def _certificate_failure(error: BaseException | None) -> str | None:
-    """Why the certificate was refused, when that is at the root of `error`."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return clean(error.verify_message)
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _reason(error: Exception) -> str:
