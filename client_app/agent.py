@@ -30,7 +30,6 @@ from fedcore.errors import (
 )
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason, WithdrawIn
 
-FAREWELL_SECONDS: Final = 3.0
 HEARTBEAT_END_SECONDS: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
 
@@ -42,11 +41,13 @@ class Pauses:
     first, longest: between two attempts to reach a server that is away, doubling.
     refusal: after an exchange that it left by itself, so that a server that offers one bad task after the other does
     not get a busy loop out of it.
+    farewell: for the server to take note that this client leaves an exchange; it may be gone itself.
     """
 
     first: float = 0.5
     longest: float = 15.0
     refusal: float = 1.0
+    farewell: float = 3.0
 
 
 @dataclass(slots=True)
@@ -180,7 +181,7 @@ class Agent:
     async def _withdraw(self, place: Place, reason: WithdrawIn) -> None:
         """Tell the server, which would find out by itself, only later."""
         with contextlib.suppress(FedcoreError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(self.pauses.farewell):
                 await self.client.transport.send("POST", f"{exchange_path(*place)}/withdrawal", reason, retry=ONCE)
 
     async def _heartbeat(self, seconds: float, leaving: asyncio.Event) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from client_app.channel import MAX_LINE, AgentEnd, Line
 from client_app.failures import RANK_HUNG, RANK_KILLED, RankFailed, failure_from
-from client_app.group import START_SECONDS, GroupSettings, Life, RankGroup, check_app
+from client_app.group import START_SECONDS, GroupSettings, Life, Limit, RankGroup, check_app
 from client_app.output import Output
 from client_app.shape import GroupShape
 from client_app.torchrun import Torchrun
@@ -52,7 +52,7 @@ class ElasticGroup(RankGroup):
         life = _ElasticLife(caller)
         greeting = {**self.settings.greeting(), "app_sha256": self.settings.app_sha256}
         try:
-            check_app(await life.ask(greeting, START_SECONDS), self.settings)
+            check_app(await life.ask(greeting, Limit.of(START_SECONDS)), self.settings)
         except BaseException:
             await life.end()
             raise
@@ -98,13 +98,13 @@ class _ElasticLife:
 
     caller: AgentEnd
 
-    async def ask(self, message: Line, seconds: float) -> list[Line]:
+    async def ask(self, message: Line, limit: Limit) -> list[Line]:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limit.left()):
                 await self.caller.send(message)
                 answer = await self.caller.receive()
         except TimeoutError:
-            raise RankFailed(f"the ranks gave no answer within {seconds:.0f} s", RANK_HUNG) from None
+            raise RankFailed(f"the ranks gave no answer within {limit.seconds:.0f} s", RANK_HUNG) from None
         except (OSError, ValueError):
             answer = None
         if answer is None:

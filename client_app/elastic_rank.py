@@ -27,8 +27,8 @@ from client_app.channel import Line, RankEnd
 from client_app.elastic import SOCKET
 from client_app.meeting import Meeting, Place
 from client_app.rank import end, load, run
+from fedcore import process_group
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
-from fedcore.training import process_group
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import ClientRunner

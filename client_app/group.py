@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from client_app.channel import Line
 from client_app.failures import RANK_HUNG, RANK_KILLED, RankFailed
@@ -73,10 +73,27 @@ class GroupSettings:
         return changes
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long something may take: `seconds` in all, until `end` on the clock of the event loop."""
+
+    seconds: float
+    end: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Self:
+        """From now on."""
+        return cls(seconds, asyncio.get_running_loop().time() + seconds)
+
+    def left(self) -> float:
+        """Seconds from now to the end, 0 after it."""
+        return max(self.end - asyncio.get_running_loop().time(), 0.0)
+
+
 class Life(Protocol):
     """One life of a group: processes that started together and end together."""
 
-    async def ask(self, message: Line, seconds: float) -> list[Line]:
+    async def ask(self, message: Line, limit: Limit) -> list[Line]:
         """Send `message` to the ranks; their answers, rank 0's first. Raises what the first failure means."""
         ...
 
@@ -122,12 +139,11 @@ class RankGroup(ABC):
         memory. When the caller is cancelled the ranks are ended, since nothing else stops user code.
         """
         request = {"task": task.model_dump(mode="json"), "model": str(model) if model else None, "out": str(out)}
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + task.seconds
-        life = await self._life(task.seconds)
+        limit = Limit.of(task.seconds)
+        life = await self._life(limit)
         await self._stop_watching()
         try:
-            answer = _local_answer((await life.ask(request, deadline - clock()))[0])
+            answer = _local_answer((await life.ask(request, limit))[0])
         except BaseException as error:
             if self._stays_warm(error):
                 self._watch(life)
@@ -154,16 +170,17 @@ class RankGroup(ABC):
     async def _launch(self) -> Life:
         """Start a life whose ranks have loaded the app; leaves nothing behind when it fails."""
 
-    async def _life(self, seconds: float | None = None) -> Life:
-        """The present life, as soon as it is ready; RankFailed where that takes more than `seconds`."""
+    async def _life(self, limit: Limit | None = None) -> Life:
+        """The present life, as soon as it is ready; RankFailed where that takes longer than `limit`."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._next())
         starting = self._starting
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limit.left() if limit else None):
                 return await asyncio.shield(starting)
         except TimeoutError:
-            raise RankFailed(f"the ranks were not ready within {seconds:.0f} s", RANK_HUNG) from None
+            allowed = f" within {limit.seconds:.0f} s" if limit else ""
+            raise RankFailed(f"the ranks were not ready{allowed}", RANK_HUNG) from None
         except Exception:
             self._starting = None  # the next call tries again
             raise

@@ -1,13 +1,16 @@
-"""The socket of a TLS handshake that is given up, closed.
+"""TLS handshakes that come to no good end: why, and that no socket stays of them.
 
-httpx closes it after an error and leaves it open after a cancellation, until the garbage collector finds it
+httpx closes the socket after an error and leaves it open after a cancellation, until the garbage collector finds it
 (httpcore 1.0, `AnyIOStream.start_tls`). The trace extension shows the socket as it is made.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from typing import Any
+
+from client_app.output import clean
 
 
 class Handshake:
@@ -27,3 +30,12 @@ class Handshake:
                 self._stream = None
             case "connection.start_tls.failed" if self._stream is not None:
                 await self._stream.aclose()
+
+
+def certificate_failure(error: BaseException | None) -> str | None:
+    """Why the certificate was refused, when that is at the root of `error`."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return clean(error.verify_message)
+        error = error.__cause__ or error.__context__
+    return None

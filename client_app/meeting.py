@@ -38,7 +38,8 @@ from fedcore.errors import ConfigurationError
 
 _FAILURE: Final = "failure"
 _HEARD: Final = "heard"
-_HEARING: Final = timedelta(seconds=2)
+_HEARING: Final = timedelta(seconds=20)
+"""How long a rank stays for a slow rank 0 to tell the agent; torchrun ends it earlier where rank 0 is gone."""
 _ROLL_CALL: Final = timedelta(seconds=0.1)
 """Shorter than torchrun takes to notice a rank's end, since it then ends the others of that machine."""
 _PATIENCE: Final = timedelta(hours=1)

@@ -66,7 +66,7 @@ def _join(listening: int | None) -> None:
         return
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from fedcore.training import process_group
+    from fedcore import process_group
 
     rank = int(os.environ["RANK"])
     store = TCPStore(

@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from client_app.handshake import certificate_failure
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import (
     BudgetSpent,
@@ -181,7 +182,7 @@ class OperatorClient:
 
     def _failure(self, error: httpx.TransportError) -> FedcoreError:
         url = self.kit.server_url
-        if (refused := _certificate_failure(error)) is not None:
+        if (refused := certificate_failure(error)) is not None:
             return Unauthorized(
                 f"the server at {url} is not the one of this kit ({refused}); check server-url and ca.crt"
             )
@@ -193,16 +194,7 @@ class OperatorClient:
 
 def _unreachable(error: BaseException) -> bool:
     """A server that is not there yet is worth waiting for; a certificate that does not verify is not."""
-    return isinstance(error, httpx.TransportError) and _certificate_failure(error) is None
-
-
-def _certificate_failure(error: BaseException | None) -> str | None:
-    """Why the server's certificate was refused, where that is at the root of `error`."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return error.verify_message
-        error = error.__cause__ or error.__context__
-    return None
+    return isinstance(error, httpx.TransportError) and certificate_failure(error) is None
 
 
 def _check_out(out: Path) -> None:

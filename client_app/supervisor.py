@@ -14,13 +14,14 @@ from typing import Final
 
 from client_app.channel import AgentEnd, Line
 from client_app.failures import RANK_HUNG, RANK_KILLED, PeerLost, RankFailed, failure_from
-from client_app.group import START_SECONDS, GroupSettings, Life, RankGroup, check_app, finish, relay
+from client_app.group import START_SECONDS, GroupSettings, Life, Limit, RankGroup, check_app, finish, relay
 from client_app.output import Output
 from fedcore.errors import AppError, StorageFull
 
 LOOPBACK: Final = "127.0.0.1"
-_BLAME_SECONDS: Final = 1.0
-"""How long a rank that lost its peer is disbelieved, until the peer's own failure shows."""
+_BLAME_SECONDS: Final = 15.0
+"""How long a rank that lost its peer is disbelieved, until the peer's own failure shows: at once, as a rule, but this
+machine may be busy."""
 _LAST_ANSWER_SECONDS: Final = 0.2
 """A line that a process wrote just before its end is already in the socket; its children may keep that open."""
 
@@ -41,7 +42,7 @@ class LocalGroup(RankGroup):
         life = _LocalLife()
         try:
             await life.begin(self.settings, self.output)
-            check_app(await life.ask(self.settings.greeting(), START_SECONDS), self.settings)
+            check_app(await life.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
         except BaseException:
             await life.end()
             raise
@@ -126,14 +127,14 @@ class _LocalLife:
                 listening = store if number == 0 and settings.ranks > 1 else None
                 self.ranks.append(await _spawn(number, shared, listening, output))
 
-    async def ask(self, message: Line, seconds: float) -> list[Line]:
+    async def ask(self, message: Line, limit: Limit) -> list[Line]:
         asking = [asyncio.create_task(rank.ask(message)) for rank in self.ranks]
         try:
-            done, waiting = await asyncio.wait(asking, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            done, waiting = await asyncio.wait(asking, timeout=limit.left(), return_when=asyncio.FIRST_EXCEPTION)
             if failed := [job for job in done if job.exception()]:
                 raise await _to_blame(failed, waiting)
             if waiting:
-                raise RankFailed(_silent([asking.index(job) for job in waiting], seconds), RANK_HUNG)
+                raise RankFailed(_silent([asking.index(job) for job in waiting], limit.seconds), RANK_HUNG)
             return [job.result() for job in asking]
         finally:
             for job in asking:
@@ -190,6 +191,17 @@ def _environment(settings: GroupSettings, port: int) -> dict[str, str]:
     return shared
 
 
+async def _take_over(ours: socket.socket, process: asyncio.subprocess.Process) -> AgentEnd:
+    """The agent's end of a rank's channel; when that is given up, the process has ended before this raises."""
+    try:
+        return await AgentEnd.over(ours)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+
+
 async def _spawn(number: int, shared: dict[str, str], store: socket.socket | None, output: Output) -> _Rank:
     ours, theirs = socket.socketpair()
     try:
@@ -208,7 +220,7 @@ async def _spawn(number: int, shared: dict[str, str], store: socket.socket | Non
                 start_new_session=True,
                 env={**shared, "RANK": str(number), "LOCAL_RANK": str(number)},
             )
-        channel = await AgentEnd.over(ours)
+        channel = await _take_over(ours, process)
     except BaseException:
         ours.close()
         raise

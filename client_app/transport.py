@@ -24,7 +24,7 @@ import httpx
 import pydantic
 import tenacity
 
-from client_app.handshake import Handshake
+from client_app.handshake import Handshake, certificate_failure
 from client_app.output import clean
 from fedcore.errors import (
     EnvironmentFailure,
@@ -114,7 +114,8 @@ class Transport:
     shown or the server does not accept the signature, Refused for any other problem document, ProtocolViolation
     ("malformed") for an answer that is none.
 
-    notice: told once for each request that is sent again, and why.
+    notice: told once for each request that is sent again, and why. clock: monotonic seconds, for the patience.
+    sleep: waits that many seconds between two attempts.
     """
 
     def __init__(
@@ -125,10 +126,14 @@ class Transport:
         sign: Signer,
         retry: Retry | None = None,
         notice: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.url = url
         self.traffic = Traffic()
         self._notice = notice
+        self._clock = clock
+        self._sleep = sleep
         self._sign = sign
         self._retry = retry or Retry()
         self._client = httpx.AsyncClient(
@@ -305,10 +310,12 @@ class Transport:
 
     async def _repeat(self, attempt: Callable[[], Awaitable[Result]], retry: Retry | None) -> Result:
         rule = retry or self._retry
+        end = self._clock() + rule.patience
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_is_transient),
             wait=tenacity.wait_random_exponential(multiplier=rule.first_pause, max=rule.longest_pause),
-            stop=tenacity.stop_after_delay(rule.patience),
+            stop=lambda state: self._clock() >= end,
+            sleep=self._sleep,
             before_sleep=self._tell,
             reraise=True,
         )
@@ -329,7 +336,7 @@ class Transport:
                 self._notice(f"{self._unreachable(error)}; trying again")
 
     def _unreachable(self, error: httpx.TransportError) -> EnvironmentFailure | PeerError:
-        if (failure := _certificate_failure(error)) is not None:
+        if (failure := certificate_failure(error)) is not None:
             return Unauthorized(
                 f"the server at {self.url} is not the one of this kit ({failure}); check server-url and ca.crt"
             )
@@ -338,17 +345,8 @@ class Transport:
 
 def _is_transient(error: BaseException) -> bool:
     if isinstance(error, httpx.TransportError):
-        return _certificate_failure(error) is None
+        return certificate_failure(error) is None
     return isinstance(error, _ServerTrouble)
-
-
-def _certificate_failure(error: BaseException | None) -> str | None:
-    """Why the certificate was refused, when that is at the root of `error`."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return clean(error.verify_message)
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _reason(error: Exception) -> str:

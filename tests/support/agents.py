@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client
 
-FAST = Pauses(first=0.05, longest=0.2, refusal=0.05)
+FAST = Pauses(first=0.05, longest=0.2, refusal=0.05, farewell=60.0)
 
 
 @asynccontextmanager
-async def agent_running(client: Client) -> AsyncIterator[asyncio.Task[None]]:
-    running = asyncio.create_task(Agent(client, FAST).run())
+async def agent_running(
+    client: Client, jitter: Callable[[], float] = random.random
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Run an agent while the context lasts; `jitter` is called before each of its pauses."""
+    running = asyncio.create_task(Agent(client, FAST, jitter).run())
     try:
         yield running
     finally:
@@ -23,7 +27,8 @@ async def agent_running(client: Client) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def until(condition: Callable[[], object], running: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(15):
+    """Wait for `condition`, while the agent runs."""
+    async with asyncio.timeout(60):
         while not condition():
             assert not running.done(), running.exception()
             await asyncio.sleep(0.02)

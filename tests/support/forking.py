@@ -1,7 +1,7 @@
 """What the one fork server of a test process has imported when it forks the first rank or worker.
 
-It serves the ranks of `tests.support.ranks`, the workers of comparisons and the commands of `tests.support.commands`;
-imports take each process seconds, and a fork takes none.
+It serves the ranks of `tests.support.ranks`, those of a client's group, the workers of comparisons and the commands of
+`tests.support.commands`; imports take each process seconds, and a fork takes none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
-        *PRELOADED, "fedcore.compare.command", "server_app.main", "client_app.main", "client_app.runs",
+        "client_app.rank", "client_app.main", "client_app.runs", "server_app.main",
+        "fedcore.flower.clientside", "fedcore.process_group", "flwr.clientapp", "fedcore.compare.command", *PRELOADED,
     ]
 )  # fmt: skip

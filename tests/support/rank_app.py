@@ -55,8 +55,9 @@ def fail(mode):
         sys.exit(3)
     if mode == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if mode == "hang":
+    if mode == "parent":
         print("child", subprocess.Popen(["sleep", "600"]).pid)
+    if mode == "hang":
         time.sleep(600)
     if mode == "memory":
         torch.empty(2**58)
@@ -98,12 +99,15 @@ def write_app(folder: Path) -> Path:
 
 def alive(pid: int) -> bool:
     """Whether a process runs."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:
     """Wait for the end of processes that should end by themselves."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     for pid in pids:
         while alive(pid):
             assert time.monotonic() < deadline, f"process {pid} is still there"
@@ -112,7 +116,7 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 
 async def said(log: StringIO, text: str) -> None:
     """Wait until an agent has said `text`."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while text not in log.getvalue():
         assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{log.getvalue()}"
         await asyncio.sleep(0.02)

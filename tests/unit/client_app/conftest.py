@@ -7,15 +7,13 @@ updates are constant. A test sets `lies[route]`, a function that changes what cl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -26,6 +24,8 @@ import numpy as np
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from support.ports import reserved_port
+from support.serving import serving
 
 from client_app.exchange import Client, prepare_state_dir
 from client_app.group import LocalAnswer
@@ -72,27 +72,22 @@ from fedcore.wire import (
 CLIENTS = 4
 APP = "ab" * 32
 PROTECTION = Protection(degree=3, threshold=3, corrupt=0, agreement="x25519-mlkem768")
-QUICK = Retry(patience=1.5, first_pause=0.02, longest_pause=0.1)
+QUICK = Retry(patience=60.0, first_pause=0.02, longest_pause=0.1)
 Lie = Callable[[Any], Any]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Four clients whose owners demand three, as provisioned."""
-    return provision(
-        tmp_path_factory.mktemp("federation") / "fed",
-        name="testing",
-        clients=CLIENTS,
-        now=datetime.now(UTC),
-        hosts=["127.0.0.1"],
-        port=free_port(),
-    )
+    with reserved_port() as port:
+        yield provision(
+            tmp_path_factory.mktemp("federation") / "fed",
+            name="testing",
+            clients=CLIENTS,
+            now=datetime.now(UTC),
+            hosts=["127.0.0.1"],
+            port=port,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +102,8 @@ class Shift:
     by: float = 1.0
     examples: int = 10
     metrics: dict[str, Any] = field(default_factory=lambda: {"loss": 0.5})
-    seconds: float = 0.0
+    goes_on: asyncio.Event | None = None
+    """What it waits for before it ends; None for nothing."""
     calls: int = 0
     cancelled: bool = False
     forgets: bool = False
@@ -117,7 +113,8 @@ class Shift:
     async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
         self.calls += 1
         try:
-            await asyncio.sleep(self.seconds)
+            if self.goes_on is not None:
+                await self.goes_on.wait()
         except asyncio.CancelledError:
             self.cancelled = True
             raise
@@ -424,53 +421,21 @@ class Scripted:
             yield
 
 
-@asynccontextmanager
-async def listening(app: Any, federation: Federation) -> AsyncIterator[None]:
+def listening(app: Any, federation: Federation) -> AbstractAsyncContextManager[None]:
     """An ASGI app on the address of the federation's kits, with its certificate."""
-    port = int(federation.server_url.rsplit(":", 1)[1])
-    config = uvicorn.Config(
-        app,
-        host="127.0.0.1",
-        port=port,
-        ssl_certfile=str(federation.server / "server.crt"),
-        ssl_keyfile=str(federation.server / "server.key"),
-        log_level="critical",
-        timeout_graceful_shutdown=0,
-        lifespan="off",
-        ws="none",
+    return serving(
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=int(federation.server_url.rsplit(":", 1)[1]),
+            ssl_certfile=str(federation.server / "server.crt"),
+            ssl_keyfile=str(federation.server / "server.key"),
+            log_level="critical",
+            timeout_keep_alive=600,  # one that ends while a request is on its way looks like a server that is away
+            lifespan="off",
+            ws="none",
+        )
     )
-    server = uvicorn.Server(config)
-    server.capture_signals = _no_signals  # type: ignore[method-assign]
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-        assert not running.done(), running.exception()
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await running
-        await _drop_connections(server)
-
-
-async def _drop_connections(server: uvicorn.Server) -> None:
-    """Close what the server left open: it does not wait for the end of a TLS shutdown, and the loop ends soon."""
-    connections: set[Any] = server.server_state.connections
-    for connection in list(connections):
-        # One that was closed twice has let go of its TLS; it ends when the client does.
-        with contextlib.suppress(AttributeError):
-            connection.transport.abort()
-    while connections:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0)
-
-
-class _NoSignals:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _no_signals() -> Any:
-    return _NoSignals()
 
 
 def problem(status: int, kind: str, detail: str) -> Response:
@@ -505,7 +470,7 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
             "quorum": 3,
             "protection": PROTECTION,
             "encoding": first_encoding(CodecSettings(w_max=100), model.layout if trains else None, CLIENTS).to_json(),
-            "seconds": 20.0,
+            "seconds": 600.0,
         }
         return Task(**{**fields, **changes})
 

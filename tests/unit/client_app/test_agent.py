@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
+from itertools import count
 from typing import Any
 
 import pytest
@@ -40,27 +41,36 @@ async def test_takes_one_exchange_after_the_other(
 
 
 async def test_says_that_it_is_alive_while_the_worker_trains(script: Script, client: Client) -> None:
-    client.work.seconds = 1.0
+    client.work.goes_on = asyncio.Event()
+    working = {"run": script.task.run, "exchange": 1, "eligible": True}
     script.tasks.append(script.task)
     async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.heartbeats.count(working) >= 3, running)
+        assert script.decoded is None
+        client.work.goes_on.set()
         await until(lambda: script.decoded, running)
-    working = [beat for beat in script.heartbeats if beat == {"run": script.task.run, "exchange": 1, "eligible": True}]
-    assert len(working) >= 3
 
 
 async def test_comes_back_when_the_server_does(script: Script, client: Client, log: StringIO) -> None:
-    async with agent_running(client) as running:
-        await asyncio.sleep(0.5)
-        async with script.serving():
-            await until(lambda: script.joins == 1, running)
-        await asyncio.sleep(0.5)
-        async with script.serving():
-            await until(lambda: script.joins >= 2, running)
-            script.tasks.append(script.task)
-            await until(lambda: script.decoded, running)
-            said = log.getvalue()
-    assert said.count("trying again") == 2  # once for each absence, not for each attempt
-    assert said.count("connected again") == 2
+    said: list[int] = []
+
+    def jitter() -> float:
+        """The agent pauses before its next attempt: how often has it told of an absence by now?"""
+        said.append(log.getvalue().count("trying again"))
+        return 0.5
+
+    async with agent_running(client, jitter) as running:
+        for absence in (1, 2):
+            # Once for each absence, not for each attempt.
+            await until(lambda: said.count(absence) >= 3, running)  # noqa: B023 - awaited in the loop
+            polls = len(script.polls)
+            async with script.serving():
+                await until(lambda: len(script.polls) > polls, running)  # noqa: B023
+                if absence == 2:
+                    script.tasks.append(script.task)
+                    await until(lambda: script.decoded, running)
+                assert log.getvalue().count("connected again") == absence
+                assert set(said) == {*range(1, absence + 1)}
 
 
 async def test_a_task_that_is_none_is_refused_and_the_next_is_taken(
@@ -86,14 +96,14 @@ async def test_a_foreign_server_ends_the_agent(
     script: Script, client: Client, changes: dict[str, str], error: str
 ) -> None:
     script.lies["join"] = lambda answer: answer.model_copy(update=changes)
-    async with script.serving(), asyncio.timeout(10):
+    async with script.serving(), asyncio.timeout(60):
         with pytest.raises(ProtocolViolation, match=error):
             await Agent(client, FAST).run()
 
 
 async def test_a_server_that_does_not_know_the_client_ends_the_agent(script: Script, client: Client) -> None:
     script.authenticate = _unknown
-    async with script.serving(), asyncio.timeout(10):
+    async with script.serving(), asyncio.timeout(60):
         with pytest.raises(Unauthorized, match="not on the roster"):
             await Agent(client, FAST).run()
 
@@ -115,7 +125,7 @@ async def test_case_13_a_restart_leaves_the_exchange_it_was_in(script: Script, c
 
 
 async def test_stopping_withdraws_from_the_open_exchange(script: Script, client: Client) -> None:
-    client.work.seconds = 60.0
+    client.work.goes_on = asyncio.Event()
     script.tasks.append(script.task)
     async with script.serving():
         async with agent_running(client) as running:
@@ -130,7 +140,8 @@ async def test_stopping_withdraws_from_the_open_exchange(script: Script, client:
 async def test_json_lines_carry_the_exchange(script: Script, client: Client) -> None:
     stream = StringIO()
     script.tasks.append(script.task)
-    talking = replace(client, output=Output(name="client-1", as_json=True, stream=stream, clock=lambda: 1.5))
+    output = Output(name="client-1", as_json=True, stream=stream, clock=lambda: 1.5)
+    talking = replace(client, output=output, clock=count(0.0, 0.25).__next__)
     async with script.serving(), agent_running(talking) as running:
         await until(lambda: script.decoded, running)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]

@@ -39,6 +39,7 @@ from fedcore.wire import (
 
 Script = Any  # tests/unit/client_app/conftest.py
 COHORT = (1, 2, 3, 4)
+PAUSES = Pauses(refusal=0.0, farewell=60.0)
 STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "PUT consistency", "PUT unmask"]
 
 
@@ -54,7 +55,7 @@ async def take(script: Script, client: Client) -> None:
 
 async def offer(script: Script, client: Client) -> None:
     """Offer the script's task to an agent and let it end, well or not."""
-    agent = Agent(client, Pauses(refusal=0.0))
+    agent = Agent(client, PAUSES)
     async with script.serving():
         await agent._take(script.task)
 
@@ -100,13 +101,14 @@ class TestHonest:
         assert script.decoded.examples == expected
 
     async def test_keys_are_exchanged_while_the_worker_trains(self, script: Script, client: Client) -> None:
-        client.work.seconds = 1.0
+        client.work.goes_on = asyncio.Event()
         async with script.serving():
             running = asyncio.create_task(take_part(script.task, client))
             while "PUT key-shares" not in script.requests:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.01)
                 assert not running.done()
             assert "PUT part 0" not in script.requests
+            client.work.goes_on.set()
             await running
 
     async def test_the_requests_that_wait_for_one_another_are_those_of_the_simulated_clock(
@@ -512,7 +514,8 @@ class TestLocalFailures:
         self, script: Script, client: Client, log: StringIO, error: Exception, reason: WithdrawalReason, check: str
     ) -> None:
         client.work.error = error
-        client.work.seconds = 0.1
+        client.work.goes_on = asyncio.Event()
+        script.survivors_or_not_yet = client.work.goes_on.set  # the keys are exchanged; not yet
         await offer(script, client)
         [withdrawal] = script.withdrawals
         assert (withdrawal.reason, withdrawal.check) == (reason, check)
@@ -520,35 +523,35 @@ class TestLocalFailures:
         assert str(error) in log.getvalue()
 
     async def test_the_work_is_stopped_when_the_exchange_ends(self, script: Script, client: Client) -> None:
-        client.work.seconds = 60.0
+        client.work.goes_on = asyncio.Event()
         script.lies["cohort"] = _substitute_peer
         await offer(script, client)
         assert client.work.cancelled
 
     async def test_training_ends_when_the_exchange_does(self, script: Script, client: Client, log: StringIO) -> None:
         """The others dropped out: nobody waits for an update any more."""
-        client.work.seconds = 60.0
+        client.work.goes_on = asyncio.Event()
         async with script.serving():
-            running = asyncio.create_task(Agent(client, Pauses(refusal=0.0))._take(script.task))
+            running = asyncio.create_task(Agent(client, PAUSES)._take(script.task))
             while "GET survivors" not in script.requests:  # noqa: ASYNC110 - the script has no events
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.01)
             script.failed = "too few clients are left"
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, 60)
         assert client.work.cancelled
         assert script.withdrawals == []
         assert "too few clients are left" in log.getvalue()
 
     async def test_survivors_before_the_upload_are_a_lie(self, script: Script, client: Client) -> None:
-        client.work.seconds = 60.0
+        client.work.goes_on = asyncio.Event()
         script.survivors_or_not_yet = lambda: SurvivorsOut(survivors=pack_members((2, 3, 4), COHORT))
-        await asyncio.wait_for(offer(script, client), 5)
+        await asyncio.wait_for(offer(script, client), 60)
         assert script.withdrawals[0].check == "own-id-missing"
         assert client.work.cancelled
 
     async def test_a_server_that_never_ends_the_exchange(
         self, script: Script, client: Client, make_task: Callable[..., Task]
     ) -> None:
-        script.task = make_task(seconds=0.3)
+        script.task = make_task(seconds=0.1)
         script.not_yet = 10**9
-        await offer(script, replace(client, others_seconds=0.2))
+        await offer(script, replace(client, others_seconds=0.1))
         assert script.withdrawals[0].check == "timeout"

@@ -74,10 +74,20 @@ def fails(kit: Path, app_dir: Path, *more: str) -> tuple[int, str]:
     return result.exit_code, result.stderr.strip()
 
 
+PATIENT = """
+from functools import partial
+from client_app import main
+from client_app.agent import Agent, Pauses
+
+main.Agent = partial(Agent, pauses=Pauses(farewell=60.0))
+main.app()
+"""
+"""`fedcore client`, with all the time in the world to say that it leaves."""
+
+
 async def start(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-W", "ignore", "-m", "client_app.main", *arguments),
+        *(sys.executable, "-W", "ignore", "-c", PATIENT, *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -86,7 +96,7 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 async def read_until(process: asyncio.subprocess.Process, text: str) -> list[str]:
     assert process.stdout is not None
     lines: list[str] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not lines or text not in lines[-1]:
             line = await process.stdout.readline()
             assert line, (lines, await process.stderr.read() if process.stderr else b"")
@@ -103,6 +113,7 @@ def sleepy(script: Script, make_task: Callable[..., Task], app_dir: Path) -> Cal
     return task
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 async def test_serves_until_a_signal_and_leaves_in_good_order(
     script: Script, kit: Path, app_dir: Path, sleepy: Callable[..., Task], number: signal.Signals, status: int
@@ -120,7 +131,7 @@ async def test_serves_until_a_signal_and_leaves_in_good_order(
         lines += await read_until(process, "asleep for 600.0 at the north")
         worker = psutil.Process(process.pid).children()[0]
         process.send_signal(number)
-        output, errors = await asyncio.wait_for(process.communicate(), 10)
+        output, errors = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode == status, errors
     assert errors == b""
     assert script.withdrawals[0].reason is WithdrawalReason.STOPPED
@@ -225,7 +236,7 @@ class TestBadInput:
         shutil.copy(other.clients[0] / "ca.crt", kit / "ca.crt")
         async with script.serving():
             process = await start("--kit", str(kit), "--app", str(app_dir))
-            _, errors = await asyncio.wait_for(process.communicate(), 20)
+            _, errors = await asyncio.wait_for(process.communicate(), 100)
         assert process.returncode == 3
         assert b"is not the one of this kit" in errors
 

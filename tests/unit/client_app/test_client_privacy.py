@@ -37,7 +37,7 @@ def cost(*encodings: PrivateEncoding) -> float:
 
 async def offer(script: Script, client: Client) -> None:
     async with script.serving():
-        await Agent(client, Pauses(refusal=0.0))._take(script.task)
+        await Agent(client, Pauses(refusal=0.0, farewell=60.0))._take(script.task)
 
 
 def refusal(script: Script) -> tuple[str, WithdrawalReason]:

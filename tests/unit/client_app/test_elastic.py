@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.ports import reserved_port
 from support.rank_app import said, wait_until_gone, write_app
 
 from client_app.elastic import ElasticGroup
@@ -32,14 +32,13 @@ from fedcore.wire import Task
 
 ADDRESS = "127.0.0.2"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def shape() -> GroupShape:
-    with socket.create_server((ADDRESS, 0)) as probe:
-        port = probe.getsockname()[1]
-    return GroupShape(nnodes=2, rdzv_endpoint=f"{ADDRESS}:{port}")
+def shape() -> Iterator[GroupShape]:
+    with reserved_port(ADDRESS) as port:
+        yield GroupShape(nnodes=2, rdzv_endpoint=f"{ADDRESS}:{port}")
 
 
 @contextmanager
@@ -58,7 +57,7 @@ def second_machine(app: Path, shape: GroupShape, log: Path) -> Iterator[subproce
     wait_until_gone(below)
 
 
-def task_of(make_task: Callable[..., Task], mode: str, *, seconds: float = 60.0, rank: int = 0) -> Task:
+def task_of(make_task: Callable[..., Task], mode: str, *, seconds: float = 600.0, rank: int = 0) -> Task:
     return make_task(run=f"{mode}{rank}", run_config={"mode": mode, "rank": rank}, seconds=seconds)
 
 
@@ -93,9 +92,9 @@ async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], t
 
     try:
         with second_machine(other, shape, printed), pytest.raises(AppError, match="machine 1 has another app"):
-            await asyncio.wait_for(group.start(), 60)
+            await asyncio.wait_for(group.start(), 200)
         with second_machine(there, shape, printed):
-            await asyncio.wait_for(group.start(), 60)
+            await asyncio.wait_for(group.start(), 200)
             await serves(1)
             await serves(2)
             with pytest.raises(AppFailed, match="rank 1 raised ValueError"):  # while rank 0 waits in a collective

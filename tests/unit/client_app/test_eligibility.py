@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from support.agents import agent_running, until
 
+from client_app import agent
 from client_app.eligibility import Eligibility, Machine, NotEligible, Reading, _processor_seconds, why_not
 from client_app.exchange import Client
 from fedcore.errors import KitError
@@ -137,19 +139,24 @@ BURN = "import sys, time\nwhile time.process_time() < 0.6: pass\nprint(flush=Tru
 
 
 def test_our_own_processes_do_not_count_as_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child works for 0.6 s; only a reader that takes it for a stranger's sees these as load."""
+    """A child works for 0.6 s; only a reader that takes it for a stranger's sees these as load.
+
+    Both look at the machine at the same two moments, however long it takes to ask them.
+    """
     rules = EligibilityRules(idle_only=True)
+    before = _processor_seconds()
+    monkeypatch.setattr("client_app.eligibility._processor_seconds", lambda: before)
     ours, everything = Machine(rules), Machine(rules)
-    _, before = _processor_seconds()
     with subprocess.Popen([sys.executable, "-S", "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline()
+        after = _processor_seconds()
+        monkeypatch.setattr("client_app.eligibility._processor_seconds", lambda: after)
         others = ours.read().load
         monkeypatch.setattr("client_app.eligibility._own_seconds", lambda: 0.0)
         both = everything.read().load
-    _, after = _processor_seconds()
     assert 0.0 <= others <= both <= 1.0
-    assert (both - others) * (after - before) > 0.4
+    assert (both - others) * (after[1] - before[1]) > 0.4
 
 
 # --- what the agent does
@@ -172,9 +179,12 @@ def restricted(client: Client, given: Given) -> Client:
     return replace(client, eligibility=Eligibility(rules=ON_POWER, read=given, seconds=0.02))
 
 
-async def test_says_at_once_whether_it_may_train(script: Script, client: Client, log: StringIO) -> None:
+async def test_says_at_once_whether_it_may_train(
+    script: Script, client: Client, log: StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = Given()
-    script.heartbeat_seconds = 30.0
+    script.heartbeat_seconds = 600.0
+    monkeypatch.setattr(agent, "_HEARTBEAT_BOUNDS", (0.2, 600.0))  # so that none comes by itself
     async with script.serving(), agent_running(restricted(client, given)) as running:
         await until(lambda: script.polls, running)
         assert b'"eligible":false' in script.bodies["join"]
@@ -207,7 +217,7 @@ async def test_unplugged_while_it_trains_it_leaves_and_comes_back(
 ) -> None:
     given = Given()
     given.plug_in()
-    client.work.seconds = 60.0
+    client.work.goes_on = asyncio.Event()
     plain = {"aggregation": "plain", "protection": None, "encoding": None} if aggregation == "plain" else {}
     script.task = make_task(**plain)
     script.tasks.append(script.task)
@@ -222,7 +232,8 @@ async def test_unplugged_while_it_trains_it_leaves_and_comes_back(
         assert "PUT manifest" not in script.requests
         await until(lambda: client.ledger.open_exchange is None, running)
         given.plug_in()
-        client.work.seconds = 0.0
+        await until(lambda: owner.eligibility.holds, running)  # or else it would leave the next one too
+        client.work.goes_on.set()
         script.task, script._round, script._polled = make_task(exchange=2, **plain), None, {}
         script.tasks.append(script.task)
         await until(lambda: "PUT manifest" in script.requests, running)

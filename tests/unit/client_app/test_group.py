@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +14,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from support.forked_ranks import spawn
 from support.rank_app import PYPROJECT, alive, said, wait_until_gone, write_app
 
+from client_app import supervisor
+from client_app.channel import AgentEnd
 from client_app.failures import AppFailed, RankFailed
 from client_app.group import GroupSettings
 from client_app.output import Output
@@ -24,6 +29,8 @@ from fedcore.errors import AppError
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Task
+
+pytestmark = pytest.mark.timeout(400)
 
 SUM_OF_TWO = 3.0  # 1 of rank 0 and 2 of rank 1
 
@@ -52,7 +59,13 @@ async def group(settings: GroupSettings, log: StringIO) -> AsyncIterator[LocalGr
 
 
 @pytest.fixture
-async def pair(settings: GroupSettings, log: StringIO) -> AsyncIterator[LocalGroup]:
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks without the seconds of imports that a new process takes."""
+    monkeypatch.setattr(supervisor, "_spawn", spawn)
+
+
+@pytest.fixture
+async def pair(settings: GroupSettings, log: StringIO, forked: None) -> AsyncIterator[LocalGroup]:
     group = LocalGroup(replace(settings, ranks=2), Output(name="client-1", stream=log))
     yield group
     await group.stop()
@@ -60,7 +73,7 @@ async def pair(settings: GroupSettings, log: StringIO) -> AsyncIterator[LocalGro
 
 @pytest.fixture
 def task(make_task: Callable[..., Task]) -> Callable[..., Task]:
-    def in_mode(mode: str, *, seconds: float = 60.0, **config: Any) -> Task:
+    def in_mode(mode: str, *, seconds: float = 600.0, **config: Any) -> Task:
         return make_task(run=f"{mode}{config}", run_config={"mode": mode, **config}, seconds=seconds)
 
     return in_mode
@@ -75,7 +88,7 @@ async def test_one_process_stays_warm_and_survives_what_the_app_raises(
     base = ModelState.open(model)
     for name, value in ModelState.open(out).items():
         assert (value == base[name] + 1).all()
-    assert f"data in {tmp_path} as north" in log.getvalue()
+    await said(log, f"data in {tmp_path} as north")
 
     with pytest.raises(AppFailed, match="rank 0 raised ValueError: patient 4711") as caught:
         await group.run(task("raise"), model, out)
@@ -111,8 +124,10 @@ async def test_two_ranks_fail_in_every_way_and_serve_the_next_task(
         assert (first.metrics["calls"], second.metrics["calls"]) == (1.0, 2.0)
         assert (ModelState.open(out)["weight"] == ModelState.open(model)["weight"] + 1).all()
 
-    async def fails(kind: type[Exception], check: str, text: str, broken: Task) -> None:
+    async def fails(kind: type[Exception], check: str, text: str, broken: Task, before: Task | None = None) -> None:
         await serves()
+        if before is not None:
+            await pair.run(before, model, out)
         ended = pair.pids
         with pytest.raises(kind, match=text) as caught:
             await pair.run(broken, model, out)
@@ -125,8 +140,9 @@ async def test_two_ranks_fail_in_every_way_and_serve_the_next_task(
     # Rank 0 waits in a collective for rank 1.
     await fails(RankFailed, "out-of-memory", "rank 1 is out of memory", task("memory", rank=1))
     await fails(AppFailed, "rank-exception", "rank 1 raised RuntimeError: DataLoader worker", task("loader", rank=1))
-    hangs = task("hang", rank=1, seconds=1.0)
-    await fails(RankFailed, "rank-hung", "ranks 0, 1 gave no answer within 1 s", hangs)
+    hangs, parent = task("hang", rank=1, seconds=1.0), task("parent", rank=1)
+    await fails(RankFailed, "rank-hung", "ranks 0, 1 gave no answer within 1 s", hangs, before=parent)
+    await said(log, "child ")
     wait_until_gone([int(log.getvalue().split("child ")[1].split()[0])])
     await serves()
 
@@ -149,8 +165,9 @@ async def test_ranks_killed_from_outside(
     await said(log, "rank 0 ended by signal SIGTERM between two tasks")
     assert (await pair.run(task("ok"), model, out)).metrics["ranks"] == SUM_OF_TWO
 
+    log.truncate(log.seek(0))
     computing = asyncio.create_task(pair.run(task("compute"), model, out))
-    await asyncio.sleep(0.2)
+    await said(log, "computing")
     pids = pair.pids
     computing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -158,6 +175,25 @@ async def test_ranks_killed_from_outside(
     wait_until_gone(pids)
 
 
+async def test_a_start_that_is_given_up_leaves_no_process(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the moment between the start of a process and the connection to it."""
+    before, reached = {child.pid for child in psutil.Process().children()}, asyncio.Event()
+
+    async def never(connection: socket.socket) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AgentEnd, "over", never)
+    starting = asyncio.create_task(group.start())
+    await reached.wait()
+    [started] = {child.pid for child in psutil.Process().children()} - before
+    await group.stop()
+    assert not alive(started)
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+
+
+@pytest.mark.usefixtures("forked")
 async def test_an_app_that_changed_is_not_run(settings: GroupSettings) -> None:
     group = LocalGroup(replace(settings, app_sha256="0" * 64), Output(name="client-1", stream=StringIO()))
     with pytest.raises(AppError, match="was changed while the agent ran"):
@@ -165,6 +201,7 @@ async def test_an_app_that_changed_is_not_run(settings: GroupSettings) -> None:
     assert group.pids == ()
 
 
+@pytest.mark.usefixtures("forked")
 async def test_an_app_that_does_not_load(settings: GroupSettings, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
@@ -197,8 +234,11 @@ def test_no_rank_outlives_a_killed_agent(settings: GroupSettings) -> None:
     command = [sys.executable, "-c", AGENT, str(settings.app), settings.app_sha256]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
-        pids = [int(word) for word in agent.stdout.readline().split()[1:]]
-        assert len(pids) == 2
-        assert all(alive(pid) for pid in pids)
-        os.kill(agent.pid, signal.SIGKILL)
+        try:
+            told = next(line for line in agent.stdout if line.startswith("pids"))
+            pids = [int(word) for word in told.split()[1:]]
+            assert len(pids) == 2
+            assert all(alive(pid) for pid in pids)
+        finally:
+            agent.kill()
     wait_until_gone(pids)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,25 +126,19 @@ def test_a_full_disk_is_named_and_nothing_counts_as_written(tmp_path: Path, monk
         assert ledger.last == ("run", 1)
 
 
-def _try_lock(folder: str, answers: multiprocessing.SimpleQueue[str]) -> None:
-    try:
-        Ledger(Path(folder))
-    except ConfigurationError as error:
-        answers.put(str(error))
-    else:
-        answers.put("got it")
+LOCK = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
 def test_two_agents_cannot_share_a_folder(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    with Ledger(tmp_path), pytest.raises(ConfigurationError, match="another agent uses"):
-        Ledger(tmp_path)
-    answers = context.SimpleQueue()
+    def lock_elsewhere() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-S", "-c", LOCK, str(tmp_path)]
+        return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+
     with Ledger(tmp_path):
-        process = context.Process(target=_try_lock, args=(str(tmp_path), answers))
-        process.start()
-        process.join()
-    assert "another agent uses" in answers.get()
+        with pytest.raises(ConfigurationError, match="another agent uses"):
+            Ledger(tmp_path)
+        assert "BlockingIOError" in lock_elsewhere().stderr
+    assert lock_elsewhere().returncode == 0
 
 
 def test_the_file_is_private(tmp_path: Path) -> None:

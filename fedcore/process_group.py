@@ -1,4 +1,7 @@
-"""Joining a rank's process into one torch process group."""
+"""Joining a rank's process into one torch process group.
+
+Apart from `fedcore.training`, whose engines take a second to import: an app may train with something else.
+"""
 
 from __future__ import annotations
 
