@@ -20,8 +20,8 @@ from fedcore.wire import Scalar
 
 START_SECONDS: Final = 600.0
 RUN: Final = "run"
-KILL_SETTINGS: Final[Mapping[str, Scalar]] = {"liveness-seconds": 7.0, "join-seconds": 20.0}
-"""A lost client is noticed, and missing ones are given up, sooner than by default: two heartbeats and a bit."""
+JOIN_SECONDS: Final = 20.0
+"""How long a run that is to lose a client waits for it to come back."""
 
 WITHOUT_PRIVACY: Final[Mapping[str, Scalar]] = {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
 
@@ -159,4 +159,4 @@ def settings_of(run: ModeRun) -> dict[str, Scalar]:
     if run.kill is None:
         return dict(run.settings)
     fewest = 1 if run.mode.kind == "federated-plain" else 2
-    return {**run.settings, "min-clients": max(fewest, run.sites - 1), **KILL_SETTINGS}
+    return {**run.settings, "min-clients": max(fewest, run.sites - 1), "join-seconds": JOIN_SECONDS}
