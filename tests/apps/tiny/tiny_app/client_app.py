@@ -19,7 +19,6 @@ def train(message: Message, context: Context) -> Message:
     config = context.run_config
     arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
     x, y = part(context.node_config["partition-id"], context.node_config["num-partitions"])
-    time.sleep(float(config["pause"]))
     if config["gate"]:
         wait_at(Path(str(config["gate"])))
     before = loss(arrays["weight"], x, y)
