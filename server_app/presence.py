@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Final, Self
+
+_STEP_SECONDS: Final = 0.25
+_LONGEST_STEP_SECONDS: Final = 1.0
+
+
+class Uptime:
+    """A clock that counts the seconds in which this server could hear its clients.
+
+    A process that was stopped, or did not get the processor, finds on its return that nobody has been heard of for
+    long, and only then reads what they sent meanwhile. By this clock that was a second.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: monotonic seconds."""
+        self._clock = clock
+        self._last = clock()
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        return self._seconds
+
+    def step(self) -> None:
+        """Count the time since the last step, a second of it at most."""
+        now = self._clock()
+        self._seconds += min(now - self._last, _LONGEST_STEP_SECONDS)
+        self._last = now
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def counted(cls, clock: Callable[[], float]) -> AsyncIterator[Self]:
+        """Count on the running event loop while the context lasts."""
+        uptime = cls(clock)
+
+        async def count() -> None:
+            while True:
+                await asyncio.sleep(_STEP_SECONDS)
+                uptime.step()
+
+        counting = asyncio.create_task(count())
+        try:
+            yield uptime
+        finally:
+            counting.cancel()
 
 
 @dataclass(slots=True, kw_only=True)
 class Presence:
     """Signs of life, in memory; a client that is silent too long counts as gone.
 
-    clock: monotonic seconds. installed: SHA-256 of the app of each client that ever joined.
+    clock: seconds, of `Uptime` in a server. installed: SHA-256 of the app of each client that ever joined.
     """
 
     clock: Callable[[], float]

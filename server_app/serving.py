@@ -25,7 +25,7 @@ from fedcore.federation import ServerKit
 from server_app.api import Application, make_application
 from server_app.blobs import Spool
 from server_app.polling import Bell
-from server_app.presence import Presence
+from server_app.presence import Presence, Uptime
 from server_app.protocol import GuardedProtocol
 from server_app.services import Services
 from server_app.settings import ServerSettings
@@ -65,18 +65,19 @@ async def make_services(kit: ServerKit, settings: ServerSettings) -> AsyncIterat
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
     store = await Store.open(settings.database)
     try:
-        yield Services(
-            settings=settings,
-            roster=kit.roster,
-            store=store,
-            spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
-            presence=Presence(clock=time.monotonic),
-            clock=time.monotonic,
-            wall=time.time,
-            new_id=lambda: secrets.token_hex(8),
-            randomness=os.urandom,
-            threads=os.cpu_count() or 1,
-        )
+        async with Uptime.counted(time.monotonic) as uptime:
+            yield Services(
+                settings=settings,
+                roster=kit.roster,
+                store=store,
+                spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
+                presence=Presence(clock=uptime),
+                clock=time.monotonic,
+                wall=time.time,
+                new_id=lambda: secrets.token_hex(8),
+                randomness=os.urandom,
+                threads=os.cpu_count() or 1,
+            )
     finally:
         await store.close()
 

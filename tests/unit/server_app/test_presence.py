@@ -1,0 +1,42 @@
+"""Who is there, also for a server that was away itself."""
+
+import asyncio
+
+from support.serverside import Clock
+
+from server_app.presence import Presence, Uptime
+
+SECONDS = 15.0
+"""How long a client may be silent."""
+
+
+def test_a_server_that_was_stopped_does_not_take_its_clients_for_gone() -> None:
+    clock = Clock()
+    uptime = Uptime(clock)
+    presence = Presence(clock=uptime)
+    presence.touch(1)
+    clock.advance(1000.0)
+    uptime.step()
+    assert presence.online(SECONDS) == {1}, "its heartbeats lie in the socket, and are read next"
+
+
+def test_a_client_that_is_silent_is_gone() -> None:
+    clock = Clock()
+    uptime = Uptime(clock)
+    presence = Presence(clock=uptime)
+    presence.touch(1)
+    for _ in range(61):
+        clock.advance(0.25)
+        uptime.step()
+    presence.touch(2)
+    assert presence.online(SECONDS) == {2}
+    assert 15.0 < presence.silent_for(1) < 15.5
+
+
+async def test_time_is_counted_while_the_loop_runs() -> None:
+    clock = Clock()
+    async with Uptime.counted(clock) as uptime:
+        clock.advance(0.5)
+        while not uptime():  # noqa: ASYNC110 - what it waits for is the clock
+            await asyncio.sleep(0.01)
+        assert uptime() == 0.5
