@@ -84,7 +84,10 @@ def report(results: Sequence[RunResult]) -> Report:
                 rows=rows,
             ),
         ),
-        notes=("seconds: from the end of the worker until the others went on, or all had ended",),
+        notes=(
+            "seconds: from the end of the worker until the others went on, or all had ended",
+            "ps-async: with the app's momentum of 0.9 some runs learn and others do not (docs/comparison.md)",
+        ),
     )
 
 
