@@ -35,9 +35,10 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.resident import peak_resident_bytes, reset_peak
+from fedcore import conversions
 from fedcore.config import JobSettings
+from fedcore.exchange import protection_for, quorum_for
 from fedcore.http_signing import sign_headers
-from fedcore.round import protection_for, quorum_for
 from fedcore.secagg import (
     Agreement,
     ClientSession,
@@ -55,7 +56,6 @@ from fedcore.wire import (
     UnmaskIn,
     join_entries,
 )
-from server_app import conversions
 
 BONAWITZ_SERVER_SECONDS, BONAWITZ_CLIENT_SECONDS, BONAWITZ_MEGABYTES = 180.0, 1.7, 1.15
 SERVER_SECONDS_AIM, UPLOAD_AIM = 3.0, 1.2
@@ -300,7 +300,7 @@ class _Round:
 
 
 def _parameters(scale: Scale, ids: tuple[int, ...]) -> RoundParameters:
-    """As `fedcore.round` makes them for a job with these settings."""
+    """As `fedcore.exchange` makes them for a job with these settings."""
     settings = JobSettings(key_agreement=scale.agreement.value)
     protection = protection_for(settings, len(ids))
     if protection is None:

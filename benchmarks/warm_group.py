@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from client_app.group import GroupSettings
 from client_app.output import Output
-from client_app.supervisor import LocalGroup
+from client_app.ranks.group import GroupSettings
+from client_app.ranks.supervisor import LocalGroup
 from fedcore.config import EngineConfig, JobSettings
+from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
-from fedcore.round import ExchangeRequest, make_task
 from fedcore.simulate import model_ref
 from fedcore.state import ModelState
 from fedcore.training.models import mlp

@@ -25,7 +25,7 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | model-malformed         | a model that is no safetensors file                                            |
 | exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |
 
-How the local work failed has fixed names too: `client_app.failures`.
+How the local work failed has fixed names too: `client_app.ranks.failures`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from __future__ import annotations
 from typing import Final
 
 from client_app.eligibility import NotEligible
-from client_app.failures import AppFailed, RankFailed
+from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import (
     AppError,
@@ -49,9 +49,9 @@ from fedcore.errors import (
     Unauthorized,
     WorkerDied,
 )
+from fedcore.exchange import encoding_of, round_parameters, smallest_honest_cohort
 from fedcore.federation import ClientKit, Policy
 from fedcore.privacy import Accountant
-from fedcore.round import encoding_of, round_parameters, smallest_honest_cohort
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
 from fedcore.wire import ProblemKind, Task, WithdrawalReason, WithdrawIn

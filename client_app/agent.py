@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from client_app.admission import withdrawal_for
-from client_app.concurrency import guarded
 from client_app.eligibility import NotEligible
 from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
-from client_app.failures import AppFailed
 from client_app.ledger import Place
+from client_app.ranks.failures import AppFailed
 from client_app.transport import LONG_POLL_SECONDS, ONCE
 from fedcore.errors import (
     FedcoreError,
@@ -28,6 +27,7 @@ from fedcore.errors import (
     ServerUnreachable,
     Unauthorized,
 )
+from fedcore.system.concurrency import guarded
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason, WithdrawIn
 
 HEARTBEAT_END_SECONDS: Final = 1.0

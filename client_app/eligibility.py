@@ -16,9 +16,9 @@ from typing import Final, NoReturn, Self
 
 import psutil
 
-from client_app.concurrency import in_thread
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation.eligibility import EligibilityRules
+from fedcore.system.concurrency import in_thread
 
 CHECK_SECONDS: Final = 10.0
 """Seconds between two readings, and so the stretch over which the load of the machine is averaged."""

@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.admission import check_encoding, check_privacy, check_task, derive_parameters
-from client_app.concurrency import guarded, in_thread
 from client_app.eligibility import Eligibility
-from client_app.group import LocalAnswer
 from client_app.ledger import Ledger
 from client_app.output import Output
+from client_app.ranks.group import LocalAnswer
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Pieces, read_pieces, send_parts
 from fedcore.codec import AnyEncoding, encode, release_of
@@ -46,6 +45,7 @@ from fedcore.secagg import (
     Survivors,
 )
 from fedcore.state import ModelState, sha256_file
+from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire import (
     AdvertisementIn,
     CohortOut,
@@ -73,7 +73,7 @@ Out = TypeVar("Out", bound=Message)
 
 
 class LocalWork(Protocol):
-    """Who runs the ClientApp: `client_app.group.RankGroup`."""
+    """Who runs the ClientApp: `client_app.ranks.group.RankGroup`."""
 
     async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
         """Run one task for at most `task.seconds`; the new model goes to `out`."""

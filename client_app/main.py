@@ -15,16 +15,16 @@ import click
 import typer
 
 from client_app.agent import Agent
-from client_app.elastic import ElasticGroup, serve_node
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
 from client_app.export import export
-from client_app.failures import AppFailed
-from client_app.group import GroupSettings, RankGroup
 from client_app.ledger import FolderLock, Ledger
 from client_app.output import Output
-from client_app.shape import GroupShape
-from client_app.supervisor import LocalGroup
+from client_app.ranks.elastic import ElasticGroup, serve_node
+from client_app.ranks.failures import AppFailed
+from client_app.ranks.group import GroupSettings, RankGroup
+from client_app.ranks.group_size import GroupShape
+from client_app.ranks.supervisor import LocalGroup
 from client_app.transport import Transport, signer, tls_context
 from fedcore.config import EngineConfig, parse_assignments
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure, FedcoreError

@@ -12,9 +12,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_app.concurrency import in_thread, tasks
 from client_app.transport import Transport
 from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, update_digest
+from fedcore.system.concurrency import in_thread, tasks
 from fedcore.wire import PartsOut
 
 Pieces = Generator[memoryview, None, None]

@@ -21,6 +21,13 @@ from numpy.typing import NDArray
 from fedcore.codec import AnyEncoding, MetricName, decode, encode, release_of
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, RoundFailed, RunFailed
+from fedcore.exchange import (
+    EncodingPlan,
+    ExchangeReply,
+    ExchangeRequest,
+    make_task,
+    round_parameters,
+)
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
 from fedcore.flower.clientside import ClientRunner
@@ -28,13 +35,6 @@ from fedcore.flower.result import LocalResult
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.privacy import PrivacyAccount
 from fedcore.record import EventSink
-from fedcore.round import (
-    EncodingPlan,
-    ExchangeReply,
-    ExchangeRequest,
-    make_task,
-    round_parameters,
-)
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
 from fedcore.state import ModelState
 from fedcore.wire import MetricValue, ModelRef, Scalar, Task, is_training

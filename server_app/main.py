@@ -11,7 +11,8 @@ import typer
 
 from fedcore.errors import FedcoreError
 from fedcore.federation import ServerKit
-from server_app import logs, serving
+from server_app import logs
+from server_app.http import serving
 from server_app.settings import ServerSettings
 
 log = logging.getLogger("fedcore.server")

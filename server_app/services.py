@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedcore.federation import Roster
 from fedcore.secagg import Randomness
-from server_app.blobs import Spool
-from server_app.polling import Bell
-from server_app.presence import Presence
+from server_app.http.polling import Bell
+from server_app.runs.presence import Presence
 from server_app.settings import ServerSettings
-from server_app.store import Store
+from server_app.storage.blobs import Spool
+from server_app.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

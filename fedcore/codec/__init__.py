@@ -6,9 +6,9 @@ privacy it is `private_encoding` and private.py.
 """
 
 from fedcore.codec.decoder import Decoded, error_bound
+from fedcore.codec.dispatch import decode, encode
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import Encoding
-from fedcore.codec.front import decode, encode
 from fedcore.codec.metrics import MetricName, MetricValue
 from fedcore.codec.private import AnyEncoding, PrivateEncoding, encoding_from_json, private_encoding, release_of
 from fedcore.codec.settings import CodecSettings

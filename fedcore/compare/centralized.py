@@ -21,12 +21,12 @@ from fedcore.compare.run import MODEL_FILE, ModeRun
 from fedcore.compare.training import EVALUATED, READY, ROUND, train_pooled
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
+from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.serverside import run_server_app
 from fedcore.record import EventSink
-from fedcore.round import ExchangeReply, ExchangeRequest, make_task
 from fedcore.simulate import model_ref
 from fedcore.state import ModelState
 from fedcore.wire import Scalar, is_training

@@ -15,7 +15,7 @@ from fedcore.config import EngineConfig
 from fedcore.record import EventSink
 from fedcore.state import ModelState
 from fedcore.training.engines import World, make_engine
-from fedcore.training.local import evaluate
+from fedcore.training.loop import evaluate
 
 SILENCE_SECONDS: Final = 1800.0
 """How long the evaluation of one model may take."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fedcore.compare.run import ModeRun
 from fedcore.compare.workers import Workers
 from fedcore.errors import AppError, BudgetSpent
+from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import run_server_app
 from fedcore.record import EventSink
-from fedcore.round import ExchangeReply, ExchangeRequest
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
 from fedcore.wire import Scalar

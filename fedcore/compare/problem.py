@@ -13,8 +13,8 @@ from fedcore.compare.schedule import Schedule
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.direct import LocalJob
 from fedcore.flower.loading import load_object
+from fedcore.flower.record_bypass import LocalJob
 from fedcore.flower.supervised import SupervisedApp
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.loading import TrainingData

@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from fedcore import process_group
 from fedcore.compare.initial import INITIAL_FILE
 from fedcore.compare.problem import Problem
 from fedcore.compare.run import ModeRun, worker_name
@@ -38,6 +37,7 @@ from fedcore.config import EngineConfig
 from fedcore.record import EventSink
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
+from fedcore.system import process_group
 from fedcore.training.averaging import Averager, outer_sgd
 from fedcore.training.engines import Batch, Engine, World, make_engine
 from fedcore.training.engines.batches import Rows

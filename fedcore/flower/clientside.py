@@ -1,7 +1,7 @@
 """Running a Flower ClientApp for one task, and checking what it returns.
 
-An unmodified app gets its model in a Message, like under Flower. One that `fedcore.flower.local.local_app` made gets it
-tensor by tensor, on whatever engine the owner of the machines chose.
+An unmodified app gets its model in a Message, like under Flower. One that `fedcore.flower.engine_app.local_app` made
+gets it tensor by tensor, on whatever engine the owner of the machines chose.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.config import EngineConfig
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.direct import DirectApp, LocalJob
-from fedcore.flower.keeping import ContextStore, DiskStore, Store
 from fedcore.flower.loading import load_object
+from fedcore.flower.own_models import ContextStore, DiskStore, Store
+from fedcore.flower.record_bypass import DirectApp, LocalJob
 from fedcore.flower.records import (
     arrays_from_state,
     config_from_json,

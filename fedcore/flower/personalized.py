@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.keeping import Kept, Store
+from fedcore.flower.own_models import Kept, Store
 from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.adapters import adapter_names
 from fedcore.training.engines import Engine, Proximal

@@ -23,6 +23,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.errors import AppError, BudgetSpent, UsageError
+from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.records import (
@@ -33,7 +34,6 @@ from fedcore.flower.records import (
     run_id_of,
     state_from_arrays,
 )
-from fedcore.round import ExchangeReply, ExchangeRequest
 from fedcore.state import Layout, ModelState
 from fedcore.wire import Scalar
 

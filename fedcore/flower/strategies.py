@@ -17,7 +17,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.flower.local import LocalApp
+from fedcore.flower.engine_app import LocalApp
 from fedcore.training.seeds import derive_seed
 
 NAME = "strategy"

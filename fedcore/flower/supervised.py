@@ -8,11 +8,11 @@ from typing import Literal, TypeAlias
 from flwr.app import UserConfig
 from torch import nn
 
-from fedcore.flower.local import Definition, LocalApp, LocalJob, Metrics, OptimizerState, Work
+from fedcore.flower.engine_app import Definition, LocalApp, LocalJob, Metrics, OptimizerState, Work
 from fedcore.flower.personalized import Personal
 from fedcore.training.engines import Engine, MakeOptimizer
 from fedcore.training.engines.loading import TrainingData
-from fedcore.training.local import evaluate, train
+from fedcore.training.loop import evaluate, train
 from fedcore.training.seeds import derive_seed
 
 Parts: TypeAlias = tuple[TrainingData, TrainingData]

@@ -7,8 +7,8 @@ every conversion to float32 can go block by block.
 
 from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
-from fedcore.state.local import LOCAL_FOLDER, LocalModel, LocalRecord, LocalStore
 from fedcore.state.model import MemorySink, ModelState, StateSink
+from fedcore.state.own_model import LOCAL_FOLDER, LocalModel, LocalRecord, LocalStore
 
 __all__ = [
     "LOCAL_FOLDER",

@@ -13,12 +13,12 @@ from fastapi import Depends, Path, Query, Request
 
 from fedcore.errors import Unauthorized
 from fedcore.wire import ProblemKind
-from server_app.auth import ClientCaller, OperatorCaller
-from server_app.coordinator import Coordinator
-from server_app.exchange import Exchange, no_such_step
-from server_app.guard import SCOPE_KEY, Traffic
-from server_app.problems import Rejection
-from server_app.secure import SecureExchange
+from server_app.exchanges.exchange import Exchange, no_such_step
+from server_app.exchanges.secure import SecureExchange
+from server_app.http.authentication import ClientCaller, OperatorCaller
+from server_app.http.guard import SCOPE_KEY, Traffic
+from server_app.http.problems import Rejection
+from server_app.runs.queue import Coordinator
 from server_app.services import Services
 
 Wait = Annotated[float, Query(ge=0, le=30, description="seconds to wait for an answer")]

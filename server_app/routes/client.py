@@ -27,9 +27,8 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
 )
-from server_app.blobs import Body
-from server_app.polling import poll
-from server_app.problems import Rejection, problem_responses
+from server_app.http.polling import poll
+from server_app.http.problems import Rejection, problem_responses
 from server_app.routes.access import (
     AnyCoordinator,
     AnyExchange,
@@ -43,6 +42,7 @@ from server_app.routes.access import (
 )
 from server_app.routes.files import OCTETS, ModelResponse
 from server_app.services import Services, fedcore_version
+from server_app.storage.blobs import Body
 
 T = TypeVar("T")
 K = ProblemKind

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from fedcore.wire import ProblemKind
-from server_app.problems import Rejection, problem_responses
+from server_app.http.problems import Rejection, problem_responses
 from server_app.routes.access import AnyCoordinator, AnyServices
 
 router = APIRouter(tags=["health"])

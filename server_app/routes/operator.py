@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from fedcore.wire import ClientOut, ProblemKind, RunIn, RunOut, ServerOut
-from server_app.problems import problem_responses
+from server_app.http.problems import problem_responses
 from server_app.routes.access import AnyCoordinator, AnyServices, Operator, RunId, Wait
 from server_app.routes.files import OCTETS, ModelResponse
 from server_app.services import fedcore_version

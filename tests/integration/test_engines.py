@@ -15,8 +15,8 @@ from support.deployment import PATIENCE, Deployment
 from fedcore.codec import error_bound
 from fedcore.compare.processes import FEDCORE
 from fedcore.config import JobSettings
+from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
-from fedcore.round import EncodingPlan
 from fedcore.simulate import Simulation
 from fedcore.state import ModelState
 

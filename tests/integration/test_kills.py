@@ -13,8 +13,8 @@ from support.lanes import side_by_side
 from support.tiny import NAMES, TINY, load_problem, step_of
 
 from fedcore.codec import error_bound
+from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
-from fedcore.round import EncodingPlan
 from fedcore.state import ModelState
 
 problem = load_problem()
@@ -237,4 +237,4 @@ def test_a_killed_server_leaves_nothing_half_done(federation: Deployment) -> Non
 
 def server_apps(federation: Deployment) -> list[str]:
     """Command lines of the ServerApp processes that live."""
-    return [line for line in command_lines(federation.mark) if "server_app.appworker" in line]
+    return [line for line in command_lines(federation.mark) if "server_app.runs.app_main" in line]

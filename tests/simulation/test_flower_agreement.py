@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedcore.codec import error_bound
+from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
-from fedcore.round import EncodingPlan
 from fedcore.state import ModelState
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from support.tiny import TINY, load_problem
 
 from fedcore.codec import error_bound
 from fedcore.errors import AppError, ConfigurationError, EncodingError, RunFailed
+from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
-from fedcore.round import EncodingPlan
 from fedcore.state import ModelState
 
 Simulate = Callable[..., Any]

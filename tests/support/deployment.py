@@ -271,7 +271,9 @@ class Deployment:
     def ranks(self, name: str) -> list[psutil.Process]:
         """The rank processes that a client has on one machine."""
         below = psutil.Process(self.process(name).pid).children(recursive=True)
-        return [child for child in below if _program(child) in ("client_app.rank", "client_app.elastic_rank")]
+        return [
+            child for child in below if _program(child) in ("client_app.ranks.rank", "client_app.ranks.elastic_rank")
+        ]
 
     # --- hurting ------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""Ranks of `client_app.supervisor` that the fork server makes: a tenth of a second instead of some seconds of imports.
+"""Ranks of `client_app.ranks.supervisor` that the fork server makes: a tenth of a second instead of some seconds of imports.
 
-They are what `client_app.rank` is, in a session of their own, with the environment, the socket to the agent and the
+They are what `client_app.ranks.rank` is, in a session of their own, with the environment, the socket to the agent and the
 store's socket that the supervisor gives them. That it starts such processes itself is tested with real ones.
 """
 
@@ -15,10 +15,10 @@ import sys
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from client_app import rank as rank_module
-from client_app.group import relay
 from client_app.output import Output
-from client_app.supervisor import _Rank, _take_over
+from client_app.ranks import rank as rank_module
+from client_app.ranks.group import relay
+from client_app.ranks.supervisor import _Rank, _take_over
 from support.forking import CONTEXT
 
 
@@ -50,7 +50,7 @@ class _Forked:
 
 
 async def spawn(number: int, shared: dict[str, str], store: socket.socket | None, output: Output) -> _Rank:
-    """In place of `client_app.supervisor._spawn`."""
+    """In place of `client_app.ranks.supervisor._spawn`."""
     ours, theirs = socket.socketpair()
     shown, printed = socket.socketpair()
     try:
@@ -96,7 +96,7 @@ def _become(
     printed.close()
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process lives
     sys.stdout.write("\n")
-    sys.argv = ["client_app.rank", "--channel", str(channel.detach())]
+    sys.argv = ["client_app.ranks.rank", "--channel", str(channel.detach())]
     if store is not None:
         sys.argv += ["--store", str(store.detach())]
     rank_module.main()

@@ -18,10 +18,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.codec import encode
+from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
 from fedcore.http_signing import sign_headers
 from fedcore.parts import PART_BYTES, update_digest
-from fedcore.round import encoding_of, round_parameters
 from fedcore.secagg import AdvertisedCohort, Advertisement, ClientSession, ShareDelivery, SignatureSet, Survivors
 from fedcore.state import ModelState
 from fedcore.wire import (

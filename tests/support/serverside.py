@@ -23,8 +23,8 @@ from fedcore.federation import ClientKit, Federation, OperatorKit, ServerKit
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Message, RunIn, RunOut
-from server_app.api import Application, make_application
-from server_app.appmessages import (
+from server_app.http.application import Application, make_application
+from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
     ExchangeAsked,
@@ -35,11 +35,11 @@ from server_app.appmessages import (
     Replies,
     Start,
 )
-from server_app.blobs import Spool
-from server_app.presence import Presence
+from server_app.runs.presence import Presence
 from server_app.services import Services
 from server_app.settings import ServerSettings
-from server_app.store import Store
+from server_app.storage.blobs import Spool
+from server_app.storage.store import Store
 
 from .members import Failure, Member
 

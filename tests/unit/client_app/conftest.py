@@ -28,16 +28,16 @@ from support.ports import reserved_port
 from support.serving import serving
 
 from client_app.exchange import Client, prepare_state_dir
-from client_app.group import LocalAnswer
 from client_app.ledger import Ledger
 from client_app.output import Output
+from client_app.ranks.group import LocalAnswer
 from client_app.transport import Retry, Transport, signer, tls_context
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized
+from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, Federation, Policy, provision
 from fedcore.http_signing import NonceCache, verify_headers
 from fedcore.parts import update_digest
-from fedcore.round import encoding_of, round_parameters
 from fedcore.secagg import (
     Advertisement,
     ClientSession,

@@ -17,7 +17,7 @@ from fastapi import Response
 
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
-from client_app.failures import AppFailed, RankFailed
+from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.compare import clock
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused

@@ -19,12 +19,12 @@ import pytest
 from support.ports import reserved_port
 from support.rank_app import said, wait_until_gone, write_app
 
-from client_app.elastic import ElasticGroup
-from client_app.failures import AppFailed, RankFailed
-from client_app.group import GroupSettings
-from client_app.meeting import Place
 from client_app.output import Output
-from client_app.shape import GroupShape
+from client_app.ranks.elastic import ElasticGroup
+from client_app.ranks.failures import AppFailed, RankFailed
+from client_app.ranks.group import GroupSettings
+from client_app.ranks.group_size import GroupShape
+from client_app.ranks.rendezvous import Place
 from fedcore.errors import AppError
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState

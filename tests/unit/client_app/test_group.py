@@ -19,15 +19,15 @@ import pytest
 from support.forked_ranks import spawn
 from support.rank_app import PYPROJECT, alive, said, wait_until_gone, write_app
 
-from client_app import supervisor
-from client_app.channel import AgentEnd
-from client_app.failures import AppFailed, RankFailed
-from client_app.group import GroupSettings
 from client_app.output import Output
-from client_app.supervisor import LocalGroup
+from client_app.ranks import supervisor
+from client_app.ranks.failures import AppFailed, RankFailed
+from client_app.ranks.group import GroupSettings
+from client_app.ranks.supervisor import LocalGroup
 from fedcore.errors import AppError
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
+from fedcore.system.json_lines import AgentEnd
 from fedcore.wire import Task
 
 pytestmark = pytest.mark.timeout(400)
@@ -215,9 +215,9 @@ async def test_an_app_that_does_not_load(settings: GroupSettings, tmp_path: Path
 AGENT = """
 import asyncio, sys
 from pathlib import Path
-from client_app.group import GroupSettings
+from client_app.ranks.group import GroupSettings
 from client_app.output import Output
-from client_app.supervisor import LocalGroup
+from client_app.ranks.supervisor import LocalGroup
 
 async def main():
     settings = GroupSettings(app=Path(sys.argv[1]), app_sha256=sys.argv[2], client_id=1, node_config={}, ranks=2)

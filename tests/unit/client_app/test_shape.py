@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from client_app.shape import GroupShape, interface_of, own_address
+from client_app.ranks.group_size import GroupShape, interface_of, own_address
 from fedcore.errors import ConfigurationError
 
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.keeping import ContextStore
-from fedcore.flower.local import LocalJob, local_app
+from fedcore.flower.engine_app import LocalJob, local_app
+from fedcore.flower.own_models import ContextStore
 from fedcore.flower.personalized import Personal
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedcore.config import EngineConfig
 from fedcore.data import Split
-from fedcore.flower.local import LocalJob, local_app
+from fedcore.flower.engine_app import LocalJob, local_app
 from fedcore.flower.personalized import Personal
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train

@@ -15,7 +15,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import Federation
 from fedcore.state import ModelState
 from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason
-from server_app.appmessages import ExchangeFailed, Replies
+from server_app.runs.app_messages import ExchangeFailed, Replies
 
 ALL = [1, 2, 3, 4]
 EXAMPLES = {1: 10, 2: 20, 3: 30, 4: 4}

@@ -14,7 +14,7 @@ from support.serverside import Site, events_of
 from fedcore.codec import encoding_from_json, release_of
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
-from server_app.appmessages import BudgetReached, ExchangeFailed, Replies
+from server_app.runs.app_messages import BudgetReached, ExchangeFailed, Replies
 
 ALL = [1, 2, 3, 4]
 PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 2.0}

@@ -25,11 +25,11 @@ from typer.testing import CliRunner
 
 from fedcore.errors import WorkerDied
 from fedcore.federation import Federation, OperatorKit, provision
-from server_app.api import Application
-from server_app.apphost import AppProcess
-from server_app.appmessages import Start
+from server_app.http.application import Application
+from server_app.http.head_limits import GuardedProtocol
 from server_app.main import app as command
-from server_app.protocol import GuardedProtocol
+from server_app.runs.app_messages import Start
+from server_app.runs.app_process import AppProcess
 
 # --- a real socket ------------------------------------------------------------------------------
 

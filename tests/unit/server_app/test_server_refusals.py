@@ -22,10 +22,11 @@ from fedcore.errors import StorageFull
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import MetricSlots, ProblemKind, RunIn, WithdrawIn
-from server_app import blobs, secure
-from server_app.appmessages import Replies
-from server_app.fold import fold_file
-from server_app.problems import STATUS, Rejection, rejection_for
+from server_app.exchanges import secure
+from server_app.exchanges.fold import fold_file
+from server_app.http.problems import STATUS, Rejection, rejection_for
+from server_app.runs.app_messages import Replies
+from server_app.storage import blobs
 
 ALL = [1, 2, 3, 4]
 MANY = [MetricSlots(name=f"metric-{number}", length=4096) for number in range(2)]

@@ -15,8 +15,8 @@ from fedcore.errors import ConflictingMessage, IllegalTransition, UsageError
 from fedcore.federation import Federation
 from fedcore.state import ModelState
 from fedcore.wire import Event, RunStatus
-from server_app import fold
-from server_app.store import Store
+from server_app.exchanges import fold
+from server_app.storage.store import Store
 
 
 @pytest.mark.parametrize("words", [0, 1, 7, 65_537, 1_200_003])

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from fedcore.errors import ConflictingMessage, IllegalTransition
-from server_app.store import Store
+from server_app.storage.store import Store
 
 
 @pytest.fixture

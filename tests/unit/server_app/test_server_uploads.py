@@ -20,11 +20,11 @@ from fedcore.errors import ConflictingMessage, StorageFull
 from fedcore.parts import PART_BYTES
 from fedcore.state import ModelState
 from fedcore.wire import ManifestIn, PartsOut
-from server_app import blobs
-from server_app.appmessages import Replies
-from server_app.blobs import Body, Spool
-from server_app.problems import Rejection
-from server_app.uploads import UpdateLimits, Uploads
+from server_app.exchanges.uploads import UpdateLimits, Uploads
+from server_app.http.problems import Rejection
+from server_app.runs.app_messages import Replies
+from server_app.storage import blobs
+from server_app.storage.blobs import Body, Spool
 
 THREE = os.urandom(2 * PART_BYTES + 8000)
 """An update of three parts, the last one short."""
@@ -349,8 +349,8 @@ async def test_making_it_durable_can_be_tried_again(desk: Desk, monkeypatch: pyt
 FULL_DISK = """
 import asyncio, hashlib, pathlib, resource, signal, sys
 from fedcore.errors import StorageFull
-from server_app.blobs import Body, Spool
-from server_app.uploads import UpdateLimits, Uploads
+from server_app.storage.blobs import Body, Spool
+from server_app.exchanges.uploads import UpdateLimits, Uploads
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
 spool = Spool(folder=pathlib.Path(sys.argv[1]) / "spool", reserve_bytes=0)
@@ -489,7 +489,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
         if step == "receipt":
             patch.setattr(here.services.store, "add_receipt", full)
         else:
-            patch.setattr("server_app.secure.fold_file", full)
+            patch.setattr("server_app.exchanges.secure.fold_file", full)
         await refusal(members[0].put("manifest", ending))
     folder = exchange.setup.folder / "uploads"
     if step == "receipt":

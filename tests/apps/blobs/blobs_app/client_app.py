@@ -8,7 +8,7 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.flower.local import LocalJob
+from fedcore.flower.engine_app import LocalJob
 from fedcore.flower.supervised import supervised_app
 from fedcore.training import OptimizerConfig, seeded
 

@@ -1,0 +1,184 @@
+"""The process of one rank under torchrun, for a client of several machines.
+
+Rank 0 hears its agent over a Unix-domain socket, with the lines of `client_app.ranks.rank`, and hands the tasks on
+through the store (`client_app.ranks.rendezvous`). The model goes from machine 0 to one rank of each other machine by
+broadcast, into a file there. A failure on any rank reaches all of them at once, also those that wait in a collective: a thread of
+each watches the store. All end then, and torchrun starts all of them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import distributed
+
+from client_app.ranks.elastic import SOCKET
+from client_app.ranks.rank import end, load, run
+from client_app.ranks.rendezvous import Meeting, Place
+from fedcore.errors import AppError, ConfigurationError, WorkerDied
+from fedcore.system import process_group
+from fedcore.system.json_lines import Line, RankEnd
+
+if TYPE_CHECKING:
+    from fedcore.flower.clientside import ClientRunner
+
+_CHUNK: Final = 1 << 24
+_PARENT_SECONDS: Final = 0.5
+
+
+def main() -> None:
+    """Serve tasks until the agent or torchrun ends, or any rank fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--node-rank", type=int, required=True, help="which machine this is")
+    parser.add_argument("--app", type=Path, required=True, help="the Flower app on this machine")
+    parser.add_argument("--folder", type=Path, required=True, help="private folder of this machine's agent")
+    options = parser.parse_args()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    meeting = Meeting.join()
+    try:
+        place = meeting.find_place(options.node_rank)
+    except ConfigurationError as error:
+        sys.exit(str(error))
+    place.to_environment()
+    agent = _call(options.folder / SOCKET, meeting.clone()) if place.rank == 0 else None
+    meeting.when_failed(place, _teller(agent), end)
+    try:
+        _serve(meeting, place, agent, options)
+    except BaseException as error:
+        meeting.report(error, place.rank)
+    threading.Event().wait()  # the thread that watches for failures ends this process
+
+
+def _end_with(parent: int) -> None:
+    """Torchrun starts every rank in a session of its own, so that nothing else ends one when torchrun is killed."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_SECONDS)
+    end()
+
+
+def _call(path: Path, meeting: Meeting) -> RankEnd:
+    """Connect to the agent; when it hangs up, all ranks end."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+
+    def hung_up() -> None:
+        meeting.report(WorkerDied("the agent ended this life of the group"), 0)
+
+    return RankEnd(connection, gone=hung_up)
+
+
+def _teller(agent: RankEnd | None) -> Callable[[Line], None] | None:
+    if agent is None:
+        return None
+
+    def tell(failure: Line) -> None:
+        with contextlib.suppress(OSError):  # it hung up first
+            agent.send(failure)
+
+    return tell
+
+
+def _serve(meeting: Meeting, place: Place, agent: RankEnd | None, options: argparse.Namespace) -> None:
+    """Load the app and run tasks, one after another; raises what the app raises."""
+    if agent is not None:
+        meeting.post("greeting", agent.receive())
+    greeting = meeting.read("greeting")
+    process_group.join(
+        meeting.store,
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        local_world_size=place.nodes[place.node],
+    )
+    runner, ready = load({**greeting, "app": str(options.app)})
+    if ready["app_sha256"] != greeting["app_sha256"]:
+        raise AppError(f"machine {place.node} has another app in {options.app} than machine 0")
+    heads = None if runner.hands_model_out else distributed.new_group(list(place.heads), backend="gloo")
+    models = _Models(meeting, place, options.folder, heads)
+    others = range(1, place.world_size)
+    meeting.post(f"ready/{place.rank}", {})
+    if agent is not None:
+        meeting.wait_for(*(f"ready/{rank}" for rank in others))
+        agent.send(ready)
+    number = 0
+    while True:
+        number += 1
+        if agent is None:
+            request = meeting.read(f"task/{number}")
+            run(runner, place.rank, {**request, "model": models.fetch(number, request)})
+            meeting.post(f"done/{number}/{place.rank}", {})
+        else:
+            request = agent.receive()
+            agent.send(_lead(meeting, runner, models, number, request, place))
+
+
+def _lead(meeting: Meeting, runner: ClientRunner, models: _Models, number: int, request: Line, place: Place) -> Line:
+    """Rank 0's part of a task; over when all ranks have done theirs."""
+    task, done = f"task/{number}", [f"done/{number}/{rank}" for rank in range(1, place.world_size)]
+    size = Path(request["model"]).stat().st_size if request["model"] else 0
+    meeting.post(task, {**request, "model_bytes": size})
+    models.send(request)
+    answer = run(runner, place.rank, request)
+    meeting.wait_for(*done)
+    meeting.forget([task, *done])
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The global model as a file on every machine.
+
+    heads: a gloo group of the first rank of each; None where the app's engine hands the model out.
+    """
+
+    meeting: Meeting
+    place: Place
+    folder: Path
+    heads: distributed.ProcessGroup | None
+
+    def send(self, request: Line) -> None:
+        """On rank 0: broadcast the file."""
+        if request["model"] and self.heads is not None:
+            size = Path(request["model"]).stat().st_size
+            content = torch.from_file(request["model"], shared=False, size=size, dtype=torch.uint8)
+            for start in range(0, size, _CHUNK):
+                distributed.broadcast(content[start : start + _CHUNK], src=0, group=self.heads)
+
+    def fetch(self, number: int, request: Line) -> str | None:
+        """Path of the model on this machine, once it is there; the one of the task before is removed."""
+        model: str | None = request["model"]
+        if model is None or self.place.node == 0:
+            return model
+        if self.heads is None:
+            return None
+        path, there = self.folder / f"global-{number}.safetensors", f"model/{number}/{self.place.node}"
+        if self.place.local_rank == 0:
+            self._receive(path, request["model_bytes"])
+            self.meeting.post(there, {})
+            for old in set(self.folder.glob("global-*.safetensors")) - {path}:
+                old.unlink()
+        else:
+            self.meeting.wait_for(there)
+        return str(path)
+
+    def _receive(self, path: Path, size: int) -> None:
+        with path.open("wb") as file:
+            for start in range(0, size, _CHUNK):
+                chunk = torch.empty(min(_CHUNK, size - start), dtype=torch.uint8)
+                distributed.broadcast(chunk, src=0, group=self.heads)
+                file.write(chunk.numpy().data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""The group of ranks that runs the owner's ClientApp: what the agent asks of it, whoever drives the processes.
+
+One federated client is one group, of one process or of many. Its ranks start once and stay, with everything that
+the app keeps, from task to task. Any failure ends all of them, since nobody may wait in a collective for a rank that
+will not come, and a new group starts at once in the background: the next task finds it warm.
+
+Drivers: `client_app.ranks.supervisor` for one machine, `client_app.ranks.elastic` for several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from client_app.output import Output
+from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed
+from fedcore.errors import AppError
+from fedcore.system.json_lines import Line
+from fedcore.wire import MetricValue, Scalar, Task
+
+START_SECONDS: Final = 180.0
+"""How long ranks may take to import torch and the app, and to find each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAnswer:
+    """What one task gave. trained: whether the new model was written to the path that was asked for."""
+
+    examples: int
+    metrics: Mapping[str, MetricValue]
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """Which app a group runs, as whom, on which data, and in how many processes.
+
+    app_sha256: hash of the app that the agent agreed to run; a rank that loads something else is not used.
+    data_dir: where `fedcore.data` looks for files, or None for what the environment says.
+    local_folder: where rank 0 keeps the client's own model, or None for nowhere durable.
+    engine: the site's settings of the training engine, which every rank gets.
+    ranks: processes on this machine.
+    """
+
+    app: Path
+    app_sha256: str
+    client_id: int
+    node_config: Mapping[str, Scalar]
+    data_dir: Path | None = None
+    local_folder: Path | None = None
+    engine: Mapping[str, Scalar] = field(default_factory=dict)
+    ranks: int = 1
+
+    def greeting(self) -> Line:
+        """The first line to every rank."""
+        return {
+            "app": str(self.app),
+            "client_id": self.client_id,
+            "node_config": dict(self.node_config),
+            "local_folder": str(self.local_folder) if self.local_folder else None,
+            "engine": dict(self.engine),
+        }
+
+    def environment(self) -> dict[str, str]:
+        """What every rank's environment has beside the agent's own."""
+        changes = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        if self.data_dir is not None:
+            changes["FEDCORE_DATA"] = str(self.data_dir)
+        return changes
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long something may take: `seconds` in all, until `end` on the clock of the event loop."""
+
+    seconds: float
+    end: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Self:
+        """From now on."""
+        return cls(seconds, asyncio.get_running_loop().time() + seconds)
+
+    def left(self) -> float:
+        """Seconds from now to the end, 0 after it."""
+        return max(self.end - asyncio.get_running_loop().time(), 0.0)
+
+
+class Life(Protocol):
+    """One life of a group: processes that started together and end together."""
+
+    async def ask(self, message: Line, limit: Limit) -> list[Line]:
+        """Send `message` to the ranks; their answers, rank 0's first. Raises what the first failure means."""
+        ...
+
+    async def lost(self) -> str:
+        """Wait until the life ends by itself; how it did, in words."""
+        ...
+
+    async def end(self) -> None:
+        """End all its processes and whatever they started; does nothing the second time."""
+        ...
+
+
+@dataclass(slots=True)
+class RankGroup(ABC):
+    """A warm group; after a failure, or when it is ended, the next life starts in the background."""
+
+    settings: GroupSettings
+    output: Output
+    _starting: asyncio.Task[Life] | None = field(default=None, init=False)
+    _watching: asyncio.Task[None] | None = field(default=None, init=False)
+    _lost: Life | None = field(default=None, init=False)
+
+    @property
+    def present(self) -> Life | None:
+        """The life that is ready for a task, None while it starts."""
+        starting = self._starting
+        if starting is None or not starting.done() or starting.cancelled() or starting.exception():
+            return None
+        return starting.result()
+
+    async def start(self) -> None:
+        """Start the ranks and load the app, unless they run already.
+
+        Raises AppError when the app cannot be loaded or was changed since the agent started, RankFailed when a rank
+        ends or hangs.
+        """
+        await self._life()
+
+    async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
+        """Run the ClientApp on one task, on all ranks, for at most `task.seconds`; rank 0 writes the state to `out`.
+
+        Raises AppFailed, AppError (wrong records), StorageFull, or RankFailed after a death, a timeout or a lack of
+        memory. When the caller is cancelled the ranks are ended, since nothing else stops user code.
+        """
+        request = {"task": task.model_dump(mode="json"), "model": str(model) if model else None, "out": str(out)}
+        limit = Limit.of(task.seconds)
+        life = await self._life(limit)
+        await self._stop_watching()
+        try:
+            answer = _local_answer((await life.ask(request, limit))[0])
+        except BaseException as error:
+            if self._stays_warm(error):
+                self._watch(life)
+            else:
+                await life.end()
+                self._starting = asyncio.create_task(self._next())
+            raise
+        self._watch(life)
+        return answer
+
+    async def stop(self) -> None:
+        """End the ranks and everything that they started."""
+        await self._stop_watching()
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        starting.cancel()
+        await asyncio.wait([starting])
+        await self._end_lost()
+        if not starting.cancelled() and starting.exception() is None:
+            await starting.result().end()
+
+    @abstractmethod
+    async def _launch(self) -> Life:
+        """Start a life whose ranks have loaded the app; leaves nothing behind when it fails."""
+
+    async def _life(self, limit: Limit | None = None) -> Life:
+        """The present life, as soon as it is ready; RankFailed where that takes longer than `limit`."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._next())
+        starting = self._starting
+        try:
+            async with asyncio.timeout(limit.left() if limit else None):
+                return await asyncio.shield(starting)
+        except TimeoutError:
+            allowed = f" within {limit.seconds:.0f} s" if limit else ""
+            raise RankFailed(f"the ranks were not ready{allowed}", RANK_HUNG) from None
+        except Exception:
+            self._starting = None  # the next call tries again
+            raise
+
+    async def _next(self) -> Life:
+        """Start a life, which is watched until its first task."""
+        await self._end_lost()
+        life = await self._launch()
+        self._watch(life)
+        return life
+
+    def _watch(self, life: Life) -> None:
+        self._watching = asyncio.create_task(self._replace_when_lost(life))
+
+    async def _replace_when_lost(self, life: Life) -> None:
+        """Between two tasks: a rank that ends then has cost nothing yet, if the next life is ready in time."""
+        how = await life.lost()
+        self.output.warning("ranks", f"{how} between two tasks; starting the group again")
+        self._watching, self._lost = None, life
+        self._starting = asyncio.create_task(self._next())
+
+    async def _end_lost(self) -> None:
+        """End what is left of a life that lost a rank between two tasks."""
+        if self._lost is not None:
+            await self._lost.end()
+            self._lost = None
+
+    async def _stop_watching(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    def _stays_warm(self, error: BaseException) -> bool:
+        """Whether the ranks can serve another task after `error`; of several, nobody knows where the others are."""
+        del error
+        return False
+
+
+def check_app(answers: Sequence[Line], settings: GroupSettings) -> None:
+    """Whether the ranks have loaded what the agent agreed to; raises AppError."""
+    if any(answer.get("app_sha256") != settings.app_sha256 for answer in answers):
+        raise AppError(f"the app in {settings.app} was changed while the agent ran; restart the agent to agree to it")
+
+
+async def relay(output: Output, stream: asyncio.StreamReader) -> None:
+    """Show what the app prints; it stays on this machine."""
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # longer than the stream's limit, and dropped by it
+            continue
+        if not line:
+            return
+        if text := line.decode("utf-8", "replace").rstrip():
+            output.info("app", text)
+
+
+async def finish(printing: asyncio.Task[None], seconds: float = 1.0) -> None:
+    """What was printed last is still in the pipe; a process that left the group may hold it open."""
+    await asyncio.wait([printing], timeout=seconds)
+    printing.cancel()
+    await asyncio.gather(printing, return_exceptions=True)
+
+
+def _local_answer(answer: Line) -> LocalAnswer:
+    try:
+        return LocalAnswer(
+            examples=int(answer["examples"]), metrics=dict(answer["metrics"]), trained=bool(answer["trained"])
+        )
+    except (KeyError, TypeError, ValueError):
+        raise RankFailed("rank 0 gave an answer that makes no sense", RANK_KILLED) from None

@@ -1,0 +1,229 @@
+"""A group of ranks on one machine: the agent starts each process, watches it, and ends all at the first failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from client_app.output import Output
+from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, PeerLost, RankFailed, failure_from
+from client_app.ranks.group import START_SECONDS, GroupSettings, Life, Limit, RankGroup, check_app, finish, relay
+from fedcore.errors import AppError, StorageFull
+from fedcore.system.json_lines import AgentEnd, Line
+
+LOOPBACK: Final = "127.0.0.1"
+_BLAME_SECONDS: Final = 15.0
+"""How long a rank that lost its peer is disbelieved, until the peer's own failure shows: at once, as a rule, but this
+machine may be busy."""
+_LAST_ANSWER_SECONDS: Final = 0.2
+"""A line that a process wrote just before its end is already in the socket; its children may keep that open."""
+
+
+class LocalGroup(RankGroup):
+    """`settings.ranks` processes on this machine."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the ranks that run; empty while they start."""
+        life = self.present
+        return tuple(rank.process.pid for rank in life.ranks) if isinstance(life, _LocalLife) else ()
+
+    def _stays_warm(self, error: BaseException) -> bool:
+        return self.settings.ranks == 1 and isinstance(error, AppError | StorageFull)
+
+    async def _launch(self) -> Life:
+        life = _LocalLife()
+        try:
+            await life.begin(self.settings, self.output)
+            check_app(await life.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
+        except BaseException:
+            await life.end()
+            raise
+        return life
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """A running process, its channel, and the task that shows what it prints.
+
+    The process leads a group of its own: Ctrl-C on the terminal reaches the agent alone, and ending the rank ends
+    what the app started, the workers of its data loaders among it.
+    """
+
+    number: int
+    process: asyncio.subprocess.Process
+    channel: AgentEnd
+    printing: asyncio.Task[None]
+
+    async def ask(self, message: Line) -> Line:
+        """The rank's answer to one line; raises what its failure means, or RankFailed when the process ends."""
+        answering = asyncio.ensure_future(self._answer(message))
+        ending = asyncio.ensure_future(self.process.wait())
+        try:
+            await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answering,), timeout=_LAST_ANSWER_SECONDS)
+            answer = answering.result() if answering.done() else None
+        finally:
+            answering.cancel()
+            ending.cancel()
+            await asyncio.gather(answering, ending, return_exceptions=True)
+        if answer is None:
+            raise RankFailed(await self.ending(), RANK_KILLED)
+        if "failed" in answer:
+            raise failure_from(answer, self.number)
+        return answer
+
+    async def _answer(self, message: Line) -> Line | None:
+        try:
+            await self.channel.send(message)
+            return await self.channel.receive()
+        except ConnectionError:
+            return None
+        except (OSError, ValueError) as error:
+            text = f"the connection to rank {self.number} broke ({type(error).__name__})"
+            raise RankFailed(text, RANK_KILLED) from error
+
+    async def ending(self) -> str:
+        """How the process ended, in words."""
+        try:
+            async with asyncio.timeout(5):
+                code = await self.process.wait()
+        except TimeoutError:
+            return f"rank {self.number} closed its connection"
+        if code < 0:
+            return f"rank {self.number} ended by signal {signal.Signals(-code).name}"
+        return f"rank {self.number} ended with exit status {code}"
+
+    def kill(self) -> None:
+        """End the process and its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Wait for the end of a killed process, and close what leads to it."""
+        await self.process.wait()
+        await self.channel.close()
+        await finish(self.printing)
+
+
+@dataclass(slots=True)
+class _LocalLife:
+    """Processes that were started together, one for each rank."""
+
+    ranks: list[_Rank] = field(default_factory=list)
+
+    async def begin(self, settings: GroupSettings, output: Output) -> None:
+        """Start the processes. Rank 0 gets the socket that its store listens on, so that nobody races for a port."""
+        with socket.create_server((LOOPBACK, 0)) as store:
+            shared = _environment(settings, store.getsockname()[1])
+            for number in range(settings.ranks):
+                listening = store if number == 0 and settings.ranks > 1 else None
+                self.ranks.append(await _spawn(number, shared, listening, output))
+
+    async def ask(self, message: Line, limit: Limit) -> list[Line]:
+        asking = [asyncio.create_task(rank.ask(message)) for rank in self.ranks]
+        try:
+            done, waiting = await asyncio.wait(asking, timeout=limit.left(), return_when=asyncio.FIRST_EXCEPTION)
+            if failed := [job for job in done if job.exception()]:
+                raise await _to_blame(failed, waiting)
+            if waiting:
+                raise RankFailed(_silent([asking.index(job) for job in waiting], limit.seconds), RANK_HUNG)
+            return [job.result() for job in asking]
+        finally:
+            for job in asking:
+                job.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def lost(self) -> str:
+        endings = {asyncio.create_task(rank.process.wait()): rank for rank in self.ranks}
+        try:
+            done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for job in endings:
+                job.cancel()
+            await asyncio.gather(*endings, return_exceptions=True)
+        return await endings[done.pop()].ending()
+
+    async def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            await rank.close()
+
+
+async def _to_blame(failed: Sequence[asyncio.Task[Line]], waiting: set[asyncio.Task[Line]]) -> BaseException:
+    """The failure that led to the others: a rank that merely lost its peer waits for the peer's own."""
+    failures = [job.exception() for job in failed]
+    if waiting and all(isinstance(failure, PeerLost) for failure in failures):
+        done, _ = await asyncio.wait(waiting, timeout=_BLAME_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+        failures += [job.exception() for job in done]
+    known = [failure for failure in failures if failure is not None]
+    return min(known, key=lambda failure: isinstance(failure, PeerLost))
+
+
+def _silent(numbers: Sequence[int], seconds: float) -> str:
+    names = ", ".join(map(str, sorted(numbers)))
+    return f"rank{'s' if len(numbers) > 1 else ''} {names} gave no answer within {seconds:.0f} s"
+
+
+def _environment(settings: GroupSettings, port: int) -> dict[str, str]:
+    """What all ranks have in their environment, under the names that torchrun gives."""
+    shared = {
+        **os.environ,
+        **settings.environment(),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(settings.ranks),
+        "LOCAL_WORLD_SIZE": str(settings.ranks),
+        "GROUP_RANK": "0",
+    }
+    if settings.ranks > 1:
+        # Gloo would listen on the address of the machine's name; nobody outside needs to reach these ranks.
+        shared.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // settings.ranks)))
+    return shared
+
+
+async def _take_over(ours: socket.socket, process: asyncio.subprocess.Process) -> AgentEnd:
+    """The agent's end of a rank's channel; when that is given up, the process has ended before this raises."""
+    try:
+        return await AgentEnd.over(ours)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+
+
+async def _spawn(number: int, shared: dict[str, str], store: socket.socket | None, output: Output) -> _Rank:
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            command = [sys.executable, "-P", "-m", "client_app.ranks.rank", "--channel", str(theirs.fileno())]
+            passed = [theirs.fileno()]
+            if store is not None:
+                command += ["--store", str(store.fileno())]
+                passed.append(store.fileno())
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                pass_fds=passed,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env={**shared, "RANK": str(number), "LOCAL_RANK": str(number)},
+            )
+        channel = await _take_over(ours, process)
+    except BaseException:
+        ours.close()
+        raise
+    assert process.stdout is not None  # noqa: S101 - it was started with a pipe
+    printing = asyncio.create_task(relay(output, process.stdout))
+    return _Rank(number=number, process=process, channel=channel, printing=printing)

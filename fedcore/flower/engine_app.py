@@ -1,0 +1,209 @@
+"""A ClientApp out of two functions that take an engine: the same app on one CPU, eight GPUs or several machines.
+
+    app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=check)
+
+    def fit(engine: Engine, job: LocalJob) -> Metrics:
+        summary = train(engine, my_data(job), batch_size=32, epochs=1, seed=..., proximal=job.proximal)
+        return {"num-examples": summary.examples, "train_loss": summary.loss}
+
+What it returns is a `flwr.clientapp.ClientApp`, so Flower's own simulation and SuperNodes run it too, on one device.
+Under fedcore the model goes from file to ranks and back tensor by tensor and never through a Flower record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, cast
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, UserConfig
+from torch import nn
+
+from fedcore.errors import AppError, ConfigurationError
+from fedcore.flower.own_models import ContextStore, Store
+from fedcore.flower.personalized import Personal, Personalization
+from fedcore.flower.record_bypass import DirectApp, LocalJob
+from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
+from fedcore.flower.result import LocalResult, take_examples
+from fedcore.state import MemorySink, ModelState
+from fedcore.training.engines import (
+    Engine,
+    EngineConfig,
+    MakeOptimizer,
+    PerExampleLoss,
+    Proximal,
+    Recipe,
+    World,
+    make_engine,
+)
+from fedcore.training.losses import per_example_cross_entropy
+from fedcore.wire import MetricValue
+
+__all__ = ["Definition", "LocalApp", "LocalJob", "Metrics", "OptimizerState", "Work", "local_app"]
+
+Metrics: TypeAlias = Mapping[str, MetricValue]
+OptimizerState: TypeAlias = Literal["reset", "keep", "average"]
+_EXAMPLES = "num-examples"
+
+
+Work = Callable[[Engine, LocalJob], Metrics]
+"""Trains or evaluates, and returns the metrics, "num-examples" among them."""
+
+
+def local_app(
+    *,
+    model: Callable[[UserConfig], nn.Module],
+    optimizer: Callable[[UserConfig], MakeOptimizer],
+    train: Work,
+    evaluate: Work,
+    loss: PerExampleLoss = per_example_cross_entropy,
+    personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
+    optimizer_state: OptimizerState = "reset",
+    adapter: bool = False,
+) -> LocalApp:
+    """A ClientApp that trains and evaluates on an engine.
+
+    model: made from the run config. optimizer: likewise, an `OptimizerConfig` or whatever makes one for a model.
+    loss: of each example. personal: what stays on the client, from the run config.
+    optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
+    (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
+    adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
+    every client and on the server.
+    """
+    definition = Definition(
+        model=model, optimizer=optimizer, loss=loss, personal=personal, optimizer_state=optimizer_state, adapter=adapter
+    )
+    return LocalApp(definition, train, evaluate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What `local_app` was given beside its two functions; the fields are explained there."""
+
+    model: Callable[[UserConfig], nn.Module]
+    optimizer: Callable[[UserConfig], MakeOptimizer]
+    loss: PerExampleLoss = per_example_cross_entropy
+    personal: Callable[[UserConfig], Personal] = lambda config: Personal()
+    optimizer_state: OptimizerState = "reset"
+    adapter: bool = False
+
+    def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> _Warm:
+        personal = self.personal(config)
+        if personal.ditto and self.optimizer_state != "reset":
+            raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
+        recipe = Recipe(
+            build=lambda: self.model(config),
+            optimizer=self.optimizer(config),
+            loss=self.loss,
+            keep_weights=personal.parts or self.adapter,
+        )
+        engine = make_engine(recipe, engine_config, world)
+        averaged = self.optimizer_state == "average"
+        work = Personalization.of(personal, engine, averaged=averaged, adapter=self.adapter)
+        return _Warm(dict(config), engine, work)
+
+
+@dataclass(slots=True)
+class _Warm:
+    """The engine that stays from task to task, and what it was made for."""
+
+    config: UserConfig
+    engine: Engine
+    personalization: Personalization
+    client: int = 0
+    histories: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class LocalApp(DirectApp):
+    """What `local_app` makes; its engine stays warm from one task to the next."""
+
+    def __init__(self, definition: Definition, train: Work, evaluate: Work) -> None:
+        super().__init__()
+        self.definition, self._train, self._evaluate = definition, train, evaluate
+        self._warm: _Warm | None = None
+        self.train()(self._answer)
+        self.evaluate()(self._answer)
+
+    def run(
+        self,
+        job: LocalJob,
+        model: ModelState | None,
+        *,
+        trains: bool,
+        store: Store,
+        engine_config: EngineConfig | None = None,
+    ) -> LocalResult:
+        """Do one task; `model` is the global one, which ranks other than 0 need not have.
+
+        Raises AppError for metrics without a whole number of examples, and what the app's own code raises.
+        """
+        warm = self._engine_for(job.config, engine_config)
+        work = warm.personalization
+        if trains:
+            work.prepare(model, store, job.server_round, lambda pull: self._fit(warm, replace(job, proximal=pull)))
+            metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
+            examples, rest = _split(metrics)
+            work.keep(store, job.server_round, rest)
+            return LocalResult(examples=examples, metrics=rest, layout=work.layout(), write=work.write)
+        examples, rest = _split(work.evaluate(model, store, lambda: self._evaluate(warm.engine, job)))
+        return LocalResult(examples=examples, metrics=rest)
+
+    def initial_arrays(self, config: UserConfig) -> ArrayRecord:
+        """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state."""
+        warm = self.definition.warm(config, EngineConfig(), World())
+        sink = MemorySink(warm.personalization.layout())
+        warm.personalization.write(sink)
+        return arrays_from_state(sink.state())
+
+    def _fit(self, warm: _Warm, job: LocalJob) -> Metrics:
+        self._begin(warm, job.client)
+        return self._train(warm.engine, job)
+
+    def _begin(self, warm: _Warm, client: int) -> None:
+        """The optimizer as the round begins; in a simulation one engine serves many clients."""
+        if self.definition.optimizer_state == "reset":
+            warm.engine.reset_optimizer()
+        elif self.definition.optimizer_state == "keep" and warm.client != client:
+            warm.histories[warm.client] = warm.engine.optimizer.state_dict()
+            warm.engine.reset_optimizer()
+            if client in warm.histories:
+                warm.engine.optimizer.load_state_dict(warm.histories.pop(client))
+        warm.client = client
+
+    def _engine_for(self, config: UserConfig, engine_config: EngineConfig | None) -> _Warm:
+        if self._warm is None or self._warm.config != config:
+            if self._warm is not None:
+                self._warm.engine.close()
+            self._warm = self.definition.warm(config, engine_config, World.current())
+        return self._warm
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        """The task as Flower's own runtime brings it, in records."""
+        trains = message.metadata.message_type.partition(".")[0] == "train"
+        arrays = list(message.content.array_records.items())
+        if len(arrays) != 1:
+            raise AppError(f"the message needs exactly one ArrayRecord, this one has {len(arrays)}")
+        key, record = arrays[0]
+        job = LocalJob(
+            config=context.run_config,
+            node=context.node_config,
+            message=merged_values(message.content.config_records.values()),
+            client=context.node_id,
+        )
+        result = self.run(job, state_from_arrays(record), trains=trains, store=ContextStore(context))
+        metrics = MetricRecord(cast(Any, {_EXAMPLES: result.examples, **result.metrics}))
+        content = RecordDict({"metrics": metrics})
+        if (state := result.state()) is not None:
+            content[key] = arrays_from_state(state)
+        return Message(content, reply_to=message)
+
+
+def _proximal(job: LocalJob, engine: Engine) -> Proximal | None:
+    """FedProx: the strategy sends the strength of the pull towards the model that the round began with."""
+    mu = float(job.message.get("proximal-mu", 0.0))
+    return Proximal(mu=mu, anchor=engine.snapshot()) if mu > 0 else None
+
+
+def _split(metrics: Metrics) -> tuple[int, dict[str, MetricValue]]:
+    rest = dict(metrics)
+    return take_examples(rest, _EXAMPLES), rest

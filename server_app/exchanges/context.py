@@ -1,0 +1,95 @@
+"""What an exchange is made of, what comes out of it, and the account that is kept meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedcore.config import JobSettings
+from fedcore.wire import MetricValue, Task
+from server_app.http.guard import Account
+from server_app.http.polling import Bell
+from server_app.runs.event_log import Record
+from server_app.runs.presence import Presence
+from server_app.storage.blobs import Spool
+from server_app.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSetup:
+    """What an exchange is made of.
+
+    names: client id -> name. folder: its files; made and removed by the caller. model: the file that
+    clients fetch. clock: monotonic seconds. bell: rung when a client's poll may have an answer.
+    threads: for folding and unmasking. grace_seconds: how long an exchange that cannot succeed waits
+    to hear whether all clients have the same reason.
+    """
+
+    task: Task
+    settings: JobSettings
+    names: Mapping[int, str]
+    folder: Path
+    model: Path | None
+    presence: Presence
+    store: Store
+    spool: Spool
+    record: Record
+    bell: Bell
+    clock: Callable[[], float]
+    threads: int
+    upload_slack_bytes: int
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFile:
+    """A reply for the ServerApp, its model as a safetensors file; node 0 is the whole cohort."""
+
+    node: int
+    state: Path | None
+    examples: int
+    metrics: Mapping[str, MetricValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeResult:
+    """What came out: the replies, whose contribution is in them, and figures to show."""
+
+    replies: tuple[ReplyFile, ...]
+    survivors: frozenset[int]
+    examples: int
+    metrics: Mapping[str, MetricValue]
+    clipped: int
+
+
+@dataclass(slots=True)
+class _Bytes:
+    up: int = 0
+    down: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Bytes by client, and seconds by stage."""
+
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    _bytes: dict[int, _Bytes] = field(default_factory=dict)
+
+    def account(self, client: int) -> Account:
+        """Where the guard enters a request of `client`."""
+        entry = self._bytes.setdefault(client, _Bytes())
+
+        def enter(up: int, down: int) -> None:
+            entry.up += up
+            entry.down += down
+
+        return enter
+
+    def up(self, names: Mapping[int, str]) -> dict[str, int]:
+        """Bytes received, by client name."""
+        return {names[client]: entry.up for client, entry in sorted(self._bytes.items())}
+
+    def down(self, names: Mapping[int, str]) -> dict[str, int]:
+        """Bytes sent, by client name."""
+        return {names[client]: entry.down for client, entry in sorted(self._bytes.items())}

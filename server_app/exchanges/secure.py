@@ -1,0 +1,264 @@
+"""The secure exchange: the protocol's server over the common stages, and the masked sum."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore import conversions
+from fedcore.codec import AnyEncoding, Decoded, decode
+from fedcore.errors import FedcoreError, RoundFailed
+from fedcore.exchange import encoding_of, round_parameters
+from fedcore.secagg import Randomness, ServerRound, ServerStage, apply_masks
+from fedcore.state import ModelState
+from fedcore.wire import (
+    AdvertisementIn,
+    CohortOut,
+    ConsistencyIn,
+    DeliveryOut,
+    KeySharesIn,
+    ManifestIn,
+    ProblemKind,
+    SignaturesOut,
+    SurvivorsOut,
+    UnmaskIn,
+)
+from server_app.exchanges.context import ExchangeResult, ExchangeSetup, ReplyFile
+from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.fold import WORD_BYTES, fold_file
+from server_app.exchanges.uploads import UpdateLimits
+from server_app.http.problems import Rejection
+from server_app.storage.blobs import discard
+
+ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
+    ServerStage.ADVERTISE.value,
+    ServerStage.SHARE.value,
+    ServerStage.INPUT.value,
+    ServerStage.CONSISTENCY.value,
+    ServerStage.UNMASK.value,
+)
+COHORT: Final = 0
+
+
+class SecureExchange(Exchange):
+    """Drives one `ServerRound`. The server holds one sum, and nothing for each client.
+
+    roster: client id -> raw Ed25519 key. After `run`, `statistics` holds what the sum says about the
+    size of updates, for the encoding of the next exchange.
+    """
+
+    stages = (ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK)
+    steps: Mapping[str, str] = {
+        "advertisement": ADVERTISE,
+        "key-shares": SHARE,
+        "part": INPUT,
+        "manifest": INPUT,
+        "consistency": CONSISTENCY,
+        "unmask": UNMASK,
+    }
+
+    def __init__(
+        self,
+        setup: ExchangeSetup,
+        *,
+        federation: str,
+        roster: Mapping[int, bytes],
+        roster_hash: bytes,
+        randomness: Randomness = os.urandom,
+    ) -> None:
+        self.encoding: AnyEncoding = encoding_of(setup.task)
+        super().__init__(setup, UpdateLimits(longest=self.encoding.words * WORD_BYTES, exact=True))
+        model = setup.task.model
+        self.decoded: Decoded | None = None
+        self._round = ServerRound(
+            parameters=round_parameters(
+                setup.task,
+                federation=federation,
+                roster_hash=roster_hash,
+                model_hash=bytes.fromhex(model.sha256) if model else None,
+            ),
+            roster=roster,
+            randomness=randomness,
+        )
+        self._sum: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._fold_lock = asyncio.Lock()
+
+    # --- leading --------------------------------------------------------------------------------
+
+    def missing(self) -> frozenset[int]:
+        """Whom the present stage still waits for."""
+        return self._round.missing
+
+    def done(self) -> frozenset[int]:
+        """Whose answer of the present stage is here."""
+        return self._round.answered
+
+    def _seconds(self, stage: str) -> float:
+        # Masking and the upload come on top of the time for the local work.
+        settings = self.setup.settings
+        return settings.step_seconds + (self.task.seconds if stage == INPUT else 0.0)
+
+    async def _begin(self, stage: str) -> None:
+        if stage == INPUT:
+            self.uploads.open()
+            self._sum = np.zeros(self.encoding.words, np.uint64)
+
+    async def _close(self, stage: str) -> None:
+        if stage == UNMASK:  # rebuilds the secrets: seconds for large cohorts
+            await asyncio.to_thread(self._round.close_stage)
+        else:
+            self._round.close_stage()
+        for client in self._round.dropped - self.dropped.keys():
+            self.give_up(client, f"no answer in stage {stage}")
+        for client in self.dropped:  # who left while the stage was being closed
+            self._drop_from_round(client)
+
+    def _lose(self, client: int) -> None:
+        # Not while the round may be in a thread's hands, nor while the client's vector is being added:
+        # it is in the sum then, and must be among the survivors.
+        if not self._closing and client not in self._admitted:
+            self._drop_from_round(client)
+
+    def _drop_from_round(self, client: int) -> None:
+        if self._round.stage not in (ServerStage.DONE, ServerStage.FAILED):
+            self._round.drop(client)
+
+    def _release(self) -> None:
+        self._sum = np.zeros(0, np.uint64)
+
+    async def _finish(self) -> ExchangeResult:
+        survivors = frozenset(self._round.survivors().survivors)
+        decoded = await asyncio.to_thread(self._decode, len(survivors))
+        self.decoded = decoded
+        state = decoded.state.path if decoded.state is not None else None
+        reply = ReplyFile(node=COHORT, state=state, examples=decoded.examples, metrics=decoded.metrics)
+        return ExchangeResult(
+            replies=(reply,),
+            survivors=survivors,
+            examples=decoded.examples,
+            metrics=decoded.metrics,
+            clipped=clipped_elements(decoded),
+        )
+
+    def _decode(self, survivors: int) -> Decoded:
+        apply_masks(self._sum, self._round.mask_terms(), threads=self.setup.threads)
+        manifest = self.manifests[min(self.taken)]
+        has_model = self.encoding.layout is not None and self.setup.model is not None
+        return decode(
+            self.encoding,
+            self._sum,
+            survivors=survivors,
+            base=ModelState.open(self.setup.model) if has_model and self.setup.model else None,
+            metric_names=tuple((slot.name, slot.length or None) for slot in manifest.metrics),
+            out_path=self.setup.folder / "mean.safetensors" if has_model else None,
+            threads=self.setup.threads,
+        )
+
+    # --- the protocol's steps -------------------------------------------------------------------
+
+    async def take_advertisement(self, client: int, body: AdvertisementIn, digest: bytes) -> None:
+        """R0."""
+        message = conversions.advertisement(client, body)
+        receive = self._round.receive_advertisement
+        await self.take(client, "advertisement", digest, lambda: receive(message))
+
+    def cohort_for(self, client: int) -> CohortOut | None:
+        """U1, once it is known."""
+        if not self._has_passed(client, ADVERTISE):
+            return None
+        return conversions.cohort_out(self._round.advertised(client), self.task.cohort)
+
+    async def take_key_shares(self, client: int, body: KeySharesIn, digest: bytes) -> None:
+        """R1."""
+        await self.take(client, "key-shares", digest, lambda: self._receive_shares(client, body))
+
+    def _receive_shares(self, client: int, body: KeySharesIn) -> None:
+        self._round.receive_shares(conversions.key_shares(client, body, *self._round.receivers(client)))
+
+    def delivery_for(self, client: int) -> DeliveryOut | None:
+        """U2 and the shares for this client, once they are there."""
+        if not self._has_passed(client, SHARE):
+            return None
+        return conversions.delivery_out(self._round.delivery(client), self.task.cohort)
+
+    def survivors_for(self, client: int) -> SurvivorsOut | None:
+        """U3, once it is known."""
+        if not self._has_passed(client, INPUT):
+            return None
+        return conversions.survivors_out(self._round.survivors(), self.task.cohort)
+
+    async def take_consistency(self, client: int, body: ConsistencyIn, digest: bytes) -> None:
+        """R3."""
+        message = conversions.consistency(client, body)
+        receive = self._round.receive_consistency
+        await self.take(client, "consistency", digest, lambda: receive(message))
+
+    def signatures_for(self, client: int) -> SignaturesOut | None:
+        """The signatures over U3, once they are there."""
+        if not self._has_passed(client, CONSISTENCY):
+            return None
+        return conversions.signatures_out(self._round.signatures())
+
+    async def take_unmask(self, client: int, body: UnmaskIn, digest: bytes) -> None:
+        """R4."""
+        await self.take(client, "unmask", digest, lambda: self._receive_unmask(client, body))
+
+    def _receive_unmask(self, client: int, body: UnmaskIn) -> None:
+        self._round.receive_unmask(conversions.unmask_shares(client, body, *self._round.owners(client)))
+
+    def _has_passed(self, client: int, stage: str) -> bool:
+        self.require(client)
+        return self._stage_index > self.stages.index(stage)
+
+    # --- uploads --------------------------------------------------------------------------------
+
+    def check_manifest(self, manifest: ManifestIn) -> None:
+        """Raise Rejection where the manifest tells what must stay hidden, or more metrics than there are slots."""
+        if manifest.examples is not None or manifest.values is not None:
+            raise Rejection(ProblemKind.MALFORMED, "in secure mode examples and metrics travel in the sum only")
+        slots = sum(max(slot.length, 1) for slot in manifest.metrics)
+        if slots > self.encoding.settings.max_metrics:
+            raise Rejection(
+                ProblemKind.MALFORMED,
+                f"there are {self.encoding.settings.max_metrics} slots for metrics, not {slots}",
+            )
+
+    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """R2: the receipt first, and only then into the sum."""
+        path = await self.uploads.publish(client, manifest.size)
+        # The client may have been given up while it sent. From the admission on it cannot be, until
+        # its vector is in the sum: a stage does not close over an admitted client.
+        self.require_step(client, "manifest")
+        self._admitted.add(client)
+        try:
+            await self.keep_receipt(client, "manifest", digest)
+            async with self._fold_lock:
+                await asyncio.to_thread(self._fold_or_break, path)
+                self._round.receive_input(client, bytes.fromhex(manifest.digest))
+            self.taken.add(client)
+            self.uploads.keep(client)
+            discard(path)
+            if client in self.dropped:  # left meanwhile: a survivor, but no more answers of it
+                self._drop_from_round(client)
+        finally:
+            self._admitted.discard(client)
+            self._answers.ring()
+
+    def _fold_or_break(self, path: Path) -> None:
+        """Add the vector; if that fails half way the sum is spoilt, and the exchange with it."""
+        try:
+            fold_file(path, self._sum, threads=self.setup.threads)
+        except (OSError, FedcoreError) as error:
+            self._broken = RoundFailed(f"a vector could not be added to the sum: {error}")
+            raise self._broken from error
+
+
+def clipped_elements(decoded: Decoded) -> int:
+    """How many elements of all updates together exceeded their scale."""
+    return int(sum(decoded.statistics.clipped))

@@ -1,0 +1,92 @@
+"""The ASGI application of one server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from fedcore.http_signing import NonceCache
+from fedcore.wire import Problem
+from server_app.http.authentication import Authenticator
+from server_app.http.guard import Guard
+from server_app.http.problems import install
+from server_app.routes import client, health, operator
+from server_app.runs.queue import Coordinator, StartApp
+from server_app.services import Services, fedcore_version
+
+log = logging.getLogger("fedcore.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """The guarded application, and the FastAPI application inside it."""
+
+    asgi: ASGIApp
+    fastapi: FastAPI = field(repr=False)
+    coordinator: Coordinator = field(repr=False)
+
+
+class _App(FastAPI):
+    """FastAPI whose schema also holds the problem document, which routes only refer to."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        return schema
+
+
+def make_application(services: Services, *, token_sha256: bytes, start_app: StartApp | None = None) -> Application:
+    """Wire up routes, errors and the guard. token_sha256: SHA-256 of the operator's token.
+
+    The application's lifespan starts and stops the coordinator.
+    """
+    coordinator = Coordinator(services, start_app=start_app) if start_app else Coordinator(services)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await coordinator.start()
+        try:
+            yield
+        finally:
+            services.client_bell.stop()
+            services.run_bell.stop()
+            await coordinator.stop()
+
+    app = _App(
+        title="fedcore",
+        summary="Federated learning with secure aggregation",
+        version=fedcore_version(),
+        lifespan=lifespan,
+    )
+    app.state.services = services
+    app.state.coordinator = coordinator
+    for router in (client.router, operator.router, health.router):
+        app.include_router(router)
+    install(app)
+    return Application(asgi=_guarded(app, services, token_sha256), fastapi=app, coordinator=coordinator)
+
+
+def _guarded(app: FastAPI, services: Services, token_sha256: bytes) -> Guard:
+    settings = services.settings
+    authenticator = Authenticator(
+        keys=services.roster.keys,
+        token_sha256=token_sha256,
+        clock=services.wall,
+        # Not tied to the start of the process: what was signed before is bound to exchanges that
+        # ended with it, and a client whose clock is a minute late must not be locked out.
+        nonces=NonceCache(),
+        max_age_s=settings.signature_seconds,
+    )
+    return Guard(
+        app=app,
+        authenticate=authenticator,
+        members=len(services.roster.members),
+        bundle_bytes=settings.bundle_bytes,
+        stall_seconds=settings.stall_seconds,
+    )

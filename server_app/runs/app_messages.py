@@ -1,0 +1,101 @@
+"""What a run's ServerApp process and the server say to each other: one JSON object a line.
+
+Models never travel in here: they are safetensors files in the run's folder, named by their path.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from fedcore.wire import ClientId, Message, MetricValue, Name, Scalar
+
+
+class Start(Message):
+    """Server to app: what to run."""
+
+    op: Literal["start"] = "start"
+    app: str
+    folder: str
+    run: Name
+    run_config: dict[str, Scalar]
+    aggregation: Literal["secure", "plain"]
+
+
+class NodesAsked(Message):
+    """App to server: who is connected?"""
+
+    op: Literal["nodes"] = "nodes"
+
+
+class Nodes(Message):
+    """Server to app: these clients are."""
+
+    op: Literal["nodes"] = "nodes"
+    nodes: list[ClientId]
+
+
+class ExchangeAsked(Message):
+    """App to server: carry out one exchange; as `fedcore.exchange.ExchangeRequest`."""
+
+    op: Literal["exchange"] = "exchange"
+    message_type: Name
+    nodes: list[ClientId]
+    server_round: int
+    model: str | None
+    arrays_key: str
+    configs: dict[str, dict[str, Any]]
+    weight_key: Name
+    timeout: float | None
+
+
+class ReplyOut(Message):
+    """One reply, its model by path."""
+
+    node: int
+    state: str | None
+    examples: int
+    metrics: dict[str, MetricValue]
+
+
+class Replies(Message):
+    """Server to app: the replies of an exchange."""
+
+    op: Literal["replies"] = "replies"
+    replies: list[ReplyOut]
+
+
+class ExchangeFailed(Message):
+    """Server to app: no attempt succeeded."""
+
+    op: Literal["exchange-failed"] = "exchange-failed"
+    reason: str
+
+
+class BudgetReached(Message):
+    """Server to app: no further exchange, because of the privacy budget."""
+
+    op: Literal["budget-reached"] = "budget-reached"
+    reason: str
+
+
+class Finished(Message):
+    """App to server: the ServerApp returned; the path of its final model, if it has one."""
+
+    op: Literal["finished"] = "finished"
+    model: str | None
+
+
+class Broken(Message):
+    """App to server: the ServerApp failed, and why."""
+
+    op: Literal["broken"] = "broken"
+    reason: str
+
+
+FromApp = Annotated[NodesAsked | ExchangeAsked | Finished | Broken, Field(discriminator="op")]
+ToApp = Annotated[Start | Nodes | Replies | ExchangeFailed | BudgetReached, Field(discriminator="op")]
+
+FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)
+TO_APP: TypeAdapter[ToApp] = TypeAdapter(ToApp)

@@ -1,0 +1,160 @@
+"""The server's side of a ServerApp process: start it, talk to it, read what it prints, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from pydantic import ValidationError
+
+from fedcore.errors import WorkerDied
+from fedcore.wire import Message
+from server_app.runs.app_messages import FROM_APP, FromApp
+
+OnLine = Callable[[str], None]
+MESSAGE_BYTES: Final = 64 << 20
+LINE_CHARACTERS: Final = 2000
+MAX_LINES: Final = 20_000
+TERM_SECONDS: Final = 3.0
+LINES_SECONDS: Final = 10.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class AppConnection(Protocol):
+    """A running ServerApp, as the leader of a run sees it."""
+
+    async def send(self, message: Message) -> None:
+        """Send one message."""
+
+    async def receive(self) -> FromApp:
+        """Wait for one message; raises WorkerDied when the app ends without a word."""
+
+    async def ended(self) -> None:
+        """Wait until the process is gone."""
+
+    async def stop(self) -> None:
+        """End it, if it runs; afterwards all its lines have been handed over."""
+
+
+class AppProcess:
+    """A ServerApp in a process group of its own."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_line: OnLine,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        lines = _Lines(on_line)
+        outputs = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        self._readers = [asyncio.create_task(lines.read(stream)) for stream in outputs]
+
+    @classmethod
+    async def start(cls, folder: Path, on_line: OnLine) -> Self:
+        """Start the process with `folder` as its working directory."""
+        ours, theirs = socket.socketpair()
+        # Our end has its streams first: whoever breaks off the start then closes them, and the process ends with them.
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MESSAGE_BYTES)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", "server_app.runs.app_main", str(theirs.fileno()),
+                    cwd=folder,
+                    env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )  # fmt: skip
+            except BaseException:
+                writer.close()
+                raise
+        return cls(process, reader, writer, on_line)
+
+    async def send(self, message: Message) -> None:
+        """Send one message."""
+        self._writer.write(message.model_dump_json().encode("utf-8") + b"\n")
+        with contextlib.suppress(ConnectionError):  # `receive` reports the end
+            await self._writer.drain()
+
+    async def receive(self) -> FromApp:
+        """Wait for one message; raises WorkerDied."""
+        try:
+            line = await self._reader.readline()
+            if line.endswith(b"\n"):
+                return FROM_APP.validate_json(line)
+        except (ValueError, ConnectionError) as error:
+            if isinstance(error, ValidationError):
+                raise WorkerDied("the ServerApp's process sent something it never should") from None
+        status = await self._process.wait()
+        raise WorkerDied(f"the ServerApp's process ended without an answer ({_describe(status)})")
+
+    async def ended(self) -> None:
+        """Wait until the process is gone."""
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the process and everything it started."""
+        self._writer.close()
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(TERM_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._signal(signal.SIGKILL)
+        await self._process.wait()
+        # What was printed last is still in the pipes; only something that left the group can keep them open.
+        _, pending = await asyncio.wait(self._readers, timeout=LINES_SECONDS)
+        for task in pending:
+            task.cancel()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # To the group, which outlives its leader while something that the app started is alive.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+class _Lines:
+    """Cuts what the app prints into lines of bounded length and number."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+        self._left = MAX_LINES
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        rest = ""
+        while chunk := await stream.read(1 << 16):
+            *lines, rest = (rest + decoder.decode(chunk)).split("\n")
+            for line in lines:
+                self._hand_over(line)
+            rest = rest[:LINE_CHARACTERS]
+        if rest:
+            self._hand_over(rest)
+
+    def _hand_over(self, line: str) -> None:
+        text = _COLOURS.sub("", line).rstrip()[:LINE_CHARACTERS]
+        if not text or self._left < 0:
+            return
+        self._on_line(text if self._left else "the ServerApp prints too much; the rest is left out")
+        self._left -= 1
+
+
+def _describe(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit status {status}"

@@ -1,0 +1,113 @@
+"""Choosing a cohort: who is there, has the right app, and how long to wait for more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fedcore.config import JobSettings
+from fedcore.errors import RoundFailed
+from server_app.runs.event_log import Record
+from server_app.runs.presence import Presence
+
+_TICK_SECONDS: Final = 0.1
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathering:
+    """Waits for the clients of one run.
+
+    names: of the whole roster. grace_seconds: how long a client that was asked for, but is not there
+    although enough others are, holds up an exchange.
+    """
+
+    settings: JobSettings
+    app_sha256: str
+    presence: Presence
+    names: Mapping[int, str]
+    record: Record
+    clock: Callable[[], float]
+    grace_seconds: float
+    _told: tuple[frozenset[int], int] | None = None
+    _mismatched: set[int] = field(default_factory=set)
+
+    async def nodes(self) -> list[int]:
+        """Clients that can be asked now, at least `min_clients` of them; raises RoundFailed."""
+        least = self._least(len(self.names))
+        return sorted(await self._wait(frozenset(self.names), least, least))
+
+    async def cohort(self, asked: tuple[int, ...], attempt: int) -> list[int]:
+        """Those of `asked` that are there; raises RoundFailed where too few come in time.
+
+        A second attempt may turn to other clients for those that left: in secure mode all get the
+        same message and the reply is the mean, so it does not matter who is asked.
+        """
+        wanted = frozenset(asked)
+        least = self._least(len(wanted))
+        if len(wanted) < least:
+            raise RoundFailed(
+                f"the strategy asks {len(wanted)} clients, but a sum needs {least}: of fewer it "
+                "would show single updates. Let it sample more clients"
+            )
+        pool = wanted
+        if attempt > 1 and self.settings.aggregation == "secure":
+            pool = frozenset(self.names)
+        present = await self._wait(pool, least, len(wanted))
+        order = sorted(present, key=lambda client: (client not in wanted, client))
+        return sorted(order[: len(wanted)])
+
+    def _least(self, asked: int) -> int:
+        settings = self.settings
+        floor = 2 if settings.aggregation == "secure" else 1
+        return max(floor, settings.quorum, min(settings.min_clients, asked))
+
+    async def _wait(self, pool: frozenset[int], least: int, wanted: int) -> frozenset[int]:
+        start = self.clock()
+        enough_since: float | None = None
+        while True:
+            present = self._present(pool)
+            now = self.clock()
+            if len(present) < least:
+                enough_since = None
+            elif enough_since is None:
+                enough_since = now
+            late = enough_since is not None and now - enough_since >= self.grace_seconds
+            if len(present) >= wanted or late:
+                self._tell(present, wanted)
+                return present
+            if now - start >= self.settings.join_seconds and enough_since is None:
+                raise RoundFailed(self._shortage(pool, least, len(present)))
+            self._tell(present, wanted)
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _present(self, pool: frozenset[int]) -> frozenset[int]:
+        within = self.settings.liveness_seconds
+        for client in (self.presence.mismatched(self.app_sha256, within) & pool) - self._mismatched:
+            self._note_mismatch(client)
+        return self.presence.eligible(self.app_sha256, within) & pool
+
+    def _shortage(self, pool: frozenset[int], least: int, present: int) -> str:
+        online = self.presence.online(self.settings.liveness_seconds) & pool
+        waiting = sum(map(self.presence.waits, online))
+        more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
+        return f"{least} clients are needed, {present} are connected after {self.settings.join_seconds:g} s{more}"
+
+    def _note_mismatch(self, client: int) -> None:
+        self._mismatched.add(client)
+        self.record.add(
+            "dropped",
+            {
+                "exchange": 0,
+                "client": self.names[client],
+                "stage": "join",
+                "reason": "is not asked: another app is installed there than the one of this run",
+            },
+        )
+
+    def _tell(self, present: frozenset[int], expected: int) -> None:
+        if self._told != (present, expected):
+            self._told = (present, expected)
+            online = [self.names[client] for client in sorted(present)]
+            self.record.add("clients", {"online": online, "expected": expected})

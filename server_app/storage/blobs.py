@@ -1,0 +1,177 @@
+"""Bodies on their way to the disk: spooled, checked, made durable, and only then given a name.
+
+Until the rename nothing refers to a spooled file, so a broken upload, a full disk or a killed server
+leaves at most a nameless file in the spool, which the next start removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedcore.errors import StorageFull
+from fedcore.wire import ProblemKind
+from server_app.http.problems import Rejection
+
+WRITE_BYTES: Final = 1 << 20
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL_TEXT: Final = "the server's disk is full; nothing was taken over. Send it again once there is room"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A request's body that is still to be read: its bytes as they come, how many, and their SHA-256."""
+
+    chunks: AsyncIterator[bytes]
+    size: int
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spool:
+    """A folder for files that are not complete; on the same file system as where they go.
+
+    reserve_bytes: space on the disk that no body may use up.
+    """
+
+    folder: Path
+    reserve_bytes: int
+
+    def clear(self) -> int:
+        """Remove what an earlier process left behind; how many files that was."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        leftovers = list(self.folder.iterdir())
+        for path in leftovers:
+            path.unlink()
+        return len(leftovers)
+
+    def check_room(self, size: int) -> None:
+        """Raise StorageFull unless `size` bytes more would leave the reserve alone."""
+        if shutil.disk_usage(self.folder).free < size + self.reserve_bytes:
+            raise StorageFull(_FULL_TEXT)
+
+    def create(self) -> Path:
+        """An empty file."""
+        with _full_disk_named():
+            descriptor, name = tempfile.mkstemp(dir=self.folder)
+        os.close(descriptor)
+        return Path(name)
+
+    async def write(self, path: Path, offset: int, body: Body, *, progress: Callable[[], None] = lambda: None) -> None:
+        """Write a body of exactly its size and SHA-256 into an existing file, from `offset` on.
+
+        `progress` is called after each written block. Raises Rejection (too-large, malformed,
+        digest-mismatch) and StorageFull; whatever is raised, the file's bytes there are worth nothing.
+        """
+        # Opened at once, not in a thread: whoever called has just seen that the file is still wanted.
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            with _full_disk_named():
+                await _Sink(descriptor, offset, body, progress).take()
+        finally:
+            os.close(descriptor)
+
+    async def publish(self, path: Path, target: Path, *, size: int) -> None:
+        """Cut a file to `size` bytes, make it durable, and move it to `target`. Raises StorageFull."""
+        with _full_disk_named():
+            await asyncio.to_thread(_publish, path, target, size)
+
+
+class _Sink:
+    """Collects chunks to blocks of 1 MiB; hashes and writes each in a thread."""
+
+    def __init__(self, descriptor: int, offset: int, body: Body, progress: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._offset = offset
+        self._body = body
+        self._progress = progress
+        self._hash = hashlib.sha256()
+        self._received = 0
+
+    async def take(self) -> None:
+        block = bytearray()
+        size = self._body.size
+        async for chunk in self._body.chunks:
+            self._received += len(chunk)
+            if self._received > size:
+                raise Rejection(ProblemKind.TOO_LARGE, f"the body has more than the {size} bytes announced")
+            block += chunk
+            if len(block) >= WRITE_BYTES:
+                await self._flush(block)
+                block = bytearray()
+        await self._flush(block)
+        if self._received < size:
+            raise Rejection(ProblemKind.MALFORMED, f"the body ended before the {size} bytes announced")
+        if self._hash.digest() != self._body.sha256:
+            raise Rejection(ProblemKind.DIGEST_MISMATCH, "the body does not have the SHA-256 that was signed")
+
+    async def _flush(self, block: bytearray) -> None:
+        if block:
+            await self._in_thread(block)
+        self._progress()
+
+    async def _in_thread(self, block: bytearray) -> None:
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, block))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The descriptor is closed next, and its number may soon be another file's.
+            await asyncio.wait([writing])
+            raise
+
+    def _write(self, block: bytearray) -> None:
+        self._hash.update(block)
+        write_all(self._descriptor, block, self._offset)
+        self._offset += len(block)
+
+
+def write_all(descriptor: int, data: bytes | bytearray, offset: int) -> None:
+    """Write all of `data` at `offset`; the one place where a body's bytes reach the disk."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _full_disk_named() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull(_FULL_TEXT) from None
+        raise
+
+
+def _publish(path: Path, target: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(path, target)
+    sync_folder(target.parent)
+
+
+def discard(path: Path) -> None:
+    """Remove a file that nobody needs any more; quick enough for the event loop."""
+    path.unlink(missing_ok=True)
