@@ -2,8 +2,8 @@
 
 Rank 0 hears its agent over a Unix-domain socket, with the lines of `client_app.ranks.rank`, and hands the tasks on
 through the store (`client_app.ranks.rendezvous`). The model goes from machine 0 to one rank of each other machine by
-broadcast, into a file there. A failure on any rank reaches all of them at once, also those that wait in a collective: a thread of
-each watches the store. All end then, and torchrun starts all of them again.
+broadcast, into a file there. A failure on any rank reaches all of them at once, also those that wait in a collective:
+a thread of each watches the store. All end then, and torchrun starts all of them again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torchrun as a process that ends with the agent that started it.
 
 Started by `client_app.ranks.torchrun` as `python -m client_app.ranks.launcher FD FOLDER ...`; what follows are
-torchrun's own arguments. Nothing is said over the socket FD: that it closes is the message. The ranks end when this process does, and
-no model stays in the agent's private FOLDER.
+torchrun's own arguments. Nothing is said over the socket FD: that it closes is the message. The ranks end when this
+process does, and no model stays in the agent's private FOLDER.
 """
 
 from __future__ import annotations

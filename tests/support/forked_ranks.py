@@ -1,7 +1,7 @@
-"""Ranks of `client_app.ranks.supervisor` that the fork server makes: a tenth of a second instead of some seconds of imports.
+"""Ranks of `client_app.ranks.supervisor` that the fork server makes: a tenth of a second, not seconds of imports.
 
-They are what `client_app.ranks.rank` is, in a session of their own, with the environment, the socket to the agent and the
-store's socket that the supervisor gives them. That it starts such processes itself is tested with real ones.
+They are what `client_app.ranks.rank` is, in a session of their own, with the environment, the socket to the agent and
+the store's socket that the supervisor gives them. That it starts such processes itself is tested with real ones.
 """
 
 from __future__ import annotations

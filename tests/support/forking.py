@@ -15,6 +15,7 @@ CONTEXT.set_forkserver_preload(
     [
         "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
         "client_app.ranks.rank", "client_app.main", "client_app.operator.run_command", "server_app.main",
-        "fedcore.flower.clientside", "fedcore.system.process_group", "flwr.clientapp", "fedcore.compare.command", *PRELOADED,
+        "fedcore.flower.clientside", "fedcore.system.process_group", "flwr.clientapp", "fedcore.compare.command",
+        *PRELOADED,
     ]
 )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
-from fedcore.state import LocalRecord, LocalStore, ModelState, StateSink, local
+from fedcore.state import LocalRecord, LocalStore, ModelState, StateSink, own_model
 
 RECORD = LocalRecord(
     run="run-1",
@@ -228,11 +228,11 @@ def test_a_reader_that_a_save_overtakes_gets_the_new_model(tmp_path: Path, monke
     real = ModelState.open
 
     def overtaken(path: Path) -> ModelState:
-        monkeypatch.setattr(local.ModelState, "open", real)
+        monkeypatch.setattr(own_model.ModelState, "open", real)
         LocalStore(store.folder).save(state_of(2.0), replace(RECORD, server_round=4))
         return real(path)
 
-    monkeypatch.setattr(local.ModelState, "open", overtaken)
+    monkeypatch.setattr(own_model.ModelState, "open", overtaken)
     assert loaded(store) == (2.0, 4)
 
 
