@@ -16,7 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from pydantic import TypeAdapter
+
 from fedcore.errors import ConfigurationError, EnvironmentFailure, ProtocolViolation, StorageFull
+from fedcore.plain_json import from_plain, to_plain
 from fedcore.privacy import Accountant, Release
 
 LEDGER_FILE: Final = "ledger.jsonl"
@@ -24,6 +27,8 @@ ENTERED: Final = "entered"
 UNMASKED: Final = "unmasked"
 LEFT: Final = "left"
 SPENT: Final = "spent"
+
+_RELEASE: Final = TypeAdapter(Release)
 
 Place = tuple[str, int]
 """A run and the number of an exchange in it."""
@@ -132,7 +137,7 @@ class Ledger:
     def _append(self, event: str, run: str, exchange: int, release: Release | None = None) -> None:
         entry: dict[str, Any] = {"event": event, "run": run, "exchange": exchange}
         if release is not None:
-            entry["release"] = release.to_json()
+            entry["release"] = to_plain(_RELEASE, release)
         line = json.dumps(entry).encode() + b"\n"
         end = os.fstat(self._descriptor).st_size
         try:
@@ -195,4 +200,5 @@ def _parse(line: bytes) -> tuple[str, str, int, Release | None]:
     known = event in (ENTERED, UNMASKED, LEFT, SPENT) and isinstance(run, str)
     if not known or type(exchange) is not int:
         raise ValueError
-    return event, run, exchange, Release.from_json(entry["release"]) if event == SPENT else None
+    release = from_plain(_RELEASE, entry["release"], what="the noised sum") if event == SPENT else None
+    return event, run, exchange, release

@@ -16,6 +16,7 @@ from fedcore.codec import (
     CodecSettings,
     Statistics,
     encoding_from_json,
+    encoding_to_json,
     first_encoding,
     next_encoding,
     private_encoding,
@@ -151,7 +152,7 @@ def make_task(
         cohort=sorted(cohort),
         quorum=quorum_for(settings, len(cohort)),
         protection=protection_for(settings, len(cohort)),
-        encoding=encoding.to_json() if encoding else None,
+        encoding=encoding_to_json(encoding) if encoding else None,
         seconds=seconds,
     )
 

@@ -10,7 +10,14 @@ from fedcore.codec.dispatch import decode, encode
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.metrics import MetricName, MetricValue
-from fedcore.codec.private import AnyEncoding, PrivateEncoding, encoding_from_json, private_encoding, release_of
+from fedcore.codec.private import (
+    AnyEncoding,
+    PrivateEncoding,
+    encoding_from_json,
+    encoding_to_json,
+    private_encoding,
+    release_of,
+)
 from fedcore.codec.settings import CodecSettings
 from fedcore.codec.statistics import Statistics, first_encoding, next_encoding
 
@@ -27,6 +34,7 @@ __all__ = [
     "decode",
     "encode",
     "encoding_from_json",
+    "encoding_to_json",
     "error_bound",
     "first_encoding",
     "next_encoding",

@@ -21,9 +21,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated
+
+from pydantic import GetPydanticSchema, PlainSerializer, StrictFloat, StrictInt
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from fedcore.codec.settings import (
     FIELD_BITS,
@@ -33,13 +36,32 @@ from fedcore.codec.settings import (
     carry_bits,
     metric_fraction_bits,
 )
-from fedcore.errors import EncodingError, UnknownKey
+from fedcore.errors import EncodingError
+from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.state import Layout, TensorSpec
 
 _MIN_VALUE_BITS = 4
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/encoding/v1"
+
+_Rows = list[tuple[str, str, tuple[StrictInt, ...]]]
+
+
+def _layout(rows: _Rows) -> Layout:
+    return Layout(specs=tuple(TensorSpec(name=name, dtype=dtype, shape=shape) for name, dtype, shape in rows))
+
+
+def _rows(layout: Layout) -> _Rows:
+    return [(spec.name, spec.dtype, spec.shape) for spec in layout.specs]
+
+
+PlainLayout = Annotated[
+    Layout,
+    GetPydanticSchema(lambda _, form: no_info_after_validator_function(_layout, form(_Rows))),
+    PlainSerializer(_rows),
+]
+"""A layout; in JSON a list with the name, dtype and shape of each tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +74,13 @@ class Encoding:
     Raises EncodingError for parameters whose worst case could wrap or that leave too few bits.
     """
 
+    __pydantic_config__ = NO_OTHER_KEYS
+
     settings: CodecSettings
-    layout: Layout | None
-    n_max: int
-    field_bits: int
-    scales: tuple[float, ...]
+    layout: PlainLayout | None
+    n_max: StrictInt
+    field_bits: StrictInt
+    scales: tuple[StrictFloat, ...]
 
     def __post_init__(self) -> None:
         if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
@@ -163,37 +187,6 @@ class Encoding:
         ]
         return hash_of_parts(_DOMAIN, parts)
 
-    def to_json(self) -> dict[str, Any]:
-        """The parameters as a plain JSON object."""
-        return {
-            "settings": self.settings.to_json(),
-            "layout": layout_to_json(self.layout),
-            "n_max": self.n_max,
-            "field_bits": self.field_bits,
-            "scales": list(self.scales),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The parameters of `to_json`. Raises UnknownKey or EncodingError for anything else."""
-        known = ("settings", "layout", "n_max", "field_bits", "scales")
-        for key in data:
-            if key not in known:
-                raise UnknownKey(str(key), known, "an encoding")
-        for key in known:
-            if key not in data:
-                raise EncodingError(f"an encoding lacks {key!r}")
-        settings = data["settings"]
-        if not isinstance(settings, Mapping):
-            raise EncodingError("the settings of an encoding are not a JSON object")
-        return cls(
-            settings=CodecSettings.from_json(settings),
-            layout=layout_from_json(data["layout"]),
-            n_max=data["n_max"],
-            field_bits=data["field_bits"],
-            scales=_scales_from_json(data["scales"]),
-        )
-
 
 def hash_of_parts(domain: bytes, parts: Iterable[bytes]) -> bytes:
     """SHA-256 over a domain and parts with their lengths, so that no two lists of parts hash alike; 32 bytes."""
@@ -201,33 +194,3 @@ def hash_of_parts(domain: bytes, parts: Iterable[bytes]) -> bytes:
     for part in parts:
         hasher.update(struct.pack(">Q", len(part)) + part)
     return hasher.digest()
-
-
-def layout_to_json(layout: Layout | None) -> list[list[Any]] | None:
-    """A layout as plain JSON: name, dtype and shape of each tensor."""
-    if layout is None:
-        return None
-    return [[spec.name, spec.dtype, list(spec.shape)] for spec in layout.specs]
-
-
-def layout_from_json(data: object) -> Layout | None:
-    """The layout of an encoding's `to_json`. Raises EncodingError for anything else."""
-    if data is None:
-        return None
-    if not isinstance(data, list):
-        raise EncodingError("the layout of an encoding is not a list")
-    specs = []
-    for entry in data:
-        match entry:
-            case [str(name), str(dtype), list(shape)]:
-                specs.append(TensorSpec(name=name, dtype=dtype, shape=tuple(shape)))
-            case _:
-                raise EncodingError("the layout of an encoding holds an entry that is not [name, dtype, shape]")
-    return Layout(specs=tuple(specs))
-
-
-def _scales_from_json(data: object) -> tuple[float, ...]:
-    if not isinstance(data, list) or not all(type(scale) in (int, float) for scale in data):
-        raise EncodingError("the scales of an encoding are not a list of numbers")
-    # Whole numbers lose their point in some JSON writers.
-    return tuple(float(min(scale, 2 * MAX_SCALE)) for scale in data)

@@ -18,15 +18,18 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Literal
 
-from fedcore.codec.encoding import Encoding, hash_of_parts, layout_from_json, layout_to_json
+from pydantic import Discriminator, StrictFloat, StrictInt, Tag, TypeAdapter
+
+from fedcore.codec.encoding import Encoding, PlainLayout, hash_of_parts
 from fedcore.codec.settings import CodecSettings
-from fedcore.errors import EncodingError, UnknownKey
+from fedcore.errors import EncodingError
+from fedcore.plain_json import NO_OTHER_KEYS, from_plain, to_plain
 from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
 from fedcore.state import Layout, TensorSpec
 
-LANE_BITS = 32
+LANE_BITS: Literal[32] = 32
 _LANES = 64 // LANE_BITS
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/private-encoding/v1"
@@ -36,6 +39,8 @@ _DOMAIN = b"fedcore/codec/private-encoding/v1"
 class PrivateEncoding:
     """How one exchange turns updates (or metrics, where `layout` is None) into noised words and back.
 
+    field_bits
+        Width of one coordinate.
     clip
         L2 bound on the update; for metrics, the bound on each of them.
     release
@@ -44,10 +49,13 @@ class PrivateEncoding:
     Raises EncodingError for parameters whose sum could wrap, and for models with integer tensors.
     """
 
+    __pydantic_config__ = NO_OTHER_KEYS
+
     settings: CodecSettings
-    layout: Layout | None
-    n_max: int
-    clip: float
+    layout: PlainLayout | None
+    n_max: StrictInt
+    field_bits: Literal[32]
+    clip: StrictFloat
     release: Release
 
     def __post_init__(self) -> None:
@@ -81,11 +89,6 @@ class PrivateEncoding:
         return sum(spec.size for spec in self.floats) if self.layout else self.settings.max_metrics
 
     @property
-    def field_bits(self) -> int:
-        """Width of one coordinate."""
-        return LANE_BITS
-
-    @property
     def offset(self) -> int:
         """Added to each coordinate, so that none is negative: the largest magnitude that one can have."""
         return math.isqrt(self.release.norm_squared) + noise_bound(self.release.mechanism, self.release.variance)
@@ -117,42 +120,30 @@ class PrivateEncoding:
         ]
         return hash_of_parts(_DOMAIN, parts)
 
-    def to_json(self) -> dict[str, Any]:
-        """The parameters as a plain JSON object."""
-        return {
-            "settings": self.settings.to_json(),
-            "layout": layout_to_json(self.layout),
-            "n_max": self.n_max,
-            "field_bits": self.field_bits,
-            "clip": self.clip,
-            "release": self.release.to_json(),
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The parameters of `to_json`. Raises UnknownKey or EncodingError for anything else."""
-        known = ("settings", "layout", "n_max", "field_bits", "clip", "release")
-        for key in data:
-            if key not in known:
-                raise UnknownKey(str(key), known, "a private encoding")
-        for key in known:
-            if key not in data:
-                raise EncodingError(f"a private encoding lacks {key!r}")
-        if not isinstance(data["settings"], Mapping) or not isinstance(data["release"], Mapping):
-            raise EncodingError("the settings or the noise of an encoding are not a JSON object")
-        if data["field_bits"] != LANE_BITS:
-            raise EncodingError(f"a noised coordinate has {LANE_BITS} bits")
-        clip = data["clip"]
-        return cls(
-            settings=CodecSettings.from_json(data["settings"]),
-            layout=layout_from_json(data["layout"]),
-            n_max=data["n_max"],
-            clip=float(clip) if type(clip) is int else clip,
-            release=Release.from_json(data["release"]),
-        )
+def _kind(value: object) -> str:
+    noised = isinstance(value, PrivateEncoding) or (isinstance(value, Mapping) and "release" in value)
+    return "noised" if noised else "exact"
 
 
-AnyEncoding = Encoding | PrivateEncoding
+AnyEncoding = Annotated[
+    Annotated[Encoding, Tag("exact")] | Annotated[PrivateEncoding, Tag("noised")], Discriminator(_kind)
+]
+_EXACT, _NOISED = TypeAdapter(Encoding), TypeAdapter(PrivateEncoding)
+
+
+def encoding_to_json(encoding: AnyEncoding) -> dict[str, Any]:
+    """The parameters as a plain JSON object."""
+    if isinstance(encoding, PrivateEncoding):
+        return to_plain(_NOISED, encoding)
+    return to_plain(_EXACT, encoding)
+
+
+def encoding_from_json(data: object) -> AnyEncoding:
+    """Whichever encoding `data` describes; raises EncodingError where it is none."""
+    if _kind(data) == "noised":
+        return from_plain(_NOISED, data, what="the encoding")
+    return from_plain(_EXACT, data, what="the encoding")
 
 
 def private_encoding(
@@ -170,12 +161,9 @@ def private_encoding(
         mechanism=plan.mechanism, variance=variance, shares=noise_clients, scale=scale, dimension=dimension
     )
     clip = plan.clip_norm if layout else plan.metric_bound or 1.0
-    return PrivateEncoding(settings=settings, layout=layout, n_max=n_max, clip=clip, release=release)
-
-
-def encoding_from_json(data: Mapping[str, Any]) -> AnyEncoding:
-    """Whichever encoding `data` describes; raises UnknownKey or EncodingError where it is none."""
-    return PrivateEncoding.from_json(data) if "release" in data else Encoding.from_json(data)
+    return PrivateEncoding(
+        settings=settings, layout=layout, n_max=n_max, field_bits=LANE_BITS, clip=clip, release=release
+    )
 
 
 def release_of(encoding: AnyEncoding | None) -> Release | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
 
-from fedcore.errors import EncodingError, UnknownKey
+from pydantic import StrictFloat, StrictInt
+
+from fedcore.errors import EncodingError
+from fedcore.plain_json import NO_OTHER_KEYS
 
 FIELD_BITS = (16, 21, 32)
 """Widths for which floor(64 / b) fields fill a 64-bit word without, or almost without, waste."""
@@ -39,12 +39,14 @@ class CodecSettings:
         L-infinity bound on weight * delta in the first round, when no magnitudes are known.
     """
 
-    field_bits: int = 16
-    w_max: int = 1 << 17
-    metric_max: float = 2.0**20
-    max_metrics: int = 32
-    clip_norm: float | None = None
-    first_scale: float = 8.0
+    __pydantic_config__ = NO_OTHER_KEYS
+
+    field_bits: StrictInt = 16
+    w_max: StrictInt = 1 << 17
+    metric_max: StrictFloat = 2.0**20
+    max_metrics: StrictInt = 32
+    clip_norm: StrictFloat | None = None
+    first_scale: StrictFloat = 8.0
 
     def __post_init__(self) -> None:
         if type(self.field_bits) is not int or self.field_bits not in FIELD_BITS:
@@ -55,19 +57,6 @@ class CodecSettings:
         _check_real("first_scale", self.first_scale, MIN_SCALE, MAX_SCALE)
         if self.clip_norm is not None:
             _check_real("clip_norm", self.clip_norm, MIN_SCALE, MAX_SCALE)
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings as a plain JSON object."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The settings of `to_json`; absent keys keep their default. Raises UnknownKey for others."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in data:
-            if key not in known:
-                raise UnknownKey(str(key), known, "the codec settings")
-        return cls(**data)
 
 
 def _check_count(name: str, value: object, low: int, high: int) -> None:

@@ -18,13 +18,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics as descriptive
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
 
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, CodecSettings, carry_bits
-from fedcore.errors import EncodingError, PeerError, UnknownKey, UsageError
+from fedcore.errors import PeerError, UsageError
 from fedcore.state import Layout
 
 HEADROOM = 2.0
@@ -97,27 +95,6 @@ class Statistics:
     measured: tuple[bool, ...]
     clipped: tuple[int, ...]
     shrunk: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The statistics as a plain JSON object, for the journal."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The statistics of `to_json`. Raises UnknownKey or EncodingError for other keys."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in data:
-            if key not in known:
-                raise UnknownKey(str(key), known, "codec statistics")
-        for key in known:
-            if key not in data:
-                raise EncodingError(f"codec statistics lack {key!r}")
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-        }
-        return cls(**values)
 
 
 def read_statistics(

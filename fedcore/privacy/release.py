@@ -9,13 +9,13 @@ checked after rounding, so the sensitivity holds exactly, whatever floating poin
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
-from fedcore.errors import EncodingError, UnknownKey
+from pydantic import StrictFloat, StrictInt
+
+from fedcore.errors import EncodingError
+from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.privacy.tables import MECHANISMS, Mechanism, noise_bound, table_distance
 
 ROUNDING_BETA = 2.0**-32
@@ -69,11 +69,13 @@ class Release:
     Raises EncodingError for parameters that are no mechanism.
     """
 
+    __pydantic_config__ = NO_OTHER_KEYS
+
     mechanism: Mechanism
-    variance: float
-    shares: int
-    scale: int
-    dimension: int
+    variance: StrictFloat
+    shares: StrictInt
+    scale: StrictInt
+    dimension: StrictInt
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:
@@ -111,22 +113,6 @@ class Release:
         tau = sum_distance(self.variance, self.shares)
         return gaussian_rdp(order, l2_squared=square, variance=self.total_variance, tau=tau, dimension=self.dimension)
 
-    def to_json(self) -> dict[str, Any]:
-        """The release as a plain JSON object."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The release of `to_json`. Raises UnknownKey or EncodingError for anything else."""
-        known: Sequence[str] = [field.name for field in dataclasses.fields(cls)]
-        for key in data:
-            if key not in known:
-                raise UnknownKey(str(key), known, "a noised sum")
-        for key in known:
-            if key not in data:
-                raise EncodingError(f"a noised sum lacks {key!r}")
-        return cls(**{**data, "variance": _real(data["variance"])})
-
 
 def skellam_rdp(order: int, *, l2_squared: float, l1: float, variance: float) -> float:
     """Renyi divergence of Skellam noise under an integer shift (Agarwal, Kairouz, Liu 2021, Corollary 3.6).
@@ -158,8 +144,3 @@ def sum_distance(variance: float, shares: int) -> float:
     total = sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, exact + 1))
     rest = shares - 1 - exact
     return 10 * (total + rest * math.exp(-2 * math.pi**2 * variance * (exact + 1) / (exact + 2)))
-
-
-def _real(value: object) -> object:
-    # Whole numbers lose their point in some JSON writers.
-    return float(value) if type(value) is int else value

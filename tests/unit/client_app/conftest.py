@@ -32,7 +32,7 @@ from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.group import LocalAnswer
 from client_app.transport import Retry, Transport, signer, tls_context
-from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
+from fedcore.codec import CodecSettings, Decoded, decode, encode, encoding_to_json, first_encoding
 from fedcore.errors import Unauthorized
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, Federation, Policy, provision
@@ -452,7 +452,7 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
     model.save(path)
 
     def make(**changes: Any) -> Task:
-        trains = changes.get("message_type", "train") == "train"
+        layout = model.layout if changes.get("message_type", "train") == "train" else None
         fields: dict[str, Any] = {
             "run": "run one/../x",
             "exchange": 1,
@@ -469,7 +469,7 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
             "cohort": [1, 2, 3, 4],
             "quorum": 3,
             "protection": PROTECTION,
-            "encoding": first_encoding(CodecSettings(w_max=100), model.layout if trains else None, CLIENTS).to_json(),
+            "encoding": encoding_to_json(first_encoding(CodecSettings(w_max=100), layout, CLIENTS)),
             "seconds": 600.0,
         }
         return Task(**{**fields, **changes})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from support.privacy import CODEC, plan
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
 from client_app.ledger import LEDGER_FILE
-from fedcore.codec import PrivateEncoding, encoding_from_json, private_encoding
+from fedcore.codec import PrivateEncoding, encoding_from_json, encoding_to_json, private_encoding
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
 from fedcore.wire import Task, WithdrawalReason
@@ -55,7 +55,7 @@ async def test_a_noised_exchange_goes_into_the_sum_and_the_ledger(
     script: Script, demanding: Callable[[float], Client], make_task: Callable[..., Task], tmp_path: Path
 ) -> None:
     encoding = noised(script)
-    script.task = make_task(encoding=encoding.to_json())
+    script.task = make_task(encoding=encoding_to_json(encoding))
     client = demanding(8.0)
     async with script.serving():
         await take_part(script.task, client)
@@ -68,14 +68,14 @@ async def test_a_noised_exchange_goes_into_the_sum_and_the_ledger(
     assert client.ledger.spent.epsilon(DELTA) == cost(encoding)
     lines = [json.loads(line) for line in (tmp_path / "state" / LEDGER_FILE).read_text().splitlines()]
     assert [line["event"] for line in lines] == ["entered", "spent", "unmasked"]
-    assert lines[1]["release"] == encoding.release.to_json()
+    assert lines[1]["release"] == asdict(encoding.release)
 
 
 async def test_it_is_spent_before_the_update_leaves(
     script: Script, demanding: Callable[[float], Client], make_task: Callable[..., Task]
 ) -> None:
     encoding = noised(script)
-    script.task = make_task(encoding=encoding.to_json())
+    script.task = make_task(encoding=encoding_to_json(encoding))
     client = demanding(8.0)
     spent: list[float] = []
     original = script.take
@@ -110,7 +110,7 @@ async def test_a_server_that_announces_too_little_noise(
 ) -> None:
     honest = noised(script)
     lying = replace(honest, release=replace(honest.release, **lie))
-    script.task = make_task(encoding=lying.to_json())
+    script.task = make_task(encoding=encoding_to_json(lying))
     client = demanding(cost(honest) * 1.01)
     await offer(script, client)
     assert refusal(script) == ("too-little-noise", WithdrawalReason.POLICY)
@@ -123,7 +123,7 @@ async def test_noise_that_counts_on_clients_that_may_drop_out(
     script: Script, demanding: Callable[[float], Client], make_task: Callable[..., Task], max_epsilon: float
 ) -> None:
     """A sum may be made of three: a server that shares the noise out among four promises more than it keeps."""
-    script.task = make_task(encoding=noised(script, noise_clients=4).to_json())
+    script.task = make_task(encoding=encoding_to_json(noised(script, noise_clients=4)))
     await offer(script, demanding(max_epsilon))
     assert refusal(script) == ("noise-shares", WithdrawalReason.PROTOCOL_VIOLATION)
 
@@ -134,7 +134,7 @@ async def test_the_budget_holds_for_all_runs_together(
     encoding = noised(script)
     client = demanding(cost(encoding) * 1.01)
     client.ledger.spend("an earlier run", 7, encoding.release)
-    script.task = make_task(encoding=encoding.to_json())
+    script.task = make_task(encoding=encoding_to_json(encoding))
     await offer(script, client)
     assert refusal(script) == ("privacy-budget", WithdrawalReason.POLICY)
     assert client.ledger.spent.epsilon(DELTA) == cost(encoding)
@@ -144,18 +144,18 @@ async def test_without_a_demand_the_account_is_kept_all_the_same(
     script: Script, client: Client, make_task: Callable[..., Task]
 ) -> None:
     encoding = noised(script)
-    script.task = make_task(encoding=encoding.to_json())
+    script.task = make_task(encoding=encoding_to_json(encoding))
     await offer(script, client)
     assert not script.withdrawals
     assert client.ledger.spent.epsilon(DELTA) == cost(encoding)
 
 
 async def test_what_was_announced_is_what_is_encoded(script: Script) -> None:
-    assert encoding_from_json(noised(script).to_json()) == noised(script)
+    assert encoding_from_json(encoding_to_json(noised(script))) == noised(script)
 
 
 async def test_noise_that_is_none_is_refused(script: Script, client: Client, make_task: Callable[..., Task]) -> None:
-    task = noised(script).to_json()
+    task = encoding_to_json(noised(script))
     script.task = make_task(encoding={**task, "release": {**task["release"], "variance": 0.0}})
     await offer(script, client)
     assert refusal(script)[0] == "encoding-refused"

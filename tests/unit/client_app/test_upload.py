@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request, Response
 from client_app import exchange as exchange_module
 from client_app.exchange import Client, take_part
 from client_app.upload import read_pieces, send_parts
-from fedcore.codec import CodecSettings, first_encoding
+from fedcore.codec import CodecSettings, encoding_to_json, first_encoding
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import ClientSession
@@ -234,7 +234,7 @@ def large(script: Script, make_task: Callable[..., Any], tmp_path: Path) -> Scri
     model.save(script.model)
     script.task = make_task(
         model=ModelRef(sha256=sha256_file(script.model), size=script.model.stat().st_size),
-        encoding=first_encoding(CodecSettings(w_max=100), model.layout, 4).to_json(),
+        encoding=encoding_to_json(first_encoding(CodecSettings(w_max=100), model.layout, 4)),
     )
     return script
 

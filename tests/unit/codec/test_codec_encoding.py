@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedcore.codec import CodecSettings, Encoding, first_encoding
-from fedcore.errors import EncodingError, UnknownKey
+from fedcore.codec import CodecSettings, Encoding, encoding_from_json, encoding_to_json, first_encoding
+from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 
 LAYOUT = Layout(
@@ -85,14 +85,14 @@ def test_canonical_changes_with_every_parameter() -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_json_round_trip_keeps_every_bit(change: dict[str, Any]) -> None:
     encoding = dataclasses.replace(ENCODING, **change)
-    back = Encoding.from_json(json.loads(json.dumps(encoding.to_json())))
+    back = encoding_from_json(json.loads(json.dumps(encoding_to_json(encoding))))
     assert back == encoding
     assert back.canonical() == encoding.canonical()
 
 
 def test_json_scales_may_have_lost_their_point() -> None:
-    data = ENCODING.to_json() | {"scales": [1, 3]}
-    assert Encoding.from_json(data).scales == (1.0, 3.0)
+    data = encoding_to_json(ENCODING) | {"scales": [1, 3]}
+    assert encoding_from_json(data).scales == (1.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_json_scales_may_have_lost_their_point() -> None:
         ({"scales": [1.0, -1.0]}, "scale of tensor 'b'"),
         ({"scales": [float("nan"), 1.0]}, "scale of tensor 'w'"),
         ({"scales": [float("inf"), 1.0]}, "scale of tensor 'w'"),
-        ({"scales": [10**400, 1.0]}, "scale of tensor 'w'"),
-        ({"scales": ["1", 1.0]}, "not a list of numbers"),
-        ({"scales": None}, "not a list of numbers"),
-        ({"layout": {}}, "not a list"),
-        ({"layout": [["w", "F32"]]}, "not \\[name, dtype, shape\\]"),
+        ({"scales": [10**400, 1.0]}, "scales.0"),
+        ({"scales": ["1", 1.0]}, r"scales\.0.*valid number"),
+        ({"scales": None}, "scales.*tuple"),
+        ({"layout": {}}, "layout.*list"),
+        ({"layout": [["w", "F32"]]}, r"lacks.*layout\.0\.2"),
         ({"layout": [["w", "F32", [-1]]]}, "malformed shape"),
-        ({"layout": [["w", "F32", [1.5]]]}, "malformed shape"),
+        ({"layout": [["w", "F32", [1.5]]]}, r"layout\.0\.2\.0.*integer"),
         ({"layout": [["w", "X9", [1]]]}, "cannot be averaged"),
         ({"settings": []}, "settings"),
         ({"settings": {"w_max": "many"}}, "w_max"),
@@ -122,18 +122,18 @@ def test_json_scales_may_have_lost_their_point() -> None:
 )
 def test_bad_json_is_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(EncodingError, match=reason):
-        Encoding.from_json(ENCODING.to_json() | change)
+        encoding_from_json(encoding_to_json(ENCODING) | change)
 
 
 def test_unknown_and_missing_keys_are_named() -> None:
-    with pytest.raises(UnknownKey, match="'nmax' in an encoding; did you mean 'n_max'"):
-        Encoding.from_json(ENCODING.to_json() | {"nmax": 3})
-    with pytest.raises(UnknownKey, match="'clipnorm' in the codec settings"):
-        CodecSettings.from_json({"clipnorm": 3})
-    data = ENCODING.to_json()
+    with pytest.raises(EncodingError, match="the encoding has the unknown key 'nmax'"):
+        encoding_from_json(encoding_to_json(ENCODING) | {"nmax": 3})
+    with pytest.raises(EncodingError, match=r"unknown key 'settings\.clipnorm'"):
+        encoding_from_json(encoding_to_json(ENCODING) | {"settings": {"clipnorm": 3}})
+    data = encoding_to_json(ENCODING)
     del data["scales"]
     with pytest.raises(EncodingError, match="lacks 'scales'"):
-        Encoding.from_json(data)
+        encoding_from_json(data)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedcore.codec import CodecSettings, Encoding, Statistics, decode, encode, first_encoding, next_encoding
 from fedcore.codec.statistics import HEADROOM, power_word, read_statistics, size_word
-from fedcore.errors import EncodingError, UnknownKey, UsageError
+from fedcore.errors import UsageError
 from fedcore.state import ModelState
 
 W_MAX = 100
@@ -207,16 +206,6 @@ def test_the_peak_is_never_below_the_largest_client(ratios: list[float], n_max: 
     assert statistics.peaks[0] <= statistics.sizes[0]
     for word in (size_word(math.inf, n_max), power_word(math.inf, n_max)):
         assert n_max * word < 2**63
-
-
-def test_statistics_survive_json() -> None:
-    updates = [loud_and_quiet(np.random.default_rng(0))]
-    statistics = exchange(first_encoding(CodecSettings(w_max=W_MAX), updates[0].layout, 3), updates)[1]
-    assert Statistics.from_json(json.loads(json.dumps(statistics.to_json()))) == statistics
-    with pytest.raises(UnknownKey, match="peak"):
-        Statistics.from_json(statistics.to_json() | {"peak": 1})
-    with pytest.raises(EncodingError, match="lack 'scales'"):
-        Statistics.from_json({key: value for key, value in statistics.to_json().items() if key != "scales"})
 
 
 def test_statistics_of_another_model_are_refused() -> None:
