@@ -2,8 +2,8 @@
 
 Started by `client_app.ranks.supervisor` as `python -m client_app.ranks.rank`. It speaks JSON lines over a socket that
 it inherits, never over standard output, because user code prints. Models travel as safetensors files, by path, and are
-mapped into memory. Between tasks it waits in a read. When the agent goes away, however it ends, the socket closes and the rank
-ends itself with all processes that the app started.
+mapped into memory. Between tasks it waits in a read. When the agent goes away, however it ends, the socket closes and
+the rank ends itself with all processes that the app started.
 
     agent -> rank   {"app": ..., "client_id": ..., "node_config": {...}, "engine": {...},
                      "local_folder": PATH or null}                                       once
