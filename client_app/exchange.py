@@ -26,7 +26,7 @@ from client_app.admission import check_encoding, check_privacy, check_task, deri
 from client_app.eligibility import Eligibility
 from client_app.ledger import Ledger
 from client_app.output import Output
-from client_app.ranks.group import LocalAnswer
+from client_app.ranks.messages import LocalAnswer
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Pieces, read_pieces, send_parts
 from fedcore.codec import AnyEncoding, encode, release_of

@@ -19,9 +19,10 @@ from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed, failure_from
 from client_app.ranks.group import START_SECONDS, GroupSettings, Life, Limit, RankGroup, check_app
 from client_app.ranks.group_size import GroupShape
+from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
 from client_app.ranks.torchrun import Torchrun
 from fedcore.errors import EnvironmentFailure
-from fedcore.system.json_lines import MAX_LINE, AgentEnd, Line
+from fedcore.system.json_lines import MAX_LINE, AsyncConnection
 
 SOCKET: Final = "agent"
 _MAX_SOCKET_PATH: Final = 100
@@ -34,7 +35,7 @@ class ElasticGroup(RankGroup):
     """The group as machine 0 sees it."""
 
     shape: GroupShape = field(kw_only=True)
-    _callers: asyncio.Queue[AgentEnd] = field(default_factory=asyncio.Queue, init=False)
+    _callers: asyncio.Queue[AsyncConnection[FromRank]] = field(default_factory=asyncio.Queue, init=False)
     _open: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack, init=False)
     _keeping: asyncio.Task[None] | None = field(default=None, init=False)
 
@@ -50,9 +51,8 @@ class ElasticGroup(RankGroup):
         keeping = self._keeping or await self._begin()
         caller = await self._next_caller(keeping)
         life = _ElasticLife(caller)
-        greeting = {**self.settings.greeting(), "app_sha256": self.settings.app_sha256}
         try:
-            check_app(await life.ask(greeting, Limit.of(START_SECONDS)), self.settings)
+            check_app(await life.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
         except BaseException:
             await life.end()
             raise
@@ -74,9 +74,9 @@ class ElasticGroup(RankGroup):
         if self._keeping is None:  # it called in the moment of `stop`
             writer.close()
         else:
-            self._callers.put_nowait(AgentEnd(reader, writer))
+            self._callers.put_nowait(AsyncConnection(reader, writer, FROM_RANK))
 
-    async def _next_caller(self, keeping: asyncio.Task[None]) -> AgentEnd:
+    async def _next_caller(self, keeping: asyncio.Task[None]) -> AsyncConnection[FromRank]:
         """The next rank 0 that calls and is still there; raises what ended torchrun for good."""
         while True:
             calling = asyncio.ensure_future(self._callers.get())
@@ -96,9 +96,9 @@ class ElasticGroup(RankGroup):
 class _ElasticLife:
     """The connection to one life's rank 0."""
 
-    caller: AgentEnd
+    caller: AsyncConnection[FromRank]
 
-    async def ask(self, message: Line, limit: Limit) -> list[Line]:
+    async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         try:
             async with asyncio.timeout(limit.left()):
                 await self.caller.send(message)
@@ -109,15 +109,15 @@ class _ElasticLife:
             answer = None
         if answer is None:
             raise RankFailed(_ENDED, RANK_KILLED)
-        if "failed" in answer:
-            raise failure_from(answer, answer["rank"])
+        if isinstance(answer, Failure):
+            raise failure_from(answer)
         return [answer]
 
     async def lost(self) -> str:
         with contextlib.suppress(OSError, ValueError):
-            line = await self.caller.receive()
-            if line is not None and "failed" in line:
-                return str(failure_from(line, line["rank"]))
+            message = await self.caller.receive()
+            if isinstance(message, Failure):
+                return str(failure_from(message))
         return "a rank ended"
 
     async def end(self) -> None:

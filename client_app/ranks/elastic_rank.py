@@ -24,11 +24,12 @@ import torch
 from torch import distributed
 
 from client_app.ranks.elastic import SOCKET
-from client_app.ranks.rank import end, load, run
+from client_app.ranks.messages import TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, ToRank
+from client_app.ranks.rank import end, load, received, run
 from client_app.ranks.rendezvous import Meeting, Place
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.system import process_group
-from fedcore.system.json_lines import Line, RankEnd
+from fedcore.system.json_lines import BlockingConnection
 
 if TYPE_CHECKING:
     from fedcore.flower.clientside import ClientRunner
@@ -67,7 +68,7 @@ def _end_with(parent: int) -> None:
     end()
 
 
-def _call(path: Path, meeting: Meeting) -> RankEnd:
+def _call(path: Path, meeting: Meeting) -> BlockingConnection[ToRank]:
     """Connect to the agent; when it hangs up, all ranks end."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(path))
@@ -75,25 +76,27 @@ def _call(path: Path, meeting: Meeting) -> RankEnd:
     def hung_up() -> None:
         meeting.report(WorkerDied("the agent ended this life of the group"), 0)
 
-    return RankEnd(connection, gone=hung_up)
+    return BlockingConnection(connection, TO_RANK, gone=hung_up)
 
 
-def _teller(agent: RankEnd | None) -> Callable[[Line], None] | None:
+def _teller(agent: BlockingConnection[ToRank] | None) -> Callable[[Failure], None] | None:
     if agent is None:
         return None
 
-    def tell(failure: Line) -> None:
+    def tell(failure: Failure) -> None:
         with contextlib.suppress(OSError):  # it hung up first
             agent.send(failure)
 
     return tell
 
 
-def _serve(meeting: Meeting, place: Place, agent: RankEnd | None, options: argparse.Namespace) -> None:
+def _serve(
+    meeting: Meeting, place: Place, agent: BlockingConnection[ToRank] | None, options: argparse.Namespace
+) -> None:
     """Load the app and run tasks, one after another; raises what the app raises."""
     if agent is not None:
-        meeting.post("greeting", agent.receive())
-    greeting = meeting.read("greeting")
+        meeting.post("greeting", received(agent, Greeting))
+    greeting = meeting.read("greeting", Greeting)
     process_group.join(
         meeting.store,
         rank=place.rank,
@@ -101,13 +104,13 @@ def _serve(meeting: Meeting, place: Place, agent: RankEnd | None, options: argpa
         local_rank=place.local_rank,
         local_world_size=place.nodes[place.node],
     )
-    runner, ready = load({**greeting, "app": str(options.app)})
-    if ready["app_sha256"] != greeting["app_sha256"]:
+    runner, ready = load(greeting.model_copy(update={"app": str(options.app)}))
+    if ready.app_sha256 != greeting.app_sha256:
         raise AppError(f"machine {place.node} has another app in {options.app} than machine 0")
     heads = None if runner.hands_model_out else distributed.new_group(list(place.heads), backend="gloo")
     models = _Models(meeting, place, options.folder, heads)
     others = range(1, place.world_size)
-    meeting.post(f"ready/{place.rank}", {})
+    meeting.mark(f"ready/{place.rank}")
     if agent is not None:
         meeting.wait_for(*(f"ready/{rank}" for rank in others))
         agent.send(ready)
@@ -115,19 +118,21 @@ def _serve(meeting: Meeting, place: Place, agent: RankEnd | None, options: argpa
     while True:
         number += 1
         if agent is None:
-            request = meeting.read(f"task/{number}")
-            run(runner, place.rank, {**request, "model": models.fetch(number, request)})
-            meeting.post(f"done/{number}/{place.rank}", {})
+            request = meeting.read(f"task/{number}", RankTask)
+            run(runner, place.rank, request.model_copy(update={"model": models.fetch(number, request)}))
+            meeting.mark(f"done/{number}/{place.rank}")
         else:
-            request = agent.receive()
+            request = received(agent, RankTask)
             agent.send(_lead(meeting, runner, models, number, request, place))
 
 
-def _lead(meeting: Meeting, runner: ClientRunner, models: _Models, number: int, request: Line, place: Place) -> Line:
+def _lead(
+    meeting: Meeting, runner: ClientRunner, models: _Models, number: int, request: RankTask, place: Place
+) -> LocalAnswer | Done:
     """Rank 0's part of a task; over when all ranks have done theirs."""
     task, done = f"task/{number}", [f"done/{number}/{rank}" for rank in range(1, place.world_size)]
-    size = Path(request["model"]).stat().st_size if request["model"] else 0
-    meeting.post(task, {**request, "model_bytes": size})
+    size = Path(request.model).stat().st_size if request.model else 0
+    meeting.post(task, request.model_copy(update={"model_bytes": size}))
     models.send(request)
     answer = run(runner, place.rank, request)
     meeting.wait_for(*done)
@@ -147,25 +152,24 @@ class _Models:
     folder: Path
     heads: distributed.ProcessGroup | None
 
-    def send(self, request: Line) -> None:
+    def send(self, request: RankTask) -> None:
         """On rank 0: broadcast the file."""
-        if request["model"] and self.heads is not None:
-            size = Path(request["model"]).stat().st_size
-            content = torch.from_file(request["model"], shared=False, size=size, dtype=torch.uint8)
+        if request.model and self.heads is not None:
+            size = Path(request.model).stat().st_size
+            content = torch.from_file(request.model, shared=False, size=size, dtype=torch.uint8)
             for start in range(0, size, _CHUNK):
                 distributed.broadcast(content[start : start + _CHUNK], src=0, group=self.heads)
 
-    def fetch(self, number: int, request: Line) -> str | None:
+    def fetch(self, number: int, request: RankTask) -> str | None:
         """Path of the model on this machine, once it is there; the one of the task before is removed."""
-        model: str | None = request["model"]
-        if model is None or self.place.node == 0:
-            return model
+        if request.model is None or self.place.node == 0:
+            return request.model
         if self.heads is None:
             return None
         path, there = self.folder / f"global-{number}.safetensors", f"model/{number}/{self.place.node}"
         if self.place.local_rank == 0:
-            self._receive(path, request["model_bytes"])
-            self.meeting.post(there, {})
+            self._receive(path, request.model_bytes)
+            self.meeting.mark(there)
             for old in set(self.folder.glob("global-*.safetensors")) - {path}:
                 old.unlink()
         else:

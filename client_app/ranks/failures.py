@@ -13,9 +13,9 @@ Of a failure only its fixed name ever leaves the machine:
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from client_app.ranks.messages import Failure
 from fedcore.errors import AppError, FedcoreError, StorageFull, WorkerDied
 
 RANK_EXCEPTION: Final = "rank-exception"
@@ -55,23 +55,23 @@ class PeerLost(RankFailed):
         super().__init__(f"rank {rank} lost its connection to another rank ({text})", RANK_KILLED)
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """What a rank tells of an exception; its inverse is `failure_from`."""
+def describe(error: BaseException, rank: int) -> Failure:
+    """What `rank` tells of an exception; its inverse is `failure_from`."""
     if isinstance(error, StorageFull):
-        return {"failed": "storage-full", "text": str(error)}
+        return Failure(kind="storage-full", text=str(error), rank=rank)
     if isinstance(error, AppError):
-        return {"failed": "wrong-records", "text": str(error)}
+        return Failure(kind="wrong-records", text=str(error), rank=rank)
     if _is_out_of_memory(error):
-        return {"failed": OUT_OF_MEMORY, "text": _last_line(error)}
+        return Failure(kind=OUT_OF_MEMORY, text=_last_line(error), rank=rank)
     if _is_lost_peer(error):
-        return {"failed": PEER_LOST, "text": _last_line(error)}
-    return {"failed": RANK_EXCEPTION, "text": "".join(traceback.format_exception(error))}
+        return Failure(kind=PEER_LOST, text=_last_line(error), rank=rank)
+    return Failure(kind=RANK_EXCEPTION, text="".join(traceback.format_exception(error)), rank=rank)
 
 
-def failure_from(answer: Mapping[str, Any], rank: int) -> FedcoreError:
-    """The exception that a rank's answer stands for."""
-    text = str(answer.get("text", ""))
-    match answer["failed"]:
+def failure_from(failure: Failure) -> FedcoreError:
+    """The exception that a rank's message stands for."""
+    text, rank = failure.text, failure.rank
+    match failure.kind:
         case "storage-full":
             return StorageFull(text)
         case "wrong-records":

@@ -18,21 +18,12 @@ from typing import Final, Protocol, Self
 
 from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed
+from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import AppError
-from fedcore.system.json_lines import Line
-from fedcore.wire import MetricValue, Scalar, Task
+from fedcore.wire import Scalar, Task
 
 START_SECONDS: Final = 180.0
 """How long ranks may take to import torch and the app, and to find each other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAnswer:
-    """What one task gave. trained: whether the new model was written to the path that was asked for."""
-
-    examples: int
-    metrics: Mapping[str, MetricValue]
-    trained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +46,16 @@ class GroupSettings:
     engine: Mapping[str, Scalar] = field(default_factory=dict)
     ranks: int = 1
 
-    def greeting(self) -> Line:
-        """The first line to every rank."""
-        return {
-            "app": str(self.app),
-            "client_id": self.client_id,
-            "node_config": dict(self.node_config),
-            "local_folder": str(self.local_folder) if self.local_folder else None,
-            "engine": dict(self.engine),
-        }
+    def greeting(self) -> Greeting:
+        """The first message to every rank."""
+        return Greeting(
+            app=str(self.app),
+            app_sha256=self.app_sha256,
+            client_id=self.client_id,
+            node_config=dict(self.node_config),
+            local_folder=str(self.local_folder) if self.local_folder else None,
+            engine=dict(self.engine),
+        )
 
     def environment(self) -> dict[str, str]:
         """What every rank's environment has beside the agent's own."""
@@ -93,7 +85,7 @@ class Limit:
 class Life(Protocol):
     """One life of a group: processes that started together and end together."""
 
-    async def ask(self, message: Line, limit: Limit) -> list[Line]:
+    async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         """Send `message` to the ranks; their answers, rank 0's first. Raises what the first failure means."""
         ...
 
@@ -138,12 +130,14 @@ class RankGroup(ABC):
         Raises AppFailed, AppError (wrong records), StorageFull, or RankFailed after a death, a timeout or a lack of
         memory. When the caller is cancelled the ranks are ended, since nothing else stops user code.
         """
-        request = {"task": task.model_dump(mode="json"), "model": str(model) if model else None, "out": str(out)}
+        request = RankTask(task=task, model=str(model) if model else None, out=str(out))
         limit = Limit.of(task.seconds)
         life = await self._life(limit)
         await self._stop_watching()
         try:
-            answer = _local_answer((await life.ask(request, limit))[0])
+            answer = (await life.ask(request, limit))[0]
+            if not isinstance(answer, LocalAnswer):
+                raise RankFailed("rank 0 gave an answer that makes no sense", RANK_KILLED)
         except BaseException as error:
             if self._stays_warm(error):
                 self._watch(life)
@@ -220,9 +214,9 @@ class RankGroup(ABC):
         return False
 
 
-def check_app(answers: Sequence[Line], settings: GroupSettings) -> None:
+def check_app(answers: Sequence[FromRank], settings: GroupSettings) -> None:
     """Whether the ranks have loaded what the agent agreed to; raises AppError."""
-    if any(answer.get("app_sha256") != settings.app_sha256 for answer in answers):
+    if any(answer != Ready(app_sha256=settings.app_sha256) for answer in answers):
         raise AppError(f"the app in {settings.app} was changed while the agent ran; restart the agent to agree to it")
 
 
@@ -244,12 +238,3 @@ async def finish(printing: asyncio.Task[None], seconds: float = 1.0) -> None:
     await asyncio.wait([printing], timeout=seconds)
     printing.cancel()
     await asyncio.gather(printing, return_exceptions=True)
-
-
-def _local_answer(answer: Line) -> LocalAnswer:
-    try:
-        return LocalAnswer(
-            examples=int(answer["examples"]), metrics=dict(answer["metrics"]), trained=bool(answer["trained"])
-        )
-    except (KeyError, TypeError, ValueError):
-        raise RankFailed("rank 0 gave an answer that makes no sense", RANK_KILLED) from None

@@ -20,22 +20,23 @@ The store lives as long as one start of the ranks; torchrun makes a new one for 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 from client_app.ranks.failures import PEER_LOST, RANK_KILLED, describe
 from client_app.ranks.group import START_SECONDS
+from client_app.ranks.messages import Failure
 from fedcore.errors import ConfigurationError
-from fedcore.system.json_lines import Line
+from fedcore.wire import Message
 
+Kind = TypeVar("Kind", bound=Message)
 _FAILURE: Final = "failure"
 _HEARD: Final = "heard"
 _HEARING: Final = timedelta(seconds=20)
@@ -108,15 +109,18 @@ class Meeting:
         sizes = tuple(int(self.store.get(f"node/{number}/ranks")) for number in range(nodes))
         return Place(node=node, local_rank=local_rank, nodes=sizes)
 
-    def post(self, key: str, message: Line) -> None:
+    def post(self, key: str, message: Message) -> None:
         """Put a message up for the others."""
-        self.store.set(key, json.dumps(message))
+        self.store.set(key, message.model_dump_json())
 
-    def read(self, key: str) -> Line:
+    def read(self, key: str, kind: type[Kind]) -> Kind:
         """Wait for a message, however long."""
         self.wait_for(key)
-        message: Line = json.loads(self.store.get(key))
-        return message
+        return kind.model_validate_json(self.store.get(key))
+
+    def mark(self, key: str) -> None:
+        """Set a key whose presence says it all."""
+        self.store.set(key, "1")
 
     def wait_for(self, *keys: str) -> None:
         """Wait until all keys are there, however long; raises DistNetworkError when the store is gone."""
@@ -133,12 +137,12 @@ class Meeting:
     def report(self, error: BaseException, rank: int) -> None:
         """Tell all ranks, and through rank 0 the agent, of a failure; the first one counts."""
         with contextlib.suppress(DistNetworkError):  # then all ranks know that something is wrong
-            self.store.compare_set(_FAILURE, "", json.dumps({**describe(error), "rank": rank}))
+            self.store.compare_set(_FAILURE, "", describe(error, rank).model_dump_json())
 
-    def when_failed(self, place: Place, tell: Callable[[Line], None] | None, end: Callable[[], None]) -> None:
+    def when_failed(self, place: Place, tell: Callable[[Failure], None] | None, end: Callable[[], None]) -> None:
         """In a thread: at the first failure of any rank `tell` the agent, on rank 0, and `end` this process."""
         if self.is_host:
-            self.post("host", {"rank": place.rank})
+            self.store.set("host", str(place.rank))
         own = self.clone()
         watch = partial(own._follow, place.rank) if tell is None else partial(own._lead, place, tell)
 
@@ -152,20 +156,22 @@ class Meeting:
 
     def _follow(self, rank: int) -> None:
         with contextlib.suppress(DistNetworkError, DistStoreError):  # rank 0 is gone, or the store
-            self.read(_FAILURE)
-            self.post(f"here/{rank}", {})
+            self.wait_for(_FAILURE)
+            self.mark(f"here/{rank}")
             self.store.wait([_HEARD], _HEARING)  # the store may be in this very process
 
-    def _lead(self, place: Place, tell: Callable[[Line], None]) -> None:
-        host = self.read("host")["rank"]
+    def _lead(self, place: Place, tell: Callable[[Failure], None]) -> None:
+        self.wait_for("host")
+        host = int(self.store.get("host"))
         try:
-            failure = self.read(_FAILURE)
-            absent = self._absent(range(1, place.world_size)) if failure["failed"] == PEER_LOST else []
+            failure = self.read(_FAILURE, Failure)
+            if failure.kind == PEER_LOST and (absent := self._absent(range(1, place.world_size))):
+                failure = _lost(absent)
         except DistNetworkError:
-            failure, absent = {}, [host]
-        tell(_lost(absent) if absent else failure)
+            failure = _lost([host])
+        tell(failure)
         with contextlib.suppress(DistNetworkError):
-            self.store.set(_HEARD, "1")
+            self.mark(_HEARD)
 
     def _absent(self, ranks: Iterable[int]) -> list[int]:
         """The ranks that do not answer although all know of a failure by now."""
@@ -175,7 +181,7 @@ class Meeting:
         return [rank for rank, key in keys.items() if not self.store.check([key])]
 
 
-def _lost(ranks: list[int]) -> Line:
+def _lost(ranks: list[int]) -> Failure:
     names = ", ".join(map(str, ranks))
     text = f"rank{'s' if len(ranks) > 1 else ''} {names} ended, killed or with the machine"
-    return {"failed": RANK_KILLED, "text": text, "rank": ranks[0]}
+    return Failure(kind=RANK_KILLED, text=text, rank=ranks[0])

@@ -15,8 +15,9 @@ from typing import Final
 from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, PeerLost, RankFailed, failure_from
 from client_app.ranks.group import START_SECONDS, GroupSettings, Life, Limit, RankGroup, check_app, finish, relay
+from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
 from fedcore.errors import AppError, StorageFull
-from fedcore.system.json_lines import AgentEnd, Line
+from fedcore.system.json_lines import AsyncConnection
 
 LOOPBACK: Final = "127.0.0.1"
 _BLAME_SECONDS: Final = 15.0
@@ -51,7 +52,7 @@ class LocalGroup(RankGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """A running process, its channel, and the task that shows what it prints.
+    """A running process, the connection to it, and the task that shows what it prints.
 
     The process leads a group of its own: Ctrl-C on the terminal reaches the agent alone, and ending the rank ends
     what the app started, the workers of its data loaders among it.
@@ -59,11 +60,11 @@ class _Rank:
 
     number: int
     process: asyncio.subprocess.Process
-    channel: AgentEnd
+    connection: AsyncConnection[FromRank]
     printing: asyncio.Task[None]
 
-    async def ask(self, message: Line) -> Line:
-        """The rank's answer to one line; raises what its failure means, or RankFailed when the process ends."""
+    async def ask(self, message: ToRank) -> FromRank:
+        """The rank's answer to one message; raises what its failure means, or RankFailed when the process ends."""
         answering = asyncio.ensure_future(self._answer(message))
         ending = asyncio.ensure_future(self.process.wait())
         try:
@@ -76,14 +77,14 @@ class _Rank:
             await asyncio.gather(answering, ending, return_exceptions=True)
         if answer is None:
             raise RankFailed(await self.ending(), RANK_KILLED)
-        if "failed" in answer:
-            raise failure_from(answer, self.number)
+        if isinstance(answer, Failure):
+            raise failure_from(answer)
         return answer
 
-    async def _answer(self, message: Line) -> Line | None:
+    async def _answer(self, message: ToRank) -> FromRank | None:
         try:
-            await self.channel.send(message)
-            return await self.channel.receive()
+            await self.connection.send(message)
+            return await self.connection.receive()
         except ConnectionError:
             return None
         except (OSError, ValueError) as error:
@@ -109,7 +110,7 @@ class _Rank:
     async def close(self) -> None:
         """Wait for the end of a killed process, and close what leads to it."""
         await self.process.wait()
-        await self.channel.close()
+        await self.connection.close()
         await finish(self.printing)
 
 
@@ -127,7 +128,7 @@ class _LocalLife:
                 listening = store if number == 0 and settings.ranks > 1 else None
                 self.ranks.append(await _spawn(number, shared, listening, output))
 
-    async def ask(self, message: Line, limit: Limit) -> list[Line]:
+    async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         asking = [asyncio.create_task(rank.ask(message)) for rank in self.ranks]
         try:
             done, waiting = await asyncio.wait(asking, timeout=limit.left(), return_when=asyncio.FIRST_EXCEPTION)
@@ -158,7 +159,7 @@ class _LocalLife:
             await rank.close()
 
 
-async def _to_blame(failed: Sequence[asyncio.Task[Line]], waiting: set[asyncio.Task[Line]]) -> BaseException:
+async def _to_blame(failed: Sequence[asyncio.Task[FromRank]], waiting: set[asyncio.Task[FromRank]]) -> BaseException:
     """The failure that led to the others: a rank that merely lost its peer waits for the peer's own."""
     failures = [job.exception() for job in failed]
     if waiting and all(isinstance(failure, PeerLost) for failure in failures):
@@ -191,10 +192,10 @@ def _environment(settings: GroupSettings, port: int) -> dict[str, str]:
     return shared
 
 
-async def _take_over(ours: socket.socket, process: asyncio.subprocess.Process) -> AgentEnd:
-    """The agent's end of a rank's channel; when that is given up, the process has ended before this raises."""
+async def _take_over(ours: socket.socket, process: asyncio.subprocess.Process) -> AsyncConnection[FromRank]:
+    """The agent's end of the connection to a rank; when that is given up, the process has ended before this raises."""
     try:
-        return await AgentEnd.over(ours)
+        return await AsyncConnection.over(ours, FROM_RANK)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -206,7 +207,7 @@ async def _spawn(number: int, shared: dict[str, str], store: socket.socket | Non
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            command = [sys.executable, "-P", "-m", "client_app.ranks.rank", "--channel", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "client_app.ranks.rank", "--connection", str(theirs.fileno())]
             passed = [theirs.fileno()]
             if store is not None:
                 command += ["--store", str(store.fileno())]
@@ -220,10 +221,10 @@ async def _spawn(number: int, shared: dict[str, str], store: socket.socket | Non
                 start_new_session=True,
                 env={**shared, "RANK": str(number), "LOCAL_RANK": str(number)},
             )
-        channel = await _take_over(ours, process)
+        connection = await _take_over(ours, process)
     except BaseException:
         ours.close()
         raise
     assert process.stdout is not None  # noqa: S101 - it was started with a pipe
     printing = asyncio.create_task(relay(output, process.stdout))
-    return _Rank(number=number, process=process, channel=channel, printing=printing)
+    return _Rank(number=number, process=process, connection=connection, printing=printing)

@@ -1,82 +1,93 @@
-"""JSON lines between the agent and a rank, over a socket; what user code prints goes elsewhere."""
+"""Messages as JSON lines over a socket: what one of our processes says to one that runs user code.
+
+Each side says which messages it expects, as a pydantic TypeAdapter, so that nothing else ever gets in. What user code
+prints goes elsewhere, and a large thing goes as a file whose path is sent. When one side ends, however it does, the
+socket closes, which the other side notices at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import queue
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
+
+from pydantic import BaseModel, TypeAdapter
 
 MAX_LINE: Final = 64 << 20
-Line = dict[str, Any]
+Received = TypeVar("Received")
 
 
 @dataclass(frozen=True, slots=True)
-class AgentEnd:
-    """The agent's side of one connection."""
+class AsyncConnection(Generic[Received]):
+    """The side with an event loop. expected: the messages that may come."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    expected: TypeAdapter[Received]
 
     @classmethod
-    async def over(cls, connection: socket.socket) -> AgentEnd:
+    async def over(cls, connection: socket.socket, expected: TypeAdapter[Received]) -> AsyncConnection[Received]:
         """Take over a connected socket."""
-        return cls(*await asyncio.open_connection(sock=connection, limit=MAX_LINE))
+        return cls(*await asyncio.open_connection(sock=connection, limit=MAX_LINE), expected)
 
-    async def send(self, message: Mapping[str, Any]) -> None:
-        """Send one line; raises OSError."""
-        self.writer.write(json.dumps(message).encode() + b"\n")
+    async def send(self, message: BaseModel) -> None:
+        """Send one message; raises OSError."""
+        self.writer.write(_line(message))
         await self.writer.drain()
 
-    async def receive(self) -> Line | None:
-        """The next line, None at the end of the stream; raises OSError, or ValueError for what is no JSON."""
+    async def receive(self) -> Received | None:
+        """The next message, None at the end of the stream; raises OSError, or ValueError for what is not expected."""
         line = await self.reader.readline()
-        return _parsed(line) if line else None
+        return self.expected.validate_json(line) if line.endswith(b"\n") else None
+
+    def hang_up(self) -> None:
+        """Close the connection without waiting, which ends a process that listens at the other end."""
+        self.writer.close()
 
     async def close(self) -> None:
-        """Close the connection, which ends the rank."""
-        self.writer.close()
+        """Close the connection."""
+        self.hang_up()
         try:
             await self.writer.wait_closed()
         except OSError:
             return  # the other side closed it first
 
 
-class RankEnd:
-    """The rank's side. A thread of its own reads, so that the agent's end shows while user code runs.
+class BlockingConnection(Generic[Received]):
+    """The side that runs user code. A thread of its own reads, so that the other's end shows whatever that code does.
 
-    gone: called in that thread when the agent closes the connection, however it ended.
+    expected: the messages that may come. gone: called in that thread when the other side has closed the connection.
     """
 
-    def __init__(self, connection: socket.socket, gone: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: socket.socket, expected: TypeAdapter[Received], *, gone: Callable[[], object]
+    ) -> None:
         self._connection = connection
+        self._expected = expected
         self._gone = gone
-        self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="agent", daemon=True).start()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="connection", daemon=True).start()
 
-    def receive(self) -> Line:
-        """Wait for the next line."""
-        return self._lines.get()
+    def receive(self) -> Received:
+        """Wait for the next message; raises ValueError for what is not expected."""
+        return self._expected.validate_json(self._lines.get())
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send one line; raises OSError."""
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
+    def send(self, message: BaseModel) -> None:
+        """Send one message; raises OSError."""
+        self._connection.sendall(_line(message))
 
     def _read(self) -> None:
         try:
             with self._connection.makefile("rb") as lines:
                 for line in lines:
-                    self._lines.put(_parsed(line))
+                    self._lines.put(line)
         finally:
             self._gone()
 
 
-def _parsed(line: bytes) -> Line:
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError("a line must be a JSON object")
-    return message
+def _line(message: BaseModel) -> bytes:
+    return message.model_dump_json().encode() + b"\n"

@@ -8,7 +8,6 @@ picks it up. When the server goes away the process ends, whatever the user's cod
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import sys
 import threading
@@ -21,7 +20,7 @@ from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import run_server_app
 from fedcore.state import ModelState
-from fedcore.wire import Message
+from fedcore.system.json_lines import BlockingConnection
 from server_app.runs.app_messages import (
     TO_APP,
     Broken,
@@ -40,37 +39,14 @@ from server_app.runs.app_messages import (
 SERVER_GONE = 70
 
 
-class Channel:
-    """Lines to and from the server. A thread reads, so that the server's end is noticed at once."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="server", daemon=True).start()
-
-    def send(self, message: Message) -> None:
-        """Send one message."""
-        self._connection.sendall(message.model_dump_json().encode("utf-8") + b"\n")
-
-    def receive(self) -> ToApp:
-        """Wait for one message."""
-        return TO_APP.validate_json(self._lines.get())
-
-    def _read(self) -> None:
-        with self._connection.makefile("rb") as lines:
-            for line in lines:
-                self._lines.put(line)
-        os._exit(SERVER_GONE)
-
-
 class ServerBackend:
     """An ExchangeBackend whose exchanges the server carries out.
 
     folder: where models are left for the server.
     """
 
-    def __init__(self, channel: Channel, folder: Path) -> None:
-        self._channel = channel
+    def __init__(self, server: BlockingConnection[ToApp], folder: Path) -> None:
+        self._server = server
         self._folder = folder
         self._count = 0
         self._lock = threading.Lock()
@@ -78,8 +54,8 @@ class ServerBackend:
     def nodes(self) -> list[int]:
         """Ids of the clients that are connected; waits for as many as the run needs."""
         with self._lock:
-            self._channel.send(NodesAsked())
-            match self._channel.receive():
+            self._server.send(NodesAsked())
+            match self._server.receive():
                 case Nodes(nodes=nodes):
                     return nodes
                 case ExchangeFailed(reason=reason):
@@ -90,8 +66,8 @@ class ServerBackend:
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """Carry out one exchange; blocks. Raises RoundFailed or BudgetSpent."""
         with self._lock:
-            self._channel.send(self._asked(request))
-            match self._channel.receive():
+            self._server.send(self._asked(request))
+            match self._server.receive():
                 case Replies(replies=replies):
                     return [_reply(reply) for reply in replies]
                 case BudgetReached(reason=reason):
@@ -119,16 +95,16 @@ class ServerBackend:
         )
 
 
-def run(channel: Channel) -> int:
+def run(server: BlockingConnection[ToApp]) -> int:
     """Run the app that the server names, and tell it how that ended; the exit status."""
-    start = channel.receive()
+    start = server.receive()
     if not isinstance(start, Start):
         return SERVER_GONE
     folder = Path(start.folder)
     try:
         outcome = run_server_app(
             FlowerApp.load(Path(start.app)),
-            backend=ServerBackend(channel, folder),
+            backend=ServerBackend(server, folder),
             run=start.run,
             run_config=start.run_config,
             aggregation=start.aggregation,
@@ -136,13 +112,13 @@ def run(channel: Channel) -> int:
         path = folder / "final.safetensors"
         if outcome.state is not None:
             outcome.state.save(path)
-        channel.send(Finished(model=str(path) if outcome.state is not None else None))
+        server.send(Finished(model=str(path) if outcome.state is not None else None))
     except FedcoreError as error:
-        channel.send(Broken(reason=str(error)))
+        server.send(Broken(reason=str(error)))
         return 1
     except Exception as error:  # the user's own code: anything can come out of it
         traceback.print_exc()
-        channel.send(Broken(reason=f"the ServerApp raised {type(error).__name__}: {error}"))
+        server.send(Broken(reason=f"the ServerApp raised {type(error).__name__}: {error}"))
         return 1
     return 0
 
@@ -158,8 +134,8 @@ def _reply(reply: ReplyOut) -> ExchangeReply:
 
 def main(arguments: Sequence[str]) -> int:
     """Take over the socket whose descriptor is the only argument."""
-    channel = Channel(socket.socket(fileno=int(arguments[0])))
-    status = run(channel)
+    connection = socket.socket(fileno=int(arguments[0]))
+    status = run(BlockingConnection(connection, TO_APP, gone=lambda: os._exit(SERVER_GONE)))
     sys.stdout.flush()
     sys.stderr.flush()
     return status

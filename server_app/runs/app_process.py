@@ -14,14 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from pydantic import ValidationError
-
 from fedcore.errors import WorkerDied
+from fedcore.system.json_lines import AsyncConnection
 from fedcore.wire import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
 
 OnLine = Callable[[str], None]
-MESSAGE_BYTES: Final = 64 << 20
 LINE_CHARACTERS: Final = 2000
 MAX_LINES: Final = 20_000
 TERM_SECONDS: Final = 3.0
@@ -51,13 +49,11 @@ class AppProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        connection: AsyncConnection[FromApp],
         on_line: OnLine,
     ) -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._connection = connection
         lines = _Lines(on_line)
         outputs = [stream for stream in (process.stdout, process.stderr) if stream is not None]
         self._readers = [asyncio.create_task(lines.read(stream)) for stream in outputs]
@@ -68,7 +64,7 @@ class AppProcess:
         ours, theirs = socket.socketpair()
         # Our end has its streams first: whoever breaks off the start then closes them, and the process ends with them.
         with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=MESSAGE_BYTES)
+            connection = await AsyncConnection.over(ours, FROM_APP)
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-P", "-m", "server_app.runs.app_main", str(theirs.fileno()),
@@ -81,25 +77,25 @@ class AppProcess:
                     start_new_session=True,
                 )  # fmt: skip
             except BaseException:
-                writer.close()
+                connection.hang_up()
                 raise
-        return cls(process, reader, writer, on_line)
+        return cls(process, connection, on_line)
 
     async def send(self, message: Message) -> None:
         """Send one message."""
-        self._writer.write(message.model_dump_json().encode("utf-8") + b"\n")
         with contextlib.suppress(ConnectionError):  # `receive` reports the end
-            await self._writer.drain()
+            await self._connection.send(message)
 
     async def receive(self) -> FromApp:
         """Wait for one message; raises WorkerDied."""
         try:
-            line = await self._reader.readline()
-            if line.endswith(b"\n"):
-                return FROM_APP.validate_json(line)
-        except (ValueError, ConnectionError) as error:
-            if isinstance(error, ValidationError):
-                raise WorkerDied("the ServerApp's process sent something it never should") from None
+            message = await self._connection.receive()
+        except ValueError:
+            raise WorkerDied("the ServerApp's process sent something it never should") from None
+        except ConnectionError:
+            message = None
+        if message is not None:
+            return message
         status = await self._process.wait()
         raise WorkerDied(f"the ServerApp's process ended without an answer ({_describe(status)})")
 
@@ -109,7 +105,7 @@ class AppProcess:
 
     async def stop(self) -> None:
         """End the process and everything it started."""
-        self._writer.close()
+        self._connection.hang_up()
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(TERM_SECONDS):

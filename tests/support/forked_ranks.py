@@ -66,12 +66,12 @@ async def spawn(number: int, shared: dict[str, str], store: socket.socket | None
     forked: Any = _Forked(process)
     printing = asyncio.create_task(_show(output, shown))
     try:
-        channel = await _take_over(ours, forked)
+        connection = await _take_over(ours, forked)
     except BaseException:
         ours.close()
         await printing
         raise
-    return _Rank(number=number, process=forked, channel=channel, printing=printing)
+    return _Rank(number=number, process=forked, connection=connection, printing=printing)
 
 
 async def _show(output: Output, shown: socket.socket) -> None:
@@ -85,7 +85,7 @@ async def _show(output: Output, shown: socket.socket) -> None:
 
 
 def _become(
-    environment: dict[str, str], channel: socket.socket, store: socket.socket | None, printed: socket.socket
+    environment: dict[str, str], connection: socket.socket, store: socket.socket | None, printed: socket.socket
 ) -> None:
     """The process of the rank."""
     os.setsid()
@@ -96,7 +96,7 @@ def _become(
     printed.close()
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process lives
     sys.stdout.write("\n")
-    sys.argv = ["client_app.ranks.rank", "--channel", str(channel.detach())]
+    sys.argv = ["client_app.ranks.rank", "--connection", str(connection.detach())]
     if store is not None:
         sys.argv += ["--store", str(store.detach())]
     rank_module.main()

@@ -30,7 +30,7 @@ from support.serving import serving
 from client_app.exchange import Client, prepare_state_dir
 from client_app.ledger import Ledger
 from client_app.output import Output
-from client_app.ranks.group import LocalAnswer
+from client_app.ranks.messages import LocalAnswer
 from client_app.transport import Retry, Transport, signer, tls_context
 from fedcore.codec import CodecSettings, Decoded, decode, encode, encoding_to_json, first_encoding
 from fedcore.errors import Unauthorized

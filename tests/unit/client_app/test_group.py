@@ -27,7 +27,7 @@ from client_app.ranks.supervisor import LocalGroup
 from fedcore.errors import AppError
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
-from fedcore.system.json_lines import AgentEnd
+from fedcore.system.json_lines import AsyncConnection
 from fedcore.wire import Task
 
 pytestmark = pytest.mark.timeout(400)
@@ -179,11 +179,11 @@ async def test_a_start_that_is_given_up_leaves_no_process(group: LocalGroup, mon
     """In the moment between the start of a process and the connection to it."""
     before, reached = {child.pid for child in psutil.Process().children()}, asyncio.Event()
 
-    async def never(connection: socket.socket) -> None:
+    async def never(connection: socket.socket, expected: object) -> None:
         reached.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(AgentEnd, "over", never)
+    monkeypatch.setattr(AsyncConnection, "over", never)
     starting = asyncio.create_task(group.start())
     await reached.wait()
     [started] = {child.pid for child in psutil.Process().children()} - before

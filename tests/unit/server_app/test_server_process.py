@@ -213,7 +213,7 @@ async def test_a_killed_app_is_noticed_and_its_children_end(tmp_path: Path) -> N
 async def test_an_app_ends_with_its_server(tmp_path: Path) -> None:
     """The server's end of the socket closes, as it does when the server is killed."""
     process = await AppProcess.start(tmp_path, lambda _: None)
-    process._writer.close()
+    process._connection.hang_up()
     await asyncio.wait_for(process.ended(), WAIT_SECONDS)
     await process.stop()
 

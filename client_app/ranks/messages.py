@@ -1,0 +1,82 @@
+"""What the agent and a rank say to each other, one JSON object a line (`fedcore.system.json_lines`).
+
+    agent -> rank   Greeting          once
+    rank -> agent   Ready, or Failure
+    agent -> rank   RankTask          repeated
+    rank -> agent   LocalAnswer from rank 0, Done from the others, or Failure
+
+Every rank gets every task. Rank 0 alone writes the new model, for which the others may have to hand over their parts,
+and says what came out. Models travel as safetensors files, by path, and are mapped into memory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from fedcore.wire import Message, MetricValue, Scalar, Task
+
+
+class Greeting(Message):
+    """Agent to rank: which app it runs, as whom. The fields are those of `client_app.ranks.group.GroupSettings`."""
+
+    op: Literal["greeting"] = "greeting"
+    app: str
+    app_sha256: str
+    client_id: int
+    node_config: dict[str, Scalar]
+    local_folder: str | None
+    engine: dict[str, Scalar]
+
+
+class RankTask(Message):
+    """Agent to rank: run the ClientApp once.
+
+    model: path of the global model, None where there is none. out: where rank 0 puts the new one. model_bytes: size
+    of the model, for machines that have yet to receive it.
+    """
+
+    op: Literal["task"] = "task"
+    task: Task
+    model: str | None
+    out: str
+    model_bytes: int = 0
+
+
+class Ready(Message):
+    """Rank to agent: the app is loaded; its hash."""
+
+    op: Literal["ready"] = "ready"
+    app_sha256: str
+
+
+class LocalAnswer(Message):
+    """Rank 0 to agent: what a task gave. trained: whether the new model was written."""
+
+    op: Literal["answer"] = "answer"
+    examples: int
+    metrics: dict[str, MetricValue]
+    trained: bool
+
+
+class Done(Message):
+    """Another rank to agent: it has done its part of a task."""
+
+    op: Literal["done"] = "done"
+
+
+class Failure(Message):
+    """Rank to agent: loading the app, or a task, failed on `rank`; see `client_app.ranks.failures`."""
+
+    op: Literal["failure"] = "failure"
+    kind: Literal["rank-exception", "rank-killed", "out-of-memory", "storage-full", "wrong-records", "peer-lost"]
+    text: str
+    rank: int
+
+
+ToRank = Annotated[Greeting | RankTask, Field(discriminator="op")]
+FromRank = Annotated[Ready | LocalAnswer | Done | Failure, Field(discriminator="op")]
+
+TO_RANK: TypeAdapter[ToRank] = TypeAdapter(ToRank)
+FROM_RANK: TypeAdapter[FromRank] = TypeAdapter(FromRank)
