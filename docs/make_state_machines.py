@@ -1,10 +1,11 @@
-"""Write docs/state-machines.md from the transition table: `python docs/make_state_machines.py`."""
+"""Write docs/state-machines.md from the transition tables: `python docs/make_state_machines.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fedcore.secagg.transitions import render_diagram
+from fedcore.secagg.transitions import render_diagram, render_machine
+from server_app.exchanges.stages import PHASES, STANDINGS
 
 TARGET = Path(__file__).with_name("state-machines.md")
 
@@ -13,11 +14,24 @@ def render() -> str:
     """The page."""
     return (
         "# The protocol's state machines\n\n"
-        "Generated from the one table in `fedcore/secagg/transitions.py` by `python docs/make_state_machines.py`;\n"
-        "a test fails where the two differ. Any event that has no arrow is refused and changes nothing; a repeated\n"
-        "message gets its earlier answer.\n\n"
-        f"```mermaid\n{render_diagram()}```\n"
+        "Generated from the table in `fedcore/secagg/transitions.py`, and at the end from those in\n"
+        "`server_app/exchanges/stages.py`, by `python docs/make_state_machines.py`; a test fails where they differ.\n"
+        "Any event that has no arrow is refused and changes nothing; a repeated message gets its earlier answer.\n\n"
+        f"```mermaid\n{render_diagram()}```\n\n"
+        "## An exchange at the server\n\n"
+        "Around the protocol, and in plain mode without it, the server leads every exchange through its stages, each\n"
+        "of them open and then closing, and keeps for each client what became of its update and whether it is still\n"
+        "there. A stage does not end over a client that is `admitted` or `leaving`; the protocol is told who has left\n"
+        "(`dropped` and `left`) just before each of its stages ends.\n\n"
+        f"```mermaid\n{_exchange_diagram()}```\n"
     )
+
+
+def _exchange_diagram() -> str:
+    phases = [(source, event, target) for (source, event), target in PHASES.items()]
+    standings = [(source, event, target) for (source, event), target in STANDINGS.items()]
+    lines = ["stateDiagram-v2", *render_machine("Stage", phases), *render_machine("Participant", standings)]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -149,12 +149,12 @@ def render_diagram() -> str:
     """Both machines as one Mermaid state diagram; repetitions are left out, each being a loop on its state."""
     client = [(source, event, row.target) for (source, event), row in CLIENT.items() if not row.repeat]
     server = [(source, event, row.target) for (source, event), row in SERVER.items() if not row.repeat]
-    lines = ["stateDiagram-v2", *_render("Client", client), *_render("Server", server)]
+    lines = ["stateDiagram-v2", *render_machine("Client", client), *render_machine("Server", server)]
     return "\n".join(lines) + "\n"
 
 
-def _render(name: str, edges: Sequence[tuple[StrEnum, StrEnum, StrEnum]]) -> list[str]:
-    """One machine; its first edge leaves the state that it starts in."""
+def render_machine(name: str, edges: Sequence[tuple[StrEnum, StrEnum, StrEnum]]) -> list[str]:
+    """The lines of one machine; its first edge (source, event, target) leaves the state that it starts in."""
     prefix = name.lower()
     states = dict.fromkeys(state for source, _, target in edges for state in (source, target))
     return [

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed, StorageFull
@@ -24,16 +25,14 @@ from fedcore.wire import (
 )
 from server_app.exchanges.context import ExchangeResult, ExchangeSetup, Ledger
 from server_app.exchanges.stage_progress import StageProgress
+from server_app.exchanges.stages import Participants, StageEvent, Stages, Standing
 from server_app.exchanges.uploads import UpdateLimits, Uploads
-from server_app.http.polling import Bell
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import Body
 
 log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
 
-DONE: Final = "done"
-FAILED: Final = "failed"
 APP_REASONS: Final = frozenset(
     {
         WithdrawalReason.APP_FAILED,
@@ -56,30 +55,22 @@ class Exchange(ABC):
 
     steps: Mapping[str, str]
     """Step of a client -> stage in which it is taken."""
-    stages: tuple[str, ...]
-    taken: set[int]
-    """Clients whose update is part of the result, whatever becomes of them later."""
+    stage_names: tuple[str, ...]
 
     def __init__(self, setup: ExchangeSetup, limits: UpdateLimits) -> None:
         self.setup = setup
         self.task = setup.task
-        self.cohort = frozenset(setup.task.cohort)
         self.ledger = Ledger()
-        self.dropped: dict[int, str] = {}
+        self.stages = Stages(self.stage_names)
+        self.clients = Participants(setup.task.cohort)
         self.withdrawals: dict[int, WithdrawIn] = {}
         self.manifests: dict[int, ManifestIn] = {}
-        self.taken = set()
-        self._stage_index = 0
-        self._end = ""
-        self._closing = False
-        self._admitted: set[int] = set()
-        self._broken: FedcoreError | None = None
+        self.uploads = Uploads(setup.spool, setup.folder / "uploads", limits)
+        self._spoilt: RoundFailed | None = None
         self._storage_was_full = False
-        self._answers = Bell()
         # What the receipts' table holds of this exchange, which lives and ends with this object.
         self._receipts: dict[tuple[str, int], bytes] = {}
         self._ends_of_uploads: dict[int, asyncio.Lock] = {}
-        self.uploads = Uploads(setup.spool, setup.folder / "uploads", limits)
         self._opened = setup.clock()
 
     # --- leading --------------------------------------------------------------------------------
@@ -88,15 +79,19 @@ class Exchange(ABC):
         """Lead the exchange to its end. Raises RoundFailed where too few clients were left."""
         await self._open()
         try:
-            for index, stage in enumerate(self.stages):
-                await self._lead(index, stage)
-            result = await self._timed("result", self._finish())
+            await self._lead()
+            while not self.stages.is_last:
+                before = self.stages.current
+                self.clients.begin_stage()
+                self.stages.move(StageEvent.NEXT_STAGE)
+                await self._lead(before)
+            result = await self._timed("result", self.finish())
         except BaseException as error:
             await asyncio.shield(self._fail())
             if isinstance(error, RoundFailed | PeerError):
                 raise RoundFailed(self._explain(error)) from error
             raise
-        await self._end_as(DONE)
+        await self._end(StageEvent.FINISH)
         return result
 
     async def _open(self) -> None:
@@ -104,7 +99,7 @@ class Exchange(ABC):
         await self.setup.store.add_exchange(
             task.run,
             task.exchange,
-            stage=self.stages[0],
+            stage=self.stages.current,
             server_round=task.server_round,
             attempt=task.attempt,
             cohort=task.cohort,
@@ -113,25 +108,27 @@ class Exchange(ABC):
 
     async def _fail(self) -> None:
         try:
-            await self._end_as(FAILED)
+            await self._end(StageEvent.FAIL)
         except FedcoreError as error:  # the first error is the one to report
             log.warning("the end of exchange %d is not recorded: %s", self.task.exchange, error)
 
-    async def _end_as(self, end: str) -> None:
-        last, self._end = self.stage, end
-        self._release()
+    async def _end(self, event: StageEvent) -> None:
+        last = self.stages.current
+        self.stages.move(event)
+        self.release()
         self.uploads.close()
         self.setup.bell.ring()
-        await self._move(last, end)
+        await self._record_stage(last)
 
-    async def _lead(self, index: int, stage: str) -> None:
-        self._stage_index, self._closing = index, False
-        await self._begin(stage)
-        if index:
-            await self._move(self.stages[index - 1], stage)
+    async def _lead(self, before: str = "") -> None:
+        """Lead one stage to its end; `before` is the one that it follows."""
+        stage = self.stages.current
+        self.begin(stage)
+        if before:
+            await self._record_stage(before)
             self.setup.bell.ring()
         await self._timed(stage, self._wait(stage))
-        await self._close(stage)
+        await self.close(stage)
 
     async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         start = self.setup.clock()
@@ -143,115 +140,101 @@ class Exchange(ABC):
     async def _wait(self, stage: str) -> None:
         """Until nobody is missing, or the time is up, or too few are left to go on."""
         clock = self.setup.clock
-        deadline = clock() + self._seconds(stage)
+        seconds = self.seconds_for(stage)
+        deadline = clock() + seconds
         progress = StageProgress(self.setup, stage, self._opened)
-        while clock() < deadline and self._broken is None:
+        while clock() < deadline and self._spoilt is None:
             self._drop_silent()
-            progress.show(self.done(), self.missing())
-            if not self.missing() or (self._is_lost() and not self._worth_hearing(progress)):
+            progress.show(self.clients.done, self.clients.missing)
+            if not self.clients.missing or (self._is_lost() and not self._worth_hearing(progress)):
                 break
-            await self._answers.wait(min(_TICK_SECONDS, deadline - clock()))
-        self._closing = True  # from here on nothing is admitted, and what was is finished
-        if clock() >= deadline:
-            for client in self.missing() - self._admitted:
-                self.give_up(client, f"no answer in stage {stage} within {self._seconds(stage):g} s")
-        while self._admitted:
-            await self._answers.wait(_TICK_SECONDS)
-        if self._broken is not None:
-            raise self._broken
-        progress.show(self.done(), self.missing(), final=True)
+            await self.clients.changed.wait(min(_TICK_SECONDS, deadline - clock()))
+        late = clock() >= deadline
+        self.stages.move(StageEvent.CLOSE)
+        while self.clients.being_taken:
+            await self.clients.changed.wait(_TICK_SECONDS)
+        if self._spoilt is not None:
+            raise self._spoilt
+        if late:
+            for client in self.clients.missing:
+                self.give_up(client, f"no answer in stage {stage} within {seconds:g} s")
+        progress.show(self.clients.done, self.clients.missing, final=True)
         if self._is_lost():
-            present = len(self.missing() | self.done())
-            raise CohortTooSmall(stage, present, self.task.quorum)
+            raise CohortTooSmall(stage, self._present(), self.task.quorum)
+
+    def _present(self) -> int:
+        return len(self.clients.missing | self.clients.done)
 
     def _is_lost(self) -> bool:
-        return len(self.missing() | self.done()) < self.task.quorum
+        return self._present() < self.task.quorum
 
     def _worth_hearing(self, progress: StageProgress) -> bool:
         """Whether a lost exchange waits a little: all clients may have the same trouble."""
         reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
-        alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.done()
+        alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.clients.done
         return alike and progress.seconds_lost() < self.setup.grace_seconds
 
     def _drop_silent(self) -> None:
         limit = self.setup.settings.liveness_seconds
-        for client in self.missing() - self._admitted:
+        for client in self.clients.missing - self.clients.being_taken:
             if self.setup.presence.silent_for(client) > limit:
                 self.give_up(client, f"silent for more than {limit:g} s")
 
-    async def _move(self, before: str, after: str) -> None:
-        await self.setup.store.move_exchange(self.task.run, self.task.exchange, before, after)
+    async def _record_stage(self, before: str) -> None:
+        await self.setup.store.move_exchange(self.task.run, self.task.exchange, before, self.stages.current)
 
     def _explain(self, error: FedcoreError) -> str:
         names = self.setup.names
-        lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.dropped.items())]
+        lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.clients.reasons.items())]
         lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
         return f"{error}" + (f" ({'; '.join(lost)})" if lost else "")
 
     def common_reason(self) -> WithdrawalReason | None:
         """The reason that every client of the cohort gave, where another attempt will not help."""
         reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
-        everybody = self.withdrawals.keys() == self.cohort
+        everybody = len(self.withdrawals) == len(self.clients)
         return reasons.pop() if everybody and len(reasons) == 1 and reasons <= APP_REASONS else None
 
     # --- what the two kinds differ in -----------------------------------------------------------
 
     @abstractmethod
-    def missing(self) -> frozenset[int]:
-        """Whom the present stage still waits for."""
-
-    @abstractmethod
-    def done(self) -> frozenset[int]:
-        """Whose answer of the present stage is here."""
-
-    @abstractmethod
-    def _seconds(self, stage: str) -> float:
+    def seconds_for(self, stage: str) -> float:
         """The time limit of a stage."""
 
     @abstractmethod
-    async def _begin(self, stage: str) -> None:
+    def begin(self, stage: str) -> None:
         """Prepare a stage."""
 
-    @abstractmethod
-    async def _close(self, stage: str) -> None:
-        """End a stage; raises RoundFailed."""
+    async def close(self, stage: str) -> None:  # noqa: B027 - not every kind has something to do
+        """End a stage over which no client is missing; raises RoundFailed."""
 
     @abstractmethod
-    async def _finish(self) -> ExchangeResult:
+    async def finish(self) -> ExchangeResult:
         """After the last stage."""
 
-    @abstractmethod
-    def _release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """The exchange has ended: let go of what takes memory."""
-
-    @abstractmethod
-    def _lose(self, client: int) -> None:
-        """A client was given up."""
 
     @abstractmethod
     def check_manifest(self, manifest: ManifestIn) -> None:
         """Raise Rejection unless the upload that this manifest ends can be used."""
 
+    async def check_update(self, path: Path) -> None:  # noqa: B027
+        """Raise Rejection unless the update that is here whole, in a file, can be used."""
+
     @abstractmethod
-    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
-        """Take over an update that is here whole; the receipt of its manifest has `digest`."""
+    async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
+        """Make an update, whose receipt is kept, part of the result; its file is this method's to keep or remove.
+
+        path: None where the exchange asks for no model.
+        """
 
     # --- what clients ask -----------------------------------------------------------------------
 
-    @property
-    def stage(self) -> str:
-        """The present stage, or "done" or "failed"."""
-        return self._end or self.stages[self._stage_index]
-
-    @property
-    def over(self) -> bool:
-        """Whether the exchange has ended."""
-        return bool(self._end)
-
     def task_for(self, client: int) -> Task | None:
         """The task, where the client may still begin it."""
-        first = self._stage_index == 0 and not self._closing and not self.over
-        if not first or client not in self.cohort or client in self.dropped:
+        begins = self.stages.is_first and self.stages.takes_messages
+        if not begins or client not in self.clients or client in self.clients.reasons:
             return None
         left = self.task.seconds - (self.setup.clock() - self._opened)
         return self.task.model_copy(update={"seconds": max(left, 1.0)})
@@ -259,9 +242,9 @@ class Exchange(ABC):
     def require(self, client: int) -> None:
         """Raise Rejection unless the client takes part and the exchange goes on."""
         self.require_member(client)
-        if self.over:
+        if self.stages.over:
             raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {self.task.exchange} has ended")
-        if client in self.dropped:
+        if client in self.clients.reasons:
             raise Rejection(
                 ProblemKind.STALE_STEP,
                 f"this client was declared dropped in exchange {self.task.exchange}",
@@ -269,7 +252,7 @@ class Exchange(ABC):
 
     def require_member(self, client: int) -> None:
         """Raise Rejection unless the client was asked."""
-        if client not in self.cohort:
+        if client not in self.clients:
             raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {self.task.exchange}")
 
     def require_step(self, client: int, step: str) -> None:
@@ -278,14 +261,13 @@ class Exchange(ABC):
         stage = self.steps.get(step)
         if stage is None:
             raise no_such_step(self.task.aggregation)
-        due = self.stages.index(stage)
-        if due > self._stage_index:
+        if self.stages.is_ahead(stage):
             raise Rejection(
                 ProblemKind.PROTOCOL_VIOLATION,
-                f"out-of-order: {step} is not due in stage {self.stage}",
+                f"out-of-order: {step} is not due in stage {self.stages.current}",
                 check="out-of-order",
             )
-        if due < self._stage_index or self._closing:
+        if self.stages.is_past(stage) or not self.stages.takes_messages:
             raise Rejection(ProblemKind.STALE_STEP, f"the stage for {step} is over")
 
     async def take(self, client: int, step: str, digest: bytes, apply: Callable[[], None]) -> None:
@@ -294,7 +276,7 @@ class Exchange(ABC):
             return
         self.require_step(client, step)
         apply()
-        self._answers.ring()
+        self.clients.answer(client)
         await self.keep_receipt(client, step, digest)
 
     def was_taken(self, client: int, step: str, digest: bytes) -> bool:
@@ -352,6 +334,30 @@ class Exchange(ABC):
             self.manifests[client] = manifest
             await self._use_update(client, manifest, digest)
 
+    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """The receipt first, and only then into the result."""
+        path = await self.uploads.publish(client, manifest.size) if self.uploads.limits.longest else None
+        # The client may have been given up while it sent. From the admission on its update counts, whatever becomes
+        # of the client, and the stage does not end before that.
+        self.require_step(client, "manifest")
+        self.clients.admit(client)
+        try:
+            if path is not None:
+                await self.check_update(path)
+            await self.keep_receipt(client, "manifest", digest)
+            await self.add_update(client, manifest, path)
+        except BaseException:
+            self.clients.refuse(client)
+            if client in self.clients.reasons:
+                self._forget_update(client)
+            raise
+        self.clients.take(client)
+        self.uploads.keep(client)
+
+    def spoil(self, error: RoundFailed) -> None:
+        """The exchange cannot succeed any more: `run` raises `error`."""
+        self._spoilt = error
+
     def _check_metric_names(self, client: int, manifest: ManifestIn) -> None:
         """All clients must report the same metrics: the first manifest fixes them."""
         others = (known for other, known in self.manifests.items() if other != client)
@@ -366,7 +372,7 @@ class Exchange(ABC):
 
     async def withdraw(self, client: int, body: WithdrawIn) -> None:
         """The client leaves; saying it again changes nothing."""
-        if client in self.withdrawals and not self.over:
+        if client in self.withdrawals and not self.stages.over:
             return
         self.require(client)
         self.withdrawals[client] = body
@@ -375,24 +381,25 @@ class Exchange(ABC):
 
     def give_up(self, client: int, reason: str) -> None:
         """Declare a client dropped; its later messages are refused."""
-        if client in self.dropped:
+        if client in self.clients.reasons:
             return
-        self.dropped[client] = reason
-        if client not in self.taken | self._admitted:
-            self.manifests.pop(client, None)  # its metrics bind nobody any more
-            self.uploads.drop(client)
-        self._lose(client)
+        self.clients.drop(client, reason)
+        if self.clients.standing(client) is Standing.DROPPED:
+            self._forget_update(client)
         self.setup.record.add(
             "dropped",
             {
                 "exchange": self.task.exchange,
                 "client": self.setup.names[client],
-                "stage": self.stage,
+                "stage": self.stages.current,
                 "reason": reason,
             },
         )
-        self._answers.ring()
         self.setup.bell.ring()
+
+    def _forget_update(self, client: int) -> None:
+        self.manifests.pop(client, None)  # its metrics bind nobody any more
+        self.uploads.drop(client)
 
 
 def no_such_step(aggregation: str) -> Rejection:

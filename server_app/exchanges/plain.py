@@ -21,44 +21,29 @@ INPUT: Final = "input"
 class PlainExchange(Exchange):
     """One stage: clients send a safetensors file and metrics, or metrics alone."""
 
-    stages = (INPUT,)
+    stage_names = (INPUT,)
     steps: Mapping[str, str] = {"part": INPUT, "manifest": INPUT}
 
     def __init__(self, setup: ExchangeSetup) -> None:
         model = setup.task.model if setup.task.trains else None
         longest = model.size + setup.upload_slack_bytes if model else 0
         super().__init__(setup, UpdateLimits(longest=longest, exact=not model))
-        self._wants_model = model is not None
-        self._answered: dict[int, ReplyFile] = {}
+        self._replies: dict[int, ReplyFile] = {}
 
-    def missing(self) -> frozenset[int]:
-        """Whom the exchange still waits for."""
-        return self.cohort - self._answered.keys() - self.dropped.keys()
-
-    def done(self) -> frozenset[int]:
-        """Whose reply is here."""
-        return frozenset(self._answered)
-
-    def _seconds(self, stage: str) -> float:
+    def seconds_for(self, stage: str) -> float:
+        """For the local work and the upload together."""
         return self.setup.settings.step_seconds + self.task.seconds
 
-    async def _begin(self, stage: str) -> None:
+    def begin(self, stage: str) -> None:
+        """Make room for the updates."""
         self.uploads.open()
 
-    async def _close(self, stage: str) -> None:
-        """Nothing to do: too few replies have been noticed before."""
-
-    def _lose(self, client: int) -> None:
-        """Nothing to do: a reply that is here stays, one that is not is no longer missed."""
-
-    def _release(self) -> None:
-        """Nothing to do: the replies are files."""
-
-    async def _finish(self) -> ExchangeResult:
-        replies = tuple(reply for _, reply in sorted(self._answered.items()))
+    async def finish(self) -> ExchangeResult:
+        """The replies as they are."""
+        replies = tuple(reply for _, reply in sorted(self._replies.items()))
         return ExchangeResult(
             replies=replies,
-            survivors=frozenset(self._answered),
+            survivors=frozenset(self._replies),
             examples=sum(reply.examples for reply in replies),
             metrics=mean_metrics(replies),
             clipped=0,
@@ -74,20 +59,9 @@ class PlainExchange(Exchange):
         if lengths != {slot.name: slot.length for slot in manifest.metrics}:
             raise Rejection(ProblemKind.MALFORMED, "the names and lengths of the metrics are not those of values")
 
-    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
-        """The receipt, and the reply; where no model is asked for, the manifest is all of it."""
-        path = await self.uploads.publish(client, manifest.size) if self._wants_model else None
-        self.require_step(client, "manifest")
-        self._admitted.add(client)  # from here on the file stays, even if the client is given up
-        try:
-            if path is not None:
-                await asyncio.to_thread(self._check_layout, path)
-            await self.keep_receipt(client, "manifest", digest)
-            self.uploads.keep(client)
-            self._answer(client, manifest, path)
-        finally:
-            self._admitted.discard(client)
-            self._answers.ring()
+    async def check_update(self, path: Path) -> None:
+        """Raise Rejection unless the file holds the tensors of the model that was sent out."""
+        await asyncio.to_thread(self._check_layout, path)
 
     def _check_layout(self, path: Path) -> None:
         if self.setup.model is None:
@@ -100,15 +74,14 @@ class PlainExchange(Exchange):
         except PeerError:
             raise Rejection(ProblemKind.MALFORMED, "the update is not a sound safetensors file") from None
 
-    def _answer(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
-        self.taken.add(client)
-        self._answered[client] = ReplyFile(
+    async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
+        """The reply; where no model is asked for, the manifest is all of it."""
+        self._replies[client] = ReplyFile(
             node=client,
             state=path,
             examples=manifest.examples or 0,
             metrics=dict(manifest.values or {}),
         )
-        self._answers.ring()
 
 
 def mean_metrics(replies: tuple[ReplyFile, ...]) -> dict[str, MetricValue]:

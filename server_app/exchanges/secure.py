@@ -53,7 +53,7 @@ class SecureExchange(Exchange):
     size of updates, for the encoding of the next exchange.
     """
 
-    stages = (ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK)
+    stage_names = (ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK)
     steps: Mapping[str, str] = {
         "advertisement": ADVERTISE,
         "key-shares": SHARE,
@@ -91,48 +91,32 @@ class SecureExchange(Exchange):
 
     # --- leading --------------------------------------------------------------------------------
 
-    def missing(self) -> frozenset[int]:
-        """Whom the present stage still waits for."""
-        return self._round.missing
-
-    def done(self) -> frozenset[int]:
-        """Whose answer of the present stage is here."""
-        return self._round.answered
-
-    def _seconds(self, stage: str) -> float:
-        # Masking and the upload come on top of the time for the local work.
+    def seconds_for(self, stage: str) -> float:
+        """Masking and the upload come on top of the time for the local work."""
         settings = self.setup.settings
         return settings.step_seconds + (self.task.seconds if stage == INPUT else 0.0)
 
-    async def _begin(self, stage: str) -> None:
+    def begin(self, stage: str) -> None:
+        """Make room for the updates and their sum."""
         if stage == INPUT:
             self.uploads.open()
             self._sum = np.zeros(self.encoding.words, np.uint64)
 
-    async def _close(self, stage: str) -> None:
+    async def close(self, stage: str) -> None:
+        """Tell the protocol who has left, which is all that it ever hears of that, and end its stage."""
+        for client in self.clients.reasons:
+            self._round.drop(client)
         if stage == UNMASK:  # rebuilds the secrets: seconds for large cohorts
             await asyncio.to_thread(self._round.close_stage)
         else:
             self._round.close_stage()
-        for client in self._round.dropped - self.dropped.keys():
-            self.give_up(client, f"no answer in stage {stage}")
-        for client in self.dropped:  # who left while the stage was being closed
-            self._drop_from_round(client)
 
-    def _lose(self, client: int) -> None:
-        # Not while the round may be in a thread's hands, nor while the client's vector is being added:
-        # it is in the sum then, and must be among the survivors.
-        if not self._closing and client not in self._admitted:
-            self._drop_from_round(client)
-
-    def _drop_from_round(self, client: int) -> None:
-        if self._round.stage not in (ServerStage.DONE, ServerStage.FAILED):
-            self._round.drop(client)
-
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Let go of the sum."""
         self._sum = np.zeros(0, np.uint64)
 
-    async def _finish(self) -> ExchangeResult:
+    async def finish(self) -> ExchangeResult:
+        """Take the masks off the sum, and decode it."""
         survivors = frozenset(self._round.survivors().survivors)
         decoded = await asyncio.to_thread(self._decode, len(survivors))
         self.decoded = decoded
@@ -148,7 +132,7 @@ class SecureExchange(Exchange):
 
     def _decode(self, survivors: int) -> Decoded:
         apply_masks(self._sum, self._round.mask_terms(), threads=self.setup.threads)
-        manifest = self.manifests[min(self.taken)]
+        manifest = self.manifests[min(self.clients.taken)]
         has_model = self.encoding.layout is not None and self.setup.model is not None
         return decode(
             self.encoding,
@@ -214,7 +198,7 @@ class SecureExchange(Exchange):
 
     def _has_passed(self, client: int, stage: str) -> bool:
         self.require(client)
-        return self._stage_index > self.stages.index(stage)
+        return self.stages.is_past(stage)
 
     # --- uploads --------------------------------------------------------------------------------
 
@@ -229,34 +213,22 @@ class SecureExchange(Exchange):
                 f"there are {self.encoding.settings.max_metrics} slots for metrics, not {slots}",
             )
 
-    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
-        """R2: the receipt first, and only then into the sum."""
-        path = await self.uploads.publish(client, manifest.size)
-        # The client may have been given up while it sent. From the admission on it cannot be, until
-        # its vector is in the sum: a stage does not close over an admitted client.
-        self.require_step(client, "manifest")
-        self._admitted.add(client)
-        try:
-            await self.keep_receipt(client, "manifest", digest)
-            async with self._fold_lock:
-                await asyncio.to_thread(self._fold_or_break, path)
-                self._round.receive_input(client, bytes.fromhex(manifest.digest))
-            self.taken.add(client)
-            self.uploads.keep(client)
-            discard(path)
-            if client in self.dropped:  # left meanwhile: a survivor, but no more answers of it
-                self._drop_from_round(client)
-        finally:
-            self._admitted.discard(client)
-            self._answers.ring()
+    async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
+        """R2: into the sum, one at a time; the vector is not kept."""
+        assert path is not None  # noqa: S101 - a masked vector is never empty
+        async with self._fold_lock:
+            await asyncio.to_thread(self._fold, path)
+            self._round.receive_input(client, bytes.fromhex(manifest.digest))
+        discard(path)
 
-    def _fold_or_break(self, path: Path) -> None:
+    def _fold(self, path: Path) -> None:
         """Add the vector; if that fails half way the sum is spoilt, and the exchange with it."""
         try:
             fold_file(path, self._sum, threads=self.setup.threads)
         except (OSError, FedcoreError) as error:
-            self._broken = RoundFailed(f"a vector could not be added to the sum: {error}")
-            raise self._broken from error
+            failure = RoundFailed(f"a vector could not be added to the sum: {error}")
+            self.spoil(failure)
+            raise failure from error
 
 
 def clipped_elements(decoded: Decoded) -> int:

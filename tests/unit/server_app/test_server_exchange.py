@@ -136,7 +136,7 @@ async def waits_only_for(here: Site, client: int, stage: str) -> None:
 
     def alone() -> bool:
         exchange = here.application.coordinator.exchange
-        return exchange is not None and exchange.stage == stage and exchange.missing() == {client}
+        return exchange is not None and exchange.stages.current == stage and exchange.clients.missing == {client}
 
     await until(alone)
 

@@ -501,7 +501,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
         (reply,) = (await asked).replies
         assert reply.examples == 40
     else:
-        await wait_until(lambda: exchange.over)
+        await wait_until(lambda: exchange.stages.over)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
     assert not folder.exists() or list(folder.iterdir()) == []

@@ -1,0 +1,220 @@
+"""The two tables that an exchange follows: how its stages succeed each other, and how each of its clients stands.
+
+`PHASES` maps (phase, event) and `STANDINGS` (standing, event) to where it leads. A pair that is absent raises
+IllegalTransition and changes nothing. docs/state-machines.md is drawn from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from fedcore.errors import IllegalTransition
+from server_app.http.polling import Bell
+
+
+class Phase(StrEnum):
+    """What an exchange does with messages of its present stage; `DONE` and `FAILED` are its ends."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class StageEvent(StrEnum):
+    """What the leading of an exchange decides."""
+
+    CLOSE = "close"
+    NEXT_STAGE = "next stage"
+    FINISH = "finish"
+    FAIL = "fail"
+
+
+_P, _S = Phase, StageEvent
+PHASES: Mapping[tuple[Phase, StageEvent], Phase] = {
+    # A closing stage takes nothing more, and finishes what it has admitted.
+    (_P.OPEN, _S.CLOSE): _P.CLOSING,
+    (_P.CLOSING, _S.NEXT_STAGE): _P.OPEN,
+    (_P.CLOSING, _S.FINISH): _P.DONE,
+    (_P.OPEN, _S.FAIL): _P.FAILED,
+    (_P.CLOSING, _S.FAIL): _P.FAILED,
+}
+
+
+class Stages:
+    """Where an exchange is: in one of its stages, which follow each other, or at its end."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._index = 0
+        self._phase = Phase.OPEN
+
+    @property
+    def current(self) -> str:
+        """The present stage, or "done" or "failed"."""
+        return self._phase.value if self.over else self._names[self._index]
+
+    @property
+    def over(self) -> bool:
+        """Whether the exchange has ended."""
+        return self._phase in (Phase.DONE, Phase.FAILED)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the present stage is open."""
+        return self._phase is Phase.OPEN
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the exchange has not gone beyond its first stage."""
+        return self._index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no stage follows."""
+        return self._index == len(self._names) - 1
+
+    def is_past(self, stage: str) -> bool:
+        """Whether a later stage than `stage` has begun."""
+        return self._index > self._names.index(stage)
+
+    def is_ahead(self, stage: str) -> bool:
+        """Whether `stage` is still to come."""
+        return self._index < self._names.index(stage)
+
+    def move(self, event: StageEvent) -> str:
+        """Follow the table; the stage, or end, that this leads to."""
+        target = PHASES.get((self._phase, event))
+        if target is None or (event is StageEvent.NEXT_STAGE and self.is_last):
+            raise IllegalTransition(self._phase, event)
+        self._phase = target
+        self._index += event is StageEvent.NEXT_STAGE
+        return self.current
+
+
+class Standing(StrEnum):
+    """How a client stands in an exchange, by what became of its update and whether it is still there."""
+
+    ASKED = "asked"
+    ADMITTED = "admitted"
+    TAKEN = "taken"
+    DROPPED = "dropped"
+    LEAVING = "leaving"
+    LEFT = "left"
+
+
+class ClientChange(StrEnum):
+    """What can happen to a client."""
+
+    ADMIT = "admit update"
+    TAKE = "take update"
+    REFUSE = "refuse update"
+    DROP = "drop"
+
+
+_A, _C = Standing, ClientChange
+STANDINGS: Mapping[tuple[Standing, ClientChange], Standing] = {
+    (_A.ASKED, _C.ADMIT): _A.ADMITTED,
+    (_A.ASKED, _C.DROP): _A.DROPPED,
+    (_A.ADMITTED, _C.TAKE): _A.TAKEN,
+    (_A.ADMITTED, _C.REFUSE): _A.ASKED,
+    # Its update is being added and cannot be held back any more: it will be a survivor that says nothing further.
+    (_A.ADMITTED, _C.DROP): _A.LEAVING,
+    (_A.LEAVING, _C.TAKE): _A.LEFT,
+    (_A.LEAVING, _C.REFUSE): _A.DROPPED,
+    (_A.TAKEN, _C.DROP): _A.LEFT,
+}
+_GONE = frozenset({Standing.DROPPED, Standing.LEAVING, Standing.LEFT})
+_BEING_TAKEN = frozenset({Standing.ADMITTED, Standing.LEAVING})
+_TAKEN = frozenset({Standing.TAKEN, Standing.LEFT})
+
+
+class Participants:
+    """The one owner of how each client of an exchange stands, and of who has answered the present stage.
+
+    changed: rung whenever something here changes.
+    """
+
+    def __init__(self, cohort: Iterable[int]) -> None:
+        self._standing = dict.fromkeys(cohort, Standing.ASKED)
+        self._reasons: dict[int, str] = {}
+        self._answered: set[int] = set()
+        self._taken_now: set[int] = set()
+        self.changed = Bell()
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._standing
+
+    def __len__(self) -> int:
+        return len(self._standing)
+
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """Why each client is gone that was dropped; its messages are refused."""
+        return self._reasons
+
+    @property
+    def taken(self) -> frozenset[int]:
+        """Whose update is part of the result, whatever becomes of the client later."""
+        return self._in(_TAKEN)
+
+    @property
+    def being_taken(self) -> frozenset[int]:
+        """Whose update is admitted and not part of the result yet. A stage does not end over them."""
+        return self._in(_BEING_TAKEN)
+
+    @property
+    def done(self) -> frozenset[int]:
+        """Whose answer of the present stage is here; an update counts even where its client has left since."""
+        return frozenset(self._answered | self._taken_now)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Whom the present stage still waits for."""
+        there = self._standing.keys() - self._in(_GONE) | self.being_taken
+        return frozenset(there - self.done)
+
+    def standing(self, client: int) -> Standing:
+        """How a client of the cohort stands."""
+        return self._standing[client]
+
+    def begin_stage(self) -> None:
+        """Nobody has answered yet."""
+        self._answered.clear()
+        self._taken_now.clear()
+
+    def answer(self, client: int) -> None:
+        """A client's message of the present stage has been accepted."""
+        self._answered.add(client)
+        self.changed.ring()
+
+    def admit(self, client: int) -> None:
+        """A client's update is about to be taken; from here on until it is, the client counts as there."""
+        self._move(client, ClientChange.ADMIT)
+
+    def take(self, client: int) -> None:
+        """An admitted client's update is part of the result."""
+        self._move(client, ClientChange.TAKE)
+        self._taken_now.add(client)
+
+    def refuse(self, client: int) -> None:
+        """An admitted client's update could not be taken; it may send the end of it again."""
+        self._move(client, ClientChange.REFUSE)
+
+    def drop(self, client: int, reason: str) -> None:
+        """Give a client up: what it said in the present stage counts no more, unless that was its update."""
+        self._move(client, ClientChange.DROP)
+        self._answered.discard(client)
+        self._reasons[client] = reason
+
+    def _in(self, standings: frozenset[Standing]) -> frozenset[int]:
+        return frozenset(client for client, standing in self._standing.items() if standing in standings)
+
+    def _move(self, client: int, change: ClientChange) -> None:
+        source = self._standing[client]
+        target = STANDINGS.get((source, change))
+        if target is None:
+            raise IllegalTransition(source, change)
+        self._standing[client] = target
+        self.changed.ring()

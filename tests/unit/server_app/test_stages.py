@@ -1,0 +1,115 @@
+"""How the stages of an exchange succeed each other, and how its clients stand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fedcore.errors import IllegalTransition
+from server_app.exchanges.stages import (
+    STANDINGS,
+    ClientChange,
+    Participants,
+    StageEvent,
+    Stages,
+    Standing,
+)
+
+CHANGES = {
+    ClientChange.ADMIT: Participants.admit,
+    ClientChange.TAKE: Participants.take,
+    ClientChange.REFUSE: Participants.refuse,
+    ClientChange.DROP: lambda clients, client: clients.drop(client, "gone"),
+}
+WAYS = {
+    Standing.ASKED: (),
+    Standing.ADMITTED: (ClientChange.ADMIT,),
+    Standing.TAKEN: (ClientChange.ADMIT, ClientChange.TAKE),
+    Standing.DROPPED: (ClientChange.DROP,),
+    Standing.LEAVING: (ClientChange.ADMIT, ClientChange.DROP),
+    Standing.LEFT: (ClientChange.ADMIT, ClientChange.DROP, ClientChange.TAKE),
+}
+
+
+def brought_to(standing: Standing) -> Participants:
+    clients = Participants([1, 2])
+    for change in WAYS[standing]:
+        CHANGES[change](clients, 1)
+    assert clients.standing(1) is standing
+    return clients
+
+
+def seen(clients: Participants) -> tuple[object, ...]:
+    return clients.standing(1), clients.done, clients.missing, clients.taken, clients.being_taken, {**clients.reasons}
+
+
+@pytest.mark.parametrize(("standing", "change"), list(itertools.product(Standing, ClientChange)))
+def test_every_change_follows_the_table_or_is_refused(standing: Standing, change: ClientChange) -> None:
+    clients = brought_to(standing)
+    before = seen(clients)
+    if target := STANDINGS.get((standing, change)):
+        CHANGES[change](clients, 1)
+        assert clients.standing(1) is target
+    else:
+        with pytest.raises(IllegalTransition):
+            CHANGES[change](clients, 1)
+        assert seen(clients) == before
+    assert clients.standing(2) is Standing.ASKED
+
+
+@pytest.mark.parametrize("standing", Standing)
+def test_a_stage_waits_for_whoever_is_there_or_being_taken(standing: Standing) -> None:
+    clients = brought_to(standing)
+    waits = standing in (Standing.ASKED, Standing.ADMITTED, Standing.LEAVING)
+    assert clients.missing == ({1, 2} if waits else {2})
+    assert clients.done == ({1} if standing in (Standing.TAKEN, Standing.LEFT) else set())
+    clients.begin_stage()
+    assert clients.done == set()
+    stays = standing not in (Standing.DROPPED, Standing.LEFT)
+    assert clients.missing == ({1, 2} if stays else {2})
+
+
+def test_an_answer_of_a_client_that_left_counts_no_more_but_its_update_does() -> None:
+    clients = Participants([1, 2])
+    clients.answer(1)
+    clients.answer(2)
+    assert clients.done == {1, 2}
+    clients.drop(1, "silent")
+    assert (clients.done, clients.missing, clients.reasons) == ({2}, set(), {1: "silent"})
+    clients.begin_stage()
+    clients.admit(2)
+    clients.drop(2, "left")
+    assert (clients.missing, clients.being_taken) == ({2}, {2}), "it is in the sum, or will be"
+    clients.take(2)
+    assert (clients.done, clients.taken, clients.missing) == ({2}, {2}, set())
+
+
+def test_stages_follow_each_other_to_an_end() -> None:
+    stages = Stages(["input", "unmask"])
+    assert (stages.current, stages.takes_messages, stages.is_ahead("unmask")) == ("input", True, True)
+    for illegal in (StageEvent.NEXT_STAGE, StageEvent.FINISH):
+        with pytest.raises(IllegalTransition):
+            stages.move(illegal)
+    stages.move(StageEvent.CLOSE)
+    assert not stages.takes_messages
+    assert stages.move(StageEvent.NEXT_STAGE) == "unmask"
+    assert stages.is_past("input")
+    assert stages.takes_messages
+    stages.move(StageEvent.CLOSE)
+    with pytest.raises(IllegalTransition):
+        stages.move(StageEvent.NEXT_STAGE)
+    assert stages.move(StageEvent.FINISH) == "done"
+    assert stages.over
+    for event in StageEvent:
+        with pytest.raises(IllegalTransition):
+            stages.move(event)
+
+
+def test_an_exchange_fails_from_an_open_and_from_a_closing_stage() -> None:
+    for before in ((), (StageEvent.CLOSE,)):
+        stages = Stages(["input"])
+        for event in before:
+            stages.move(event)
+        assert stages.move(StageEvent.FAIL) == "failed"
+        assert not stages.takes_messages
