@@ -24,8 +24,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say
 from fedcore.compare.execution import RunStart, carry_out
-from fedcore.compare.job import CompareJob, every_mode
-from fedcore.compare.modes import parse_modes
+from fedcore.compare.job import CompareJob
+from fedcore.compare.modes import every_mode, parse_modes
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import Kill
 from fedcore.errors import RunFailed

@@ -37,7 +37,6 @@ from fedcore.compare.report.drawing import MUTED, Drawing, label_lines, looks, p
 from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import ModeRun
 from fedcore.compare.schedule import Schedule
-from fedcore.compare.training import global_batch
 from fedcore.errors import RunFailed
 from fedcore.flower.app import FlowerApp
 from fedcore.record import EventSink
@@ -112,7 +111,7 @@ def study(app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path 
     known = replace(wan, step=first.cost.step, example=first.cost.example)
     second = _carried_out(replace(job, modes=parse_modes(TRAINED_TWICE), out=folder / NETWORKS[1], network=known))
     counts = [site.training for site in first.split]
-    once = {run.mode.label: run for run in plan(job) if run.mode.family != "parameter-server"}
+    once = {run.mode.label: run for run in plan(job) if not run.mode.kind.startswith("ps-")}
     results = {result.mode: result for result in first.runs}
     retimed = {
         network.name: {
@@ -138,17 +137,17 @@ def retime(run: ModeRun, result: RunResult, schedule: Schedule, cost: Cost, netw
     start, *points = result.curve
     rounds = len(points)
     up = _each_round([point.bytes_up for point in points])
-    size = global_batch(run) if "global-batch" in run.mode.options else 0
+    size = run.mode.mode.global_batch(run) if "global-batch" in run.mode.options else 0
     _, steps = schedule.global_steps(size)
-    match run.mode.family:
+    match run.mode.kind:
         case "centralized":
             seconds = centralized_seconds(schedule, size, rounds, cost)
         case "local":
             seconds = local_seconds(schedule, rounds, cost, network)
-        case "synchronous":
+        case "allreduce":
             seconds = allreduce_seconds(schedule, size, rounds, cost, network, bytes_per_step=up / steps)
-        case "averaging":
-            h = int(run.mode.options["h"]) or steps
+        case "local-sgd" | "diloco":
+            h = int(run.mode.options["h"])
             sent = up / math.ceil(steps / h)
             seconds = averaging_seconds(schedule, size, rounds, cost, network, h=h, bytes_per_average=sent)
         case _:

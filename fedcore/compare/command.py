@@ -21,12 +21,11 @@ from fedcore.compare.job import (
     SEED,
     CompareJob,
     describe,
-    every_mode,
     parse_kill,
     parse_seeds,
     parse_sweep,
 )
-from fedcore.compare.modes import KINDS, parse_modes
+from fedcore.compare.modes import MODES, every_mode, parse_modes
 from fedcore.compare.network import Network
 from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
 from fedcore.config import parse_assignments
@@ -163,8 +162,9 @@ def _show(comparison: Comparison, out: Path, console: Console, *, as_json: bool)
 def modes_table() -> Table:
     """Every mode with its options and their defaults."""
     table = Table("mode", "what it is", "options", box=box.SIMPLE_HEAVY, pad_edge=False)
-    for name, kind in KINDS.items():
-        table.add_row(name, kind.title, escape(", ".join(f"{key}={value}" for key, value in kind.options.items())))
+    for name, mode in MODES.items():
+        options = ", ".join(f"{key}={option.default}" for key, option in mode.options.items())
+        table.add_row(name, mode.title, escape(options))
     return table
 
 

@@ -13,7 +13,6 @@ from typing import Protocol, TypeAlias
 
 from fedcore.compare.folder import OutFolder
 from fedcore.compare.job import PARTITION, CompareJob, plan
-from fedcore.compare.modes import KINDS
 from fedcore.compare.report import Comparison, ModeTitle, machine
 from fedcore.compare.results import RESULT_FILE, RunResult, stored_precision
 from fedcore.compare.run import ModeRun
@@ -99,10 +98,7 @@ def in_groups(runs: Sequence[ModeRun]) -> list[tuple[int, ModeRun]]:
 
 
 def _group(run: ModeRun) -> str:
-    """Clients agree once to what the server may read, so that plain runs need a federation of their own."""
-    if run.mode.family != "federated":
-        return run.mode.label
-    return str(run.settings["aggregation"])
+    return run.mode.mode.warm_group(run) or run.mode.label
 
 
 def _carry_out(run: ModeRun, runner: Runner, emit: EventSink) -> RunResult:
@@ -150,7 +146,7 @@ def build_comparison(
         settings={key: fixed.get(key, value) for key, value in settings.items()},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine(),
-        modes=tuple(ModeTitle(label=mode.label, kind=mode.kind, title=KINDS[mode.kind].title) for mode in job.modes),
+        modes=tuple(ModeTitle(label=mode.label, kind=mode.kind, title=mode.mode.title) for mode in job.modes),
         runs=tuple(results),
         network=job.network,
         cost=runs[0].cost,

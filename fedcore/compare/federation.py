@@ -53,7 +53,7 @@ class Federation:
         A federation that lost a process is not used again. Raises EnvironmentFailure where a process ends that was not
         to be killed.
         """
-        plain = run.mode.kind == "federated-plain"
+        plain = run.settings["aggregation"] == "plain"
         whole = False
         try:
             if plain not in self._warm:
@@ -158,5 +158,5 @@ def settings_of(run: ModeRun) -> dict[str, Scalar]:
     """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it."""
     if run.kill is None:
         return dict(run.settings)
-    fewest = 1 if run.mode.kind == "federated-plain" else 2
+    fewest = 1 if run.settings["aggregation"] == "plain" else 2
     return {**run.settings, "min-clients": max(fewest, run.sites - 1), "join-seconds": JOIN_SECONDS}

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from fedcore.compare.modes import KINDS, Mode
+from fedcore.compare.modes import MODES, ChosenMode
+from fedcore.compare.modes.federated import TOGETHER
 from fedcore.compare.network import Network
 from fedcore.compare.run import Kill, ModeRun
 from fedcore.config import JobSettings, override, parse_assignments
@@ -20,7 +20,6 @@ from fedcore.wire import Scalar
 
 SEED, PARTITION, ROUNDS = "seed", "partition", "num-server-rounds"
 ALL_MODES = "all"
-PRIVATE_KIND = "federated-dp"
 RUNS_FOLDER = "runs"
 _SET = "--set"
 _RUN_CONFIG = "the run config"
@@ -44,7 +43,7 @@ class CompareJob:
     """
 
     app: FlowerApp
-    modes: tuple[Mode, ...]
+    modes: tuple[ChosenMode, ...]
     sites: int
     out: Path
     seeds: tuple[int, ...] = ()
@@ -86,25 +85,6 @@ def plan(job: CompareJob) -> tuple[ModeRun, ...]:
     if problems:
         raise ConfigurationError("\n".join(problems))
     return tuple(runs)
-
-
-def mode_settings(mode: Mode, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
-    """[tool.fedcore] as one of the federated modes has it; differential privacy is for federated-dp alone."""
-    aggregation = "plain" if mode.kind == "federated-plain" else "secure"
-    decided: dict[str, Any] = {"min-clients": sites, "aggregation": aggregation}
-    if mode.kind != PRIVATE_KIND:
-        decided |= {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
-    checked = JobSettings.from_mapping({**settings, **decided})
-    if checked.private != (mode.kind == PRIVATE_KIND):
-        raise ConfigurationError(
-            f"dp-epsilon or dp-noise-multiplier and the mode {PRIVATE_KIND} go together: name both or neither"
-        )
-    return checked.to_mapping()
-
-
-def every_mode() -> tuple[str, ...]:
-    """The modes that need no further settings."""
-    return tuple(kind for kind in KINDS if kind != PRIVATE_KIND)
 
 
 def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:
@@ -168,26 +148,24 @@ def _check_job(job: CompareJob, config: Mapping[str, Scalar]) -> None:
             raise ConfigurationError(f"--set {key}: {_DECIDED[key]}")
         if key not in known:
             if key in job.app.settings.to_mapping():
-                which = f"the mode {PRIVATE_KIND}" if key.startswith("dp-") else "federated modes"
-                raise ConfigurationError(f"--set {key} is for {which}, which --modes does not name")
+                raise ConfigurationError(f"--set {key} is for {_takers(key)}, which --modes does not name")
             raise UnknownKey(key, known, _SET)
-    if job.app.settings.private and not any(mode.kind == PRIVATE_KIND for mode in job.modes):
-        raise ConfigurationError(
-            f"dp-epsilon or dp-noise-multiplier and the mode {PRIVATE_KIND} go together: name both or neither"
-        )
+    if job.app.settings.private and not any(chosen.mode.private for chosen in job.modes):
+        raise ConfigurationError(TOGETHER.format(" or ".join(name for name, mode in MODES.items() if mode.private)))
 
 
-def _known(mode: Mode, config: Mapping[str, Scalar]) -> frozenset[str]:
+def _known(chosen: ChosenMode, config: Mapping[str, Scalar]) -> frozenset[str]:
     """The keys that can be set for a mode."""
-    settings: set[str] = set()
-    if mode.family == "federated":
-        settings = set(JobSettings().to_mapping()) - set(_DECIDED)
-        if mode.kind != PRIVATE_KIND:
-            settings = {key for key in settings if not key.startswith("dp-")}
-    return frozenset({*config, *KINDS[mode.kind].options, *settings} - {SEED})
+    return frozenset({*config, *chosen.options, *chosen.mode.setting_names()} - {SEED})
 
 
-def _points(job: CompareJob, mode: Mode, config: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+def _takers(key: str) -> str:
+    """The modes that a key of [tool.fedcore] is for."""
+    *names, last = [name for name, mode in MODES.items() if key in mode.setting_names()]
+    return f"the modes {', '.join(names)} and {last}" if names else f"the mode {last}"
+
+
+def _points(job: CompareJob, mode: ChosenMode, config: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
     """Values of the keys that hold for a mode, one combination after the other."""
     keys = [key for key in job.sweep if key in _known(mode, config) and key not in mode.given]
     for values in itertools.product(*(job.sweep[key] for key in keys)):
@@ -202,9 +180,15 @@ def _seeds(job: CompareJob, config: Mapping[str, Scalar]) -> tuple[int, ...]:
 
 
 def _run(
-    job: CompareJob, mode: Mode, config: Mapping[str, Scalar], point: Mapping[str, Scalar], seed: int, *, number: int
+    job: CompareJob,
+    mode: ChosenMode,
+    config: Mapping[str, Scalar],
+    point: Mapping[str, Scalar],
+    seed: int,
+    *,
+    number: int,
 ) -> ModeRun:
-    options = KINDS[mode.kind].options
+    options = mode.options
     values = {**point, **mode.config}
     for key in mode.config:
         if key not in _known(mode, config):
@@ -213,9 +197,7 @@ def _run(
     rest = {key: value for key, value in values.items() if key not in config and key not in options}
     if SEED in config:
         changes[SEED] = seed
-    settings = job.app.settings.to_mapping()
-    if mode.family == "federated":
-        settings = mode_settings(mode, {**settings, **rest}, sites=job.sites)
+    settings = mode.mode.settings({**job.app.settings.to_mapping(), **rest}, sites=job.sites)
     return ModeRun(
         app=job.app,
         mode=mode.with_options({key: value for key, value in point.items() if key in options}),
@@ -231,12 +213,12 @@ def _run(
     )
 
 
-def _refusal(key: str, mode: Mode, config: Mapping[str, Scalar]) -> ConfigurationError:
+def _refusal(key: str, mode: ChosenMode, config: Mapping[str, Scalar]) -> ConfigurationError:
     """Why a key in the brackets of a mode is not for it."""
     if key in _DECIDED:
         return ConfigurationError(f"{key}: {_DECIDED[key]}")
-    if key.startswith("dp-") and mode.family == "federated":
-        return ConfigurationError(f"{key} is for the mode {PRIVATE_KIND}")
+    if mode.mode.setting_names() and key in JobSettings().to_mapping():
+        return ConfigurationError(f"{key} is for {_takers(key)}")
     return UnknownKey(key, _known(mode, config), "--modes")
 
 

@@ -6,11 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedcore.compare.modes import Mode
 from fedcore.compare.network import Cost, Network
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
+
+if TYPE_CHECKING:
+    from fedcore.compare.modes import ChosenMode
 
 MODEL_FILE = "model.safetensors"
 """In the folder of a run that finished: its last model."""
@@ -39,7 +42,7 @@ class ModeRun:
     """
 
     app: FlowerApp
-    mode: Mode
+    mode: ChosenMode
     config: Mapping[str, Scalar]
     settings: Mapping[str, Scalar]
     sites: int

@@ -9,10 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedcore.compare.baselines import run_baseline
-from fedcore.compare.federated import run_federated
 from fedcore.compare.federation import Federation
-from fedcore.compare.parameter_server import run_parameter_server
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import ModeRun
 from fedcore.record import EventSink
@@ -41,13 +38,11 @@ class ModeRunner:
 
     def __call__(self, run: ModeRun, emit: EventSink) -> RunResult:
         """Carry out one run; raises FedcoreError or OSError where it cannot begin."""
-        if run.mode.family == "federated":
-            return run_federated(run, emit, self._warm())
+        if run.mode.mode.warm_group(run):
+            return run.mode.mode.carry_out(run, emit, self._warm())
         # Idle clients would take memory and time from the workers of this run.
         self._close()
-        if run.mode.family == "parameter-server":
-            return run_parameter_server(run, emit)
-        return run_baseline(run, emit)
+        return run.mode.mode.carry_out(run, emit, None)
 
     def _warm(self) -> Federation:
         if self._federation is None:

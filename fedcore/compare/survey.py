@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedcore.compare.measuring import measure_cost
-from fedcore.compare.modes import Mode
+from fedcore.compare.modes import ChosenMode
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.problem import Problem
 from fedcore.compare.report.document import SiteSplit
@@ -53,11 +53,11 @@ class Survey:
             cost=Cost(**value["cost"]) if value["cost"] else None,
         )
 
-    def allows(self, mode: Mode) -> bool:
-        """Whether the app can be trained in this mode; centralized and federated modes take any Flower app."""
-        return not self.refusal or mode.family in ("centralized", "federated")
+    def allows(self, chosen: ChosenMode) -> bool:
+        """Whether the app can be trained in this mode."""
+        return not self.refusal or chosen.mode.any_app
 
-    def check(self, modes: Sequence[Mode]) -> None:
+    def check(self, modes: Sequence[ChosenMode]) -> None:
         """Raise ConfigurationError that names every mode that the app cannot be trained in."""
         refused = [mode.label for mode in modes if not self.allows(mode)]
         if refused:

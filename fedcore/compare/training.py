@@ -55,15 +55,6 @@ def snapshot(folder: Path, number: int) -> Path:
     return folder / f"round-{number:03d}.safetensors"
 
 
-def global_batch(run: ModeRun) -> int:
-    """Examples of one step of all workers together, 0 for all that there are.
-
-    Where no option says it: the app's batch size, which averaging modes give to every worker.
-    """
-    own = int(run.config["batch-size"])
-    return int(run.mode.options["global-batch"]) or (own * run.sites if run.mode.family == "averaging" else own)
-
-
 def train_pooled(
     report: EventSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
 ) -> None:
@@ -72,7 +63,7 @@ def train_pooled(
     if ranks > 1:
         _join(rank, ranks, port, listening)
     problem = Problem.load(run.app, config=run.config, sites=run.sites)
-    schedule, size = problem.schedule, global_batch(run)
+    schedule, size = problem.schedule, run.mode.mode.global_batch(run)
     sites = range(run.sites)
     engine = _engine_together(problem, run, World.current()) if ranks > 1 else _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
@@ -116,16 +107,26 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
 
 
 def train_together(report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
-    """One rank of all, on the examples of its own site: gradients are averaged, or models.
+    """One rank of all, on the examples of its own site; gradients are averaged.
 
     port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given.
     """
+    _train_own(report, run, site, port, listening, averages=False)
+
+
+def train_averaging(report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
+    """The same with a model of its own; models are averaged."""
+    _train_own(report, run, site, port, listening, averages=True)
+
+
+def _train_own(
+    report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None, *, averages: bool
+) -> None:
     _join(site, run.sites, port, listening)
     world = World.current()
     problem = Problem.load(run.app, config=run.config, sites=run.sites)
     data = problem.training(site)
     schedule = Schedule.of(run.config, _counts(data, world))
-    averages = run.mode.family == "averaging"
     engine = _engine_alone(problem) if averages else _engine_together(problem, run, world)
     dist.barrier()
     before = Traffic.now()
@@ -133,7 +134,7 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
     load_entries(engine.entries(only=list(initial)), initial if site == 0 else None, world)
     dist.barrier()
     report(READY, _ready([schedule.counts[site]], engine, Traffic.now() - before))
-    size = global_batch(run)
+    size = run.mode.mode.global_batch(run)
     loop = RoundLoop(
         report=report,
         engine=engine,

@@ -30,7 +30,7 @@ ENDED: Final = "ended"
 """The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
 
 PRELOADED: Final = (
-    "torch.distributed", "torch.nn.parallel", "fedcore.compare.baselines", "fedcore.compare.parameter_server",
+    "torch.distributed", "torch.nn.parallel", "fedcore.compare.modes.baseline", "fedcore.compare.parameter_server",
     "sklearn.datasets",  # a second of each worker of an app that reads its data with it
 )  # fmt: skip
 """What the fork server imports before it forks: nothing that starts a thread, or opens a device."""

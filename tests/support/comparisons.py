@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedcore.compare.modes import KINDS, parse_modes
+from fedcore.compare.modes import parse_modes
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
 from fedcore.compare.results import Loss, Point, RunResult, SiteResult, Staleness
@@ -87,7 +87,7 @@ def made_up(modes: str = "centralized,federated", *, seeds: int = 1, **changes: 
         "settings": {"min-clients": 4},
         "created": "2026-01-02T03:04:05+00:00",
         "machine": MACHINE,
-        "modes": tuple(ModeTitle(label=m.label, kind=m.kind, title=KINDS[m.kind].title) for m in chosen),
+        "modes": tuple(ModeTitle(label=m.label, kind=m.kind, title=m.mode.title) for m in chosen),
         "runs": tuple(made_up_run(mode.label, seed=seed) for mode in chosen for seed in range(1, seeds + 1)),
         "network": Network.parse("wan,slow=2:4"),
         "cost": Cost(step=0.002, example=1e-5),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from fedcore.compare.initial import INITIAL_FILE
 from fedcore.compare.problem import Problem
 from fedcore.compare.run import ModeRun
-from fedcore.compare.training import global_batch
 from fedcore.state import ModelState
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
+
+if TYPE_CHECKING:
+    from fedcore.compare.modes.parameter_server import ParameterServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +37,21 @@ class Task:
     @property
     def together(self) -> bool:
         """Whether one step is made for all workers; otherwise each takes batches of its own."""
-        return self.run.mode.kind == "ps-sync"
+        return self._mode.together
 
     @property
     def bound(self) -> float:
         """By how many clocks a worker that reads may be ahead of the slowest one."""
-        if self.run.mode.kind == "ps-async":
-            return math.inf
-        return float(self.run.mode.options.get("s", 0))
+        return self._mode.bound(self.run)
+
+    @property
+    def _mode(self) -> ParameterServer:
+        return cast("ParameterServer", self.run.mode.mode)
 
     @property
     def global_batch(self) -> int:
         """Examples of one step of all workers together; 0 for all examples."""
-        return global_batch(self.run)
+        return self.run.mode.mode.global_batch(self.run)
 
     @property
     def seconds(self) -> float:

@@ -24,7 +24,7 @@ _COMPUTED = ("schema", "summary", "fairness")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeTitle:
-    """A mode of the comparison. label: as in `RunResult.mode`. kind: a key of `modes.KINDS`. title: in a few words."""
+    """A mode of the comparison. label: as in `RunResult.mode`. kind: a key of `modes.MODES`. title: in a few words."""
 
     label: str
     kind: str

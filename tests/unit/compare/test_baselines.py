@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.compare.baselines import _to_blame, run_baseline
 from fedcore.compare.clock import allreduce_seconds
 from fedcore.compare.modes import parse_modes
+from fedcore.compare.modes.baseline import _to_blame
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.problem import Problem
 from fedcore.compare.results import RunResult
@@ -54,6 +54,10 @@ def mode_run(mode: str, folder: Path, kill: Kill | None = None, app: str = "exam
     )  # fmt: skip
 
 
+def carry_out(run: ModeRun, emit: EventSink) -> RunResult:
+    return run.mode.mode.carry_out(run, emit, None)
+
+
 @pytest.fixture(scope="module")
 def carried_out(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Each mode is carried out once for all tests."""
@@ -62,7 +66,7 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(mode: str) -> tuple[RunResult, Path]:
         folder = tmp_path_factory.mktemp("run")
         record = RunRecord()
-        result = run_baseline(mode_run(mode, folder), lambda kind, data: record.add(kind, data, 0.0))
+        result = carry_out(mode_run(mode, folder), lambda kind, data: record.add(kind, data, 0.0))
         assert (result.status, result.reason) == ("finished", "")
         assert record.status == "finished"
         assert record.samples() == result.samples
@@ -172,7 +176,7 @@ def test_only_the_last_model_stays(carried_out: Run):
 
 @pytest.mark.parametrize("mode", ["centralized", "allreduce", "local-sgd", "local"])
 def test_a_killed_worker_is_told_of_and_nothing_hangs(tmp_path: Path, mode: str):
-    result = run_baseline(mode_run(mode, tmp_path, Kill(site=1, round=1)), lambda kind, data: None)
+    result = carry_out(mode_run(mode, tmp_path, Kill(site=1, round=1)), lambda kind, data: None)
     (loss,) = result.losses
     assert loss.round == 1
     assert loss.seconds < 60
@@ -211,7 +215,7 @@ def test_who_was_killed_is_found_when_another_is_seen_to_end_first(tmp_path: Pat
 
 
 def test_what_the_app_raises_is_the_reason(tmp_path: Path):
-    result = run_baseline(mode_run("allreduce", tmp_path, partition="nonsense"), lambda kind, data: None)
+    result = carry_out(mode_run("allreduce", tmp_path, partition="nonsense"), lambda kind, data: None)
     assert result.status == "failed"
     assert "nonsense" in result.reason
     assert result.losses == ()
@@ -219,7 +223,7 @@ def test_what_the_app_raises_is_the_reason(tmp_path: Path):
 
 def test_any_app_is_centralized_by_its_own_server_app(tmp_path: Path):
     run = mode_run("centralized", tmp_path, app="tests/apps/tiny")
-    result = run_baseline(run, lambda kind, data: None)
+    result = carry_out(run, lambda kind, data: None)
     assert (result.status, result.reason) == ("finished", "")
     assert result.samples == 64
     assert result.loss is not None

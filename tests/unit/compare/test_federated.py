@@ -9,7 +9,6 @@ import pytest
 
 from fedcore.compare.federated import run_federated
 from fedcore.compare.federation import Federation
-from fedcore.compare.job import mode_settings
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.run import Kill, ModeRun
@@ -34,7 +33,7 @@ def made(folder: Path, *, seed: int, hold: str = "", **changes: Any) -> ModeRun:
         app=app,
         mode=mode,
         config={**app.run_config, "num-server-rounds": ROUNDS, "seed": seed, "hidden": 1000, "lr": 0.001, "hold": hold},
-        settings=mode_settings(mode, app.settings.to_mapping(), sites=SITES),
+        settings=mode.mode.settings(app.settings.to_mapping(), sites=SITES),
         sites=SITES,
         seed=seed,
         folder=folder,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from support.tiny import TINY
 
-from fedcore.compare.job import CompareJob, describe, every_mode, parse_kill, parse_seeds, parse_sweep, plan
-from fedcore.compare.modes import KINDS, parse_modes
+from fedcore.compare.job import CompareJob, describe, parse_kill, parse_seeds, parse_sweep, plan
+from fedcore.compare.modes import MODES, every_mode, parse_modes
 from fedcore.compare.network import Network
 from fedcore.compare.run import Kill
 from fedcore.errors import ConfigurationError, UnknownKey
@@ -75,7 +75,11 @@ def test_federated_modes_have_their_own_settings() -> None:
     ("modes", "changes", "message"),
     [
         ("centralized", {"sweep": {"lrr": (0.1,)}}, "unknown key 'lrr' in --set; did you mean 'lr'"),
-        ("centralized", {"sweep": {"field-bits": (16,)}}, "--set field-bits is for federated modes"),
+        (
+            "centralized",
+            {"sweep": {"field-bits": (16,)}},
+            "--set field-bits is for the modes federated, federated-plain and",
+        ),
         ("federated", {"sweep": {"dp-epsilon": (1.0,)}}, "--set dp-epsilon is for the mode federated-dp"),
         ("federated-dp", {}, "federated-dp: dp-epsilon or dp-noise-multiplier and the mode federated-dp go together"),
         ("federated[dp-epsilon=1]", {}, "dp-epsilon is for the mode federated-dp"),
@@ -106,7 +110,7 @@ def test_every_problem_of_the_modes_is_named() -> None:
 
 
 def test_every_mode_can_be_planned() -> None:
-    assert set(every_mode()) == set(KINDS) - {"federated-dp"}
+    assert set(every_mode()) == set(MODES) - {"federated-dp"}
     assert len(plan(job(",".join(every_mode())))) == len(every_mode())
 
 

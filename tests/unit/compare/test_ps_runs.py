@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.compare.baselines import run_baseline
 from fedcore.compare.modes import parse_modes
+from fedcore.compare.modes.baseline import run_baseline
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.parameter_server import run_parameter_server
 from fedcore.compare.parameter_server import supervision as ps_supervision

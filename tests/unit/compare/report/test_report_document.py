@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 from support.comparisons import everything, made_up, made_up_run
 
-from fedcore.compare.modes import KINDS
+from fedcore.compare.modes import MODES
 from fedcore.compare.report import Comparison, merge
 from fedcore.compare.report.schema import json_schema
 from fedcore.compare.report.write import report
@@ -94,6 +94,6 @@ def test_the_precision_is_that_of_the_stored_weights(tmp_path: Path) -> None:
 def test_the_page_on_comparisons_names_every_mode_and_every_key() -> None:
     text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_0-9-]+)`", text))
-    assert set(KINDS) <= named
+    assert set(MODES) <= named
     assert set(SCHEMA["$defs"]["Comparison"]["properties"]) <= named
     assert set(SCHEMA["$defs"]["RunResult"]["properties"]) <= named

@@ -7,59 +7,70 @@ trains alone is missed by nobody.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from fedcore.compare.account import Account
-from fedcore.compare.centralized import train_centralized
-from fedcore.compare.clock import allreduce_seconds, averaging_seconds, centralized_seconds, local_seconds
 from fedcore.compare.evaluation import Evaluated, Models, emit_evaluation, evaluate_rounds, everywhere
 from fedcore.compare.initial import INITIAL_FILE, save_initial
+from fedcore.compare.modes.base import Mode, Option
+from fedcore.compare.network import Cost, Network
 from fedcore.compare.problem import ROUNDS
 from fedcore.compare.results import Loss, Point, RunResult
-from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
+from fedcore.compare.run import MODEL_FILE, ModeRun
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.training import (
     EVALUATED,
     LOOPBACK,
     READY,
     ROUND,
-    global_batch,
     snapshot,
-    train_alone,
-    train_together,
 )
 from fedcore.compare.workers import ENDED, WorkerEvent, Workers
 from fedcore.errors import EnvironmentFailure, FedcoreError
 from fedcore.record import EventSink
 from fedcore.state.files import sha256_file
 
-POOLED: Final = "pooled"
-"""The worker that has all the data."""
+GLOBAL_BATCH: Final = {"global-batch": Option(0)}
+"""Examples of one step of all workers together; 0 for the default of the mode."""
 _BLAME_SECONDS: Final = 30.0
 """How long to wait for the end of the worker whose end broke the collective that others report."""
-_CONSEQUENCES: Final = {
-    "centralized": "nobody else has the data, so that the run ended",
-    "local": "the other sites went on without it",
-    "synchronous": "every step needs the gradient of every rank, so that the run ended",
-    "averaging": "every average needs the model of every rank, so that the run ended",
-}
 _PEER_LOST: Final = ("gloo/transport/", "DistBackendError", "DistNetworkError")
 
 
-def run_baseline(run: ModeRun, emit: EventSink) -> RunResult:
-    """Carry out one run of a mode of the families centralized, local, synchronous and averaging.
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Mode):
+    """A mode that trains a `supervised_app` without a server."""
 
-    In mode `local` each point of the curve is the mean over the sites of each site's own model on its own test part,
-    and there is no model of the run. Bytes of centralized training are zero: its data were brought together before.
-    Whatever fails, the result says it.
-    """
+    goes_on: ClassVar[bool] = False
+    """Whether the others go on where a worker is lost."""
+    consequence: ClassVar[str]
+    """What becomes of a run that loses a worker."""
+
+    @abstractmethod
+    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+        """Start all workers; their names, in the order of their sites."""
+
+    @abstractmethod
+    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        """Seconds from the start to the end of each whole round, on other machines and links."""
+
+    def models(self, run: ModeRun, account: Account, number: int) -> Models:
+        """What each site is evaluated with after a round."""
+        return everywhere(run, snapshot(run.folder, number))
+
+    def carry_out(self, run: ModeRun, emit: EventSink, warm: Any) -> RunResult:
+        return run_baseline(self, run, emit)
+
+
+def run_baseline(mode: Baseline, run: ModeRun, emit: EventSink) -> RunResult:
+    """Carry out one run; whatever fails, the result says it."""
     started = time.monotonic()
     run.folder.mkdir(parents=True, exist_ok=True)
     rounds = int(run.config.get(ROUNDS, 0))
@@ -68,9 +79,9 @@ def run_baseline(run: ModeRun, emit: EventSink) -> RunResult:
     try:
         with Workers(run.folder, run.environment()) as workers:
             result = replace(result, initial_sha256=save_initial(run, workers))
-            account = _train(run, workers, emit)
-            result = _with_account(result, run, account)
-            result = _with_models(result, run, workers, account)
+            account = _train(mode, run, workers, emit)
+            result = _with_account(mode, result, run, account)
+            result = _with_models(mode, result, run, workers, account)
     except FedcoreError as error:
         result = replace(result, status="failed", reason=result.reason or str(error))
     if result.status == "finished":
@@ -82,8 +93,8 @@ def run_baseline(run: ModeRun, emit: EventSink) -> RunResult:
 # --- the workers -----------------------------------------------------------------------------------------------------
 
 
-def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
-    account = Account(names=_start(run, workers))
+def _train(mode: Baseline, run: ModeRun, workers: Workers, emit: EventSink) -> Account:
+    account = Account(names=mode.start(run, workers))
     try:
         for event in workers.events(silence=run.app.settings.train_seconds):
             if event.kind == READY:
@@ -95,7 +106,7 @@ def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
             elif event.kind == "log":
                 emit("log", event.data)
             elif event.kind == ENDED and event.data["exitcode"]:
-                _lose(run, workers, account, event)
+                _lose(mode, run, workers, account, event)
             for number in account.close_rounds():
                 emit("exchange-done", _done(account, number))
                 if run.kill is not None and run.kill.round == number:
@@ -107,27 +118,16 @@ def _train(run: ModeRun, workers: Workers, emit: EventSink) -> Account:
     return account
 
 
-def _start(run: ModeRun, workers: Workers) -> tuple[str, ...]:
-    """Start all workers of the mode; their names."""
-    centralized = run.mode.family == "centralized"
-    if centralized:
-        ranks = int(run.mode.options["ranks"])
-        names = (POOLED,) if ranks == 1 else tuple(f"{POOLED}-{rank + 1}" for rank in range(ranks))
-    else:
-        names = tuple(worker_name(site) for site in range(run.sites))
-    if run.mode.family == "local":
-        for site, name in enumerate(names):
-            workers.start(name, train_alone, run, site)
-        return names
+def start_group(workers: Workers, names: Sequence[str], target: Callable[..., object], run: ModeRun) -> None:
+    """Start the ranks of one process group, each with `target(report, run, rank, port, listening)`."""
     # Rank 0 gets the socket that its store listens on, so that nobody races for a port.
     with socket.create_server((LOOPBACK, 0)) as listening:
-        target, port = train_centralized if centralized else train_together, listening.getsockname()[1]
+        port = listening.getsockname()[1]
         for rank, name in enumerate(names):
             workers.start(name, target, run, rank, port, listening if rank == 0 else None)
-    return names
 
 
-def _lose(run: ModeRun, workers: Workers, account: Account, event: WorkerEvent) -> None:
+def _lose(mode: Baseline, run: ModeRun, workers: Workers, account: Account, event: WorkerEvent) -> None:
     """A worker ended before its time: the others go on, where they need it for nothing, or all end now."""
     noticed = time.monotonic()
     event = _to_blame(workers, event)
@@ -136,13 +136,13 @@ def _lose(run: ModeRun, workers: Workers, account: Account, event: WorkerEvent) 
         account.reason = f"{event.name}: {event.data['reason']}"
         return
     number = account.last_round(event.name)
-    consequence = _CONSEQUENCES[run.mode.family]
+    consequence = mode.consequence
     account.lost.add(event.name)
-    if run.mode.family != "local":
+    if not mode.goes_on:
         workers.stop()
     if number == int(run.config[ROUNDS]):
         consequence = "all its rounds were over"
-    elif run.mode.family != "local" or account.lost == set(account.names):
+    elif not mode.goes_on or account.lost == set(account.names):
         account.reason = f"{event.name} was lost after round {number} ({event.data['reason']}); {consequence}"
     loss = Loss(worker=event.name, round=number, consequence=consequence, seconds=time.monotonic() - noticed)
     account.losses.append(loss)
@@ -180,9 +180,9 @@ def _done(account: Account, number: int) -> dict[str, object]:
 # --- the result ------------------------------------------------------------------------------------------------------
 
 
-def _with_account(result: RunResult, run: ModeRun, account: Account) -> RunResult:
+def _with_account(mode: Baseline, result: RunResult, run: ModeRun, account: Account) -> RunResult:
     """What is known without an evaluation."""
-    curve = _curve(account, _simulated(run, account))
+    curve = _curve(account, _simulated(mode, run, account))
     last = curve[-1]
     return replace(
         result,
@@ -220,33 +220,21 @@ def _curve(account: Account, simulated: Sequence[float]) -> tuple[Point, ...]:
     )
 
 
-def _simulated(run: ModeRun, account: Account) -> list[float]:
+def _simulated(mode: Baseline, run: ModeRun, account: Account) -> list[float]:
     """The simulated clock at the end of every whole round; empty without a network."""
-    counts, rounds = account.counts(), len(account.rounds)
+    counts = account.counts()
     if run.network is None or run.cost is None or len(counts) != run.sites:
         return []
-    schedule = Schedule.of(run.config, counts)
-    if run.mode.family == "local":
-        return local_seconds(schedule, rounds, run.cost, run.network)
-    size = global_batch(run)
-    _, steps = schedule.global_steps(size)
-    if run.mode.family == "centralized":
-        return centralized_seconds(schedule, size, rounds, run.cost, ranks=len(account.names))
-    if run.mode.family == "synchronous":
-        sent = account.sent_for_each(rounds * steps)
-        return allreduce_seconds(schedule, size, rounds, run.cost, run.network, bytes_per_step=sent)
-    h = int(run.mode.options["h"]) or steps
-    sent = account.sent_for_each(rounds * math.ceil(steps / h))
-    return averaging_seconds(schedule, size, rounds, run.cost, run.network, h=h, bytes_per_average=sent)
+    return mode.clock(run, account, Schedule.of(run.config, counts), run.cost, run.network)
 
 
-def _with_models(result: RunResult, run: ModeRun, workers: Workers, account: Account) -> RunResult:
+def _with_models(mode: Baseline, result: RunResult, run: ModeRun, workers: Workers, account: Account) -> RunResult:
     """Evaluate the model of every round, and keep the last of a run that finished."""
     finished = result.status == "finished"
     model = run.folder / MODEL_FILE
-    if run.mode.family == "centralized" and account.counts() == ():
+    if account.evaluated:
         return _with_own_evaluation(result, account, model)
-    kept = {number: _models(run, account, number) for number in range(1, len(account.rounds) + 1)}
+    kept = {number: mode.models(run, account, number) for number in range(1, len(account.rounds) + 1)}
     found = evaluate_rounds(run, workers, {0: everywhere(run, run.folder / INITIAL_FILE), **kept})
     result = replace(result, curve=tuple(_evaluated(point, found) for point in result.curve))
     if finished and kept:
@@ -275,13 +263,6 @@ def _with_own_evaluation(result: RunResult, account: Account, model: Path) -> Ru
 
 def _sha256(model: Path) -> str:
     return sha256_file(model) if model.exists() else ""
-
-
-def _models(run: ModeRun, account: Account, number: int) -> Models:
-    if run.mode.family != "local":
-        return everywhere(run, snapshot(run.folder, number))
-    present = account.rounds[number - 1]
-    return {site: snapshot(run.folder / name, number) for site, name in enumerate(account.names) if name in present}
 
 
 def _evaluated(point: Point, found: Mapping[int, Evaluated]) -> Point:

@@ -1,0 +1,40 @@
+"""Synchronous data parallel training: every step takes the mean of all workers' gradients, round a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedcore.compare.account import Account
+from fedcore.compare.clock import allreduce_seconds
+from fedcore.compare.modes.base import Option
+from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, start_group
+from fedcore.compare.network import Cost, Network
+from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.training import train_together
+from fedcore.compare.workers import Workers
+
+HOOKS = ("none", "fp16", "bf16", "powersgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Baseline):
+    """One rank for each site, all of them in every step."""
+
+    consequence: ClassVar[str] = "every step needs the gradient of every rank, so that the run ended"
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        return {**GLOBAL_BATCH, "hook": Option("none", choices=HOOKS)}
+
+    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+        names = tuple(worker_name(site) for site in range(run.sites))
+        start_group(workers, names, train_together, run)
+        return names
+
+    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        size, rounds = self.global_batch(run), len(account.rounds)
+        sent = account.sent_for_each(rounds * schedule.global_steps(size)[1])
+        return allreduce_seconds(schedule, size, rounds, cost, network, bytes_per_step=sent)

@@ -1,0 +1,48 @@
+"""Each worker makes steps on a copy of the model, and the copies are averaged every h steps, without a server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from fedcore.compare.account import Account
+from fedcore.compare.clock import averaging_seconds
+from fedcore.compare.modes.base import Option
+from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, start_group
+from fedcore.compare.network import Cost, Network
+from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.training import train_averaging
+from fedcore.compare.workers import Workers
+
+OUTER: Final = {"outer-lr": Option(0.7), "outer-momentum": Option(0.9)}
+"""Of the outer Nesterov optimizer, as in Douillard et al. 2023."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Baseline):
+    """One rank for each site. outer: options of the optimizer that takes the mean movement for its gradient."""
+
+    consequence: ClassVar[str] = "every average needs the model of every rank, so that the run ended"
+
+    outer: Mapping[str, Option] = field(default_factory=dict)
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        return {**GLOBAL_BATCH, "h": Option(16, least=1), **self.outer}
+
+    def global_batch(self, run: ModeRun) -> int:
+        """By default every worker takes the app's batch size."""
+        return int(run.mode.options["global-batch"]) or int(run.config["batch-size"]) * run.sites
+
+    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+        names = tuple(worker_name(site) for site in range(run.sites))
+        start_group(workers, names, train_averaging, run)
+        return names
+
+    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        size, rounds, h = self.global_batch(run), len(account.rounds), int(run.mode.options["h"])
+        sent = account.sent_for_each(rounds * math.ceil(schedule.global_steps(size)[1] / h))
+        return averaging_seconds(schedule, size, rounds, cost, network, h=h, bytes_per_average=sent)

@@ -1,0 +1,125 @@
+"""What a mode of comparison is: the one interface behind every row of `fedcore.compare.modes.MODES`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from fedcore.errors import ConfigurationError
+from fedcore.wire import Scalar
+
+if TYPE_CHECKING:
+    from fedcore.compare.results import RunResult
+    from fedcore.compare.run import ModeRun
+    from fedcore.record import EventSink
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a mode. default: says its type, too. least: the smallest number. choices: all words; () for any."""
+
+    default: Scalar
+    least: float = 0
+    choices: tuple[str, ...] = ()
+
+    def read(self, key: str, value: Any) -> Scalar:
+        """A value in the type of the default; raises ConfigurationError for one that does not fit."""
+        if isinstance(self.default, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not type(self.default):
+            raise ConfigurationError(f"{key} must be of type {type(self.default).__name__}, not {value!r}")
+        if isinstance(value, int | float) and (value < 0 or math.isnan(value)):
+            raise ConfigurationError(f"{key} cannot be {value}")
+        if isinstance(value, int | float) and value < self.least:
+            raise ConfigurationError(f"{key} must be at least {self.least:g}")
+        if self.choices and value not in self.choices:
+            raise ConfigurationError(f"{key} must be one of {', '.join(self.choices)}, not {value!r}")
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InReport:
+    """What the report has to know of a mode, beyond what its runs found.
+
+    pooled: all data are in one place, so that the federated modes are measured against it. alone: each site has a model
+    of its own, tested where it was trained: it does not compete with the others. protection: what a federation does for
+    its updates; "" where there is none.
+    """
+
+    pooled: bool = False
+    alone: bool = False
+    protection: Literal["", "secure", "plain", "private"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode(ABC):
+    """One way to train the same app on the same data. name: as on the command line. title: in a few words."""
+
+    any_app: ClassVar[bool] = False
+    """Whether it takes any Flower app; the others train the model of a `supervised_app` themselves."""
+
+    name: str
+    title: str
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """What may stand in its brackets."""
+        return {}
+
+    @property
+    def private(self) -> bool:
+        """Whether it needs settings of differential privacy; such a mode is no part of `--modes all`."""
+        return False
+
+    @property
+    def in_report(self) -> InReport:
+        """What sets it apart in the report."""
+        return InReport()
+
+    def setting_names(self) -> frozenset[str]:
+        """Keys of [tool.fedcore] that may be set for this mode."""
+        return frozenset()
+
+    def settings(self, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
+        """[tool.fedcore] as this mode has it; raises ConfigurationError where it cannot work."""
+        return dict(settings)
+
+    def warm_group(self, run: ModeRun) -> str:
+        """Runs with the same one, unless it is "", can be carried out by the same processes, one after another."""
+        return ""
+
+    def global_batch(self, run: ModeRun) -> int:
+        """Examples of one step of all workers together, 0 for all that there are; by default the app's batch size."""
+        return int(run.mode.options.get("global-batch", 0)) or int(run.config["batch-size"])
+
+    @abstractmethod
+    def carry_out(self, run: ModeRun, emit: EventSink, warm: Any) -> RunResult:
+        """Carry out one run; whatever fails, the result says it. warm: the processes of `warm_group`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenMode:
+    """A mode as it was asked for.
+
+    label: how it was written, its name in reports. options: every option, the defaults included. config: what it lays
+    over the run config and, for a federated mode, over [tool.fedcore]. given: the keys in its brackets.
+    """
+
+    mode: Mode
+    label: str
+    options: Mapping[str, Scalar]
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+    @property
+    def kind(self) -> str:
+        """The name of the mode."""
+        return self.mode.name
+
+    def with_options(self, changes: Mapping[str, Any]) -> Self:
+        """The same with other values of some options; raises ConfigurationError for a value that does not fit."""
+        read = {key: self.mode.options[key].read(key, value) for key, value in changes.items()}
+        return replace(self, options={**self.options, **read})

@@ -1,0 +1,49 @@
+"""All data in one place, trained by one process, or by several that divide every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from fedcore.compare.account import Account
+from fedcore.compare.centralized import train_centralized
+from fedcore.compare.clock import centralized_seconds
+from fedcore.compare.modes.base import InReport, Option
+from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, start_group
+from fedcore.compare.network import Cost, Network
+from fedcore.compare.run import ModeRun
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.workers import Workers
+
+POOLED: Final = "pooled"
+"""The worker that has all the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centralized(Baseline):
+    """The union of what the sites of a synchronous mode would take, step by step; its bytes are zero.
+
+    An app that does its own training is driven by its own ServerApp.
+    """
+
+    any_app: ClassVar[bool] = True
+    consequence: ClassVar[str] = "nobody else has the data, so that the run ended"
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        return {**GLOBAL_BATCH, "ranks": Option(1, least=1)}
+
+    @property
+    def in_report(self) -> InReport:
+        return InReport(pooled=True)
+
+    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+        ranks = int(run.mode.options["ranks"])
+        names = (POOLED,) if ranks == 1 else tuple(f"{POOLED}-{rank + 1}" for rank in range(ranks))
+        start_group(workers, names, train_centralized, run)
+        return names
+
+    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        ranks = len(account.names)
+        return centralized_seconds(schedule, self.global_batch(run), len(account.rounds), cost, ranks=ranks)

@@ -1,0 +1,45 @@
+"""Every site alone, as a federated client trains, but with nobody to average with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedcore.compare.account import Account
+from fedcore.compare.clock import local_seconds
+from fedcore.compare.evaluation import Models
+from fedcore.compare.modes.base import InReport
+from fedcore.compare.modes.baseline import Baseline
+from fedcore.compare.network import Cost, Network
+from fedcore.compare.run import ModeRun, worker_name
+from fedcore.compare.schedule import Schedule
+from fedcore.compare.training import snapshot, train_alone
+from fedcore.compare.workers import Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Baseline):
+    """Each point of the curve is the mean over the sites of each site's own model on its own test part.
+
+    There is no model of the run.
+    """
+
+    goes_on: ClassVar[bool] = True
+    consequence: ClassVar[str] = "the other sites went on without it"
+
+    @property
+    def in_report(self) -> InReport:
+        return InReport(alone=True)
+
+    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+        names = tuple(worker_name(site) for site in range(run.sites))
+        for site, name in enumerate(names):
+            workers.start(name, train_alone, run, site)
+        return names
+
+    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        return local_seconds(schedule, len(account.rounds), cost, network)
+
+    def models(self, run: ModeRun, account: Account, number: int) -> Models:
+        present = account.rounds[number - 1]
+        return {site: snapshot(run.folder / name, number) for site, name in enumerate(account.names) if name in present}
