@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from support.deployment import Deployment
 from support.lanes import Lane, Lanes
+from support.simulated import simulate
+
+__all__ = ["simulate"]
 
 FEDERATIONS = 3
 """As many as keep two cores busy while the tests wait."""

@@ -13,13 +13,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import pytest
 
 from fedcore.errors import WorkerDied
-from fedcore.federation import ClientKit, Federation, OperatorKit, ServerKit
+from fedcore.federation import ClientKit, Federation, OperatorKit, ServerKit, provision
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Message, RunIn, RunOut
@@ -55,6 +57,17 @@ SETTINGS = {
     "field-bits": 16,
 }
 """Settings of a run. Its seconds are those of the site's clock: they pass only where a test lets them."""
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return provision(
+        tmp_path_factory.mktemp("server-federation") / "fed",
+        name="testing",
+        clients=4,
+        now=datetime.now(UTC),
+        hosts=["127.0.0.1"],
+    )
 
 
 class Clock:

@@ -5,44 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.own_models import RECORD, loaded, state_of
 
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
-from fedcore.state import LocalRecord, LocalStore, ModelState, StateSink, own_model
-
-RECORD = LocalRecord(
-    run="run-1",
-    server_round=3,
-    app_sha256="ab" * 32,
-    personal=("head.bias", "head.weight"),
-    metrics={"accuracy": 0.75, "loss_by_epoch": [2.0, 1.5]},
-)
-
-
-def state_of(value: float) -> ModelState:
-    brain = np.full(3, 0x3F80, np.uint16)
-    arrays = {
-        "body.weight": np.full((2, 3), value, np.float32),
-        "head.weight": np.full(4, -value, np.float32),
-        "counter": np.array(7, np.int64),
-        "head.bias": brain,
-    }
-    return ModelState.from_arrays(arrays, dtypes={"head.bias": "BF16"})
-
-
-def loaded(store: LocalStore) -> tuple[float, int]:
-    """What distinguishes one saved model from the next: a value of its tensors, and its round."""
-    model = store.load()
-    assert model is not None
-    return float(model.state["body.weight"][0, 0]), model.record.server_round
+from fedcore.state import LocalStore, ModelState, StateSink, own_model
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
@@ -166,60 +138,6 @@ def test_a_full_disk_leaves_the_model_before(
     store.save(state_of(2.0), replace(RECORD, server_round=4))
     assert loaded(store) == (2.0, 4)
     assert len(list(store.folder.iterdir())) == 2, "nothing is left of the failed attempt"
-
-
-DOOMED = """
-# Saves into each folder that it is told of, in a fork of its own, which dies before the operation of that number.
-import os, signal, sys
-from pathlib import Path
-import numpy as np
-from fedcore.state import LocalRecord, LocalStore, ModelState
-
-calls = fatal = 0
-
-def count(event, arguments):
-    global calls
-    if event in ("open", "os.rename", "os.remove", "os.mkdir", "tempfile.mkstemp"):
-        calls += 1
-        if calls == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-state = ModelState.from_arrays({"body.weight": np.full((2, 3), 2.0, np.float32), "head": np.zeros(2, np.float32)})
-record = LocalRecord(run="run-1", server_round=4, app_sha256="ab" * 32, personal=("head",), metrics={})
-for line in sys.stdin:
-    folder, number = line.split()
-    pid = os.fork()
-    if pid == 0:
-        fatal = int(number)
-        sys.addaudithook(count)
-        LocalStore(Path(folder)).save(state, record)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-def test_killed_at_any_moment_it_holds_the_old_model_or_the_new_one(tmp_path: Path) -> None:
-    """SIGKILL before each operation on the folder in turn, until the save gets through."""
-    seen, fatal, status = set(), 0, -9
-    with subprocess.Popen(
-        [sys.executable, "-c", DOOMED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as saving:
-        assert saving.stdin is not None
-        assert saving.stdout is not None
-        while status != 0:
-            fatal += 1
-            assert fatal < 50
-            store = LocalStore(tmp_path / str(fatal))
-            store.save(state_of(1.0), RECORD)
-            saving.stdin.write(f"{store.folder} {fatal}\n")
-            status = int(saving.stdout.readline())
-            assert status in (0, -signal.SIGKILL)
-            seen.add(loaded(store))
-            store.save(state_of(3.0), replace(RECORD, server_round=5))
-            assert loaded(store) == (3.0, 5)
-            assert len(list(store.folder.iterdir())) == 2
-    assert seen == {(1.0, 3), (2.0, 4)}
-    assert fatal > 6
 
 
 def test_a_reader_that_a_save_overtakes_gets_the_new_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

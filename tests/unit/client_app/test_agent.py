@@ -20,7 +20,7 @@ from client_app.output import Output
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.wire import Task, WithdrawalReason
 
-Script = Any  # tests/unit/client_app/conftest.py
+Script = Any  # support.scripted.Scripted
 
 
 async def test_takes_one_exchange_after_the_other(

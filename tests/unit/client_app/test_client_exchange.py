@@ -37,7 +37,7 @@ from fedcore.wire import (
     pack_members,
 )
 
-Script = Any  # tests/unit/client_app/conftest.py
+Script = Any  # support.scripted.Scripted
 COHORT = (1, 2, 3, 4)
 PAUSES = Pauses(refusal=0.0, farewell=60.0)
 STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "PUT consistency", "PUT unmask"]

@@ -20,7 +20,7 @@ from fedcore.privacy import Accountant
 from fedcore.state import ModelState
 from fedcore.wire import Task, WithdrawalReason
 
-Script = Any  # tests/unit/client_app/conftest.py
+Script = Any  # support.scripted.Scripted
 DELTA = 1e-5
 
 

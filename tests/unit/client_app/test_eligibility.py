@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +14,13 @@ import pytest
 from support.agents import agent_running, until
 
 from client_app import agent
-from client_app.eligibility import Eligibility, Machine, NotEligible, Reading, _processor_seconds, why_not
+from client_app.eligibility import Eligibility, Machine, NotEligible, Reading, why_not
 from client_app.exchange import Client
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours
 from fedcore.wire import WithdrawalReason
 
-Script = Any  # tests/unit/client_app/conftest.py
+Script = Any  # support.scripted.Scripted
 ON_POWER = EligibilityRules(on_power_only=True)
 NIGHT = EligibilityRules(train_hours=(Hours.parse("22:00-06:00"),))
 
@@ -133,30 +131,6 @@ def test_the_clock_is_the_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-BURN = "import sys, time\nwhile time.process_time() < 0.6: pass\nprint(flush=True)\nsys.stdin.read()"
-
-
-def test_our_own_processes_do_not_count_as_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child works for 0.6 s; only a reader that takes it for a stranger's sees these as load.
-
-    Both look at the machine at the same two moments, however long it takes to ask them.
-    """
-    rules = EligibilityRules(idle_only=True)
-    before = _processor_seconds()
-    monkeypatch.setattr("client_app.eligibility._processor_seconds", lambda: before)
-    ours, everything = Machine(rules), Machine(rules)
-    with subprocess.Popen([sys.executable, "-S", "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline()
-        after = _processor_seconds()
-        monkeypatch.setattr("client_app.eligibility._processor_seconds", lambda: after)
-        others = ours.read().load
-        monkeypatch.setattr("client_app.eligibility._own_seconds", lambda: 0.0)
-        both = everything.read().load
-    assert 0.0 <= others <= both <= 1.0
-    assert (both - others) * (after[1] - before[1]) > 0.4
 
 
 # --- what the agent does

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -124,21 +122,6 @@ def test_a_full_disk_is_named_and_nothing_counts_as_written(tmp_path: Path, monk
         ledger.enter("run", 1)
     with Ledger(tmp_path) as ledger:
         assert ledger.last == ("run", 1)
-
-
-LOCK = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-
-
-def test_two_agents_cannot_share_a_folder(tmp_path: Path) -> None:
-    def lock_elsewhere() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-S", "-c", LOCK, str(tmp_path)]
-        return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-
-    with Ledger(tmp_path):
-        with pytest.raises(ConfigurationError, match="another agent uses"):
-            Ledger(tmp_path)
-        assert "BlockingIOError" in lock_elsewhere().stderr
-    assert lock_elsewhere().returncode == 0
 
 
 def test_the_file_is_private(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, Storag
 from fedcore.federation import ClientKit, provision
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, SurvivorsOut
 
-Script = Any  # tests/unit/client_app/conftest.py
+Script = Any  # support.scripted.Scripted
 PATIENCE = 200.0
 JOIN = JoinIn(app_sha256="0" * 64, version="1")
 

@@ -27,7 +27,7 @@ from fedcore.secagg import client as session_module
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import ModelRef, PartsOut
 
-Script = Any  # tests/unit/client_app/conftest.py
+Script = Any  # support.scripted.Scripted
 UPDATE = os.urandom(4 * PART_BYTES + 5)
 DIGEST = update_digest(
     len(UPDATE),

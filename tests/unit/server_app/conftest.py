@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.serverside import Site, site
+from support.serverside import Site, federation, site
 
-from fedcore.federation import Federation, provision
+from fedcore.federation import Federation
 from fedcore.state import ModelState
 
-
-@pytest.fixture(scope="session")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    return provision(
-        tmp_path_factory.mktemp("server-federation") / "fed",
-        name="testing",
-        clients=4,
-        now=datetime.now(UTC),
-        hosts=["127.0.0.1"],
-    )
+__all__ = ["federation", "here", "model"]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -92,7 +92,7 @@ async def test_a_restart_interrupts_runs_and_clears_the_spool(
         spool = first.services.settings.spool_dir
         (spool / "half-an-upload").write_bytes(b"x")
         copy = tmp_path / "crashed"
-        await asyncio.to_thread(subprocess.run, ["cp", "-r", tmp_path / "data", copy], check=True)
+        await asyncio.to_thread(shutil.copytree, tmp_path / "data", copy)
         asked.cancel()
     (tmp_path / "again").mkdir()
     copy.rename(tmp_path / "again" / "data")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -344,35 +342,6 @@ async def test_making_it_durable_can_be_tried_again(desk: Desk, monkeypatch: pyt
             await desk.uploads.publish(1, len(THREE))
     desk.uploads.check_whole(1, manifest(THREE))
     assert (await desk.uploads.publish(1, len(THREE))).read_bytes() == THREE
-
-
-FULL_DISK = """
-import asyncio, hashlib, pathlib, resource, signal, sys
-from fedcore.errors import StorageFull
-from server_app.storage.blobs import Body, Spool
-from server_app.exchanges.uploads import UpdateLimits, Uploads
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
-spool = Spool(folder=pathlib.Path(sys.argv[1]) / "spool", reserve_bytes=0)
-spool.clear()
-uploads = Uploads(spool, pathlib.Path(sys.argv[1]), UpdateLimits(longest=5_000_000, exact=True))
-async def chunks():
-    for _ in range(50):
-        yield bytes(100_000)
-body = Body(chunks=chunks(), size=5_000_000, sha256=bytes(32))
-try:
-    asyncio.run(uploads.take(1, 0, body, admit=lambda: None, progress=lambda: None))
-except StorageFull as error:
-    assert not list(spool.folder.iterdir())
-    print("refused:", error)
-"""
-
-
-def test_a_file_that_cannot_grow_is_a_full_disk(tmp_path: Path) -> None:
-    """The kernel itself refuses the write here, as it does on a full disk."""
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("refused: the server's disk is full")
 
 
 # --- through the routes -------------------------------------------------------------------------

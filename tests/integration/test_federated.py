@@ -15,7 +15,7 @@ from fedcore.compare.run import Kill, ModeRun
 from fedcore.flower.app import FlowerApp
 from fedcore.state import sha256_file
 
-APP = Path(__file__).parents[2] / "apps" / "blobs"
+APP = Path(__file__).parents[1] / "apps" / "blobs"
 SITES, ROUNDS = 4, 3
 CLIENTS = [f"client-{i}" for i in range(1, SITES + 1)]
 EXAMPLES = {"client-1": 40, "client-2": 50, "client-3": 60, "client-4": 70}

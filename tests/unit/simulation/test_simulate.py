@@ -151,7 +151,7 @@ def test_every_field_width_converges(simulate: Simulate, bits: int) -> None:
 
 
 def test_the_digits_example_learns(simulate: Simulate) -> None:
-    app = Path(__file__).parents[2] / "examples" / "digits"
+    app = Path(__file__).parents[3] / "examples" / "digits"
     done: Any = simulate(4, app=app, num_server_rounds=3)
     evaluations = [d["metrics"]["eval_acc"] for d in done.of("exchange-done") if d["message_type"] == "evaluate"]
     assert evaluations[-1] > 0.85

@@ -17,7 +17,7 @@ from fedcore.errors import EncodingError
 from fedcore.privacy import grid_scale, rounded_norm_squared
 
 Simulate = Callable[..., Any]
-STEADY = Path(__file__).parents[1] / "apps" / "steady"
+STEADY = Path(__file__).parents[2] / "apps" / "steady"
 PRIVATE = {"dp-noise-multiplier": 1.0}
 SIZE = 20_000
 SIGMAS = 6.5

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny import TINY
 
 from fedcore.config import JobSettings, override
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
 from fedcore.state import ModelState
+from support.tiny import TINY
 
 
 class Finished:
