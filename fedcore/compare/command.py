@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,7 +152,7 @@ def _show(comparison: Comparison, out: Path, console: Console, *, as_json: bool)
     """Write the report, and print it."""
     report = write_report(comparison, out)
     if as_json:
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        sys.stdout.write(report)
         return
     console.print(terminal_table(comparison))
     console.print(f"report: {out}/report.html, report.md, report.json", highlight=False, soft_wrap=True)

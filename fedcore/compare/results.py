@@ -1,21 +1,31 @@
-"""What one run of one mode leaves behind, as plain JSON: the common ground of runners and reports."""
+"""What one run of one mode leaves behind: the common ground of runners and reports.
+
+pydantic reads and writes these dataclasses as JSON. A number that JSON lacks, which a diverged run has, is its name.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter
+from pydantic_core import to_json
 from safetensors import safe_open
 
 from fedcore.wire import Scalar
 
-SCHEMA = "fedcore/compare/run/1"
 RESULT_FILE = "result.json"
+# JSON has no such numbers; a diverged run has.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+Value: TypeAlias = Annotated[
+    Scalar, BeforeValidator(lambda value: _NOT_FINITE.get(value, value) if isinstance(value, str) else value)
+]
+"""A scalar that is read back from JSON as it was written, also where it is not finite."""
+STRICT = ConfigDict(extra="forbid")
 # As safetensors calls them. Counters and the like are no weights.
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -85,10 +95,13 @@ class RunResult:
     precision: data types of the trained model, as in its file.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    schema: Literal["fedcore/compare/run/2"] = "fedcore/compare/run/2"
     mode: str
     kind: str
     seed: int
-    point: Mapping[str, Scalar] = field(default_factory=dict)
+    point: Mapping[str, Value] = field(default_factory=dict)
     status: Literal["finished", "failed"] = "finished"
     reason: str = ""
     aggregation: str = "none"
@@ -120,34 +133,19 @@ class RunResult:
         """Of the last model that was evaluated."""
         return self.curve[-1].loss if self.curve else None
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON, with the name of its schema."""
-        return {"schema": SCHEMA, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`; raises ValueError for another schema."""
-        fields = dict(value)
-        if fields.pop("schema", None) != SCHEMA:
-            raise ValueError(f"not a {SCHEMA} document")
-        fields["curve"] = tuple(Point(**point) for point in fields["curve"])
-        fields["sites"] = tuple(SiteResult(**site) for site in fields["sites"])
-        fields["losses"] = tuple(Loss(**loss) for loss in fields["losses"])
-        fields["failures"] = tuple(fields["failures"])
-        if fields["staleness"] is not None:
-            fields["staleness"] = _staleness(fields["staleness"])
-        return cls(**fields)
-
     def save(self, folder: Path) -> None:
-        """Write `folder`/result.json, whole or not at all."""
+        """Write `folder`/result.json atomically."""
         draft = folder / f".{RESULT_FILE}"
-        draft.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        draft.write_bytes(to_json(self, indent=1, inf_nan_mode="strings") + b"\n")
         os.replace(draft, folder / RESULT_FILE)
 
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Read `folder`/result.json."""
-        return cls.from_json(json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+    @staticmethod
+    def load(folder: Path) -> RunResult:
+        """Read `folder`/result.json; raises ValueError where it is none of this version."""
+        return _RESULT.validate_json((folder / RESULT_FILE).read_bytes())
+
+
+_RESULT = TypeAdapter(RunResult)
 
 
 def stored_precision(folder: Path) -> str:
@@ -157,11 +155,3 @@ def stored_precision(folder: Path) -> str:
         with safe_open(path, framework="numpy") as file:
             found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     return ", ".join(sorted(_FLOATS[kind] for kind in found & _FLOATS.keys()))
-
-
-def _staleness(value: Mapping[str, Any]) -> Staleness:
-    return Staleness(
-        clocks={int(age): count for age, count in value["clocks"].items()},
-        updates={int(age): count for age, count in value["updates"].items()},
-        bound=value["bound"],
-    )

@@ -13,6 +13,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 from support.commands import forked
 from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, fedcore, wait_until
 from support.lanes import Lanes, fresh_folders, side_by_side
@@ -131,14 +132,14 @@ def test_a_comparison_from_end_to_end(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "report.json").read_text())
     assert json.loads(done.stdout) == report
-    assert report["schema"] == "fedcore/compare/2"
+    assert report["schema"] == "fedcore/compare/3"
     jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
     assert {check["name"]: check["status"] for check in report["fairness"] if check["status"] != "holds"} == {}
     assert [mode["label"] for mode in report["modes"]] == list(modes)
     assert sum(site["training"] for site in report["split"]) == sum(
         sum(site["labels"].values()) for site in report["split"]
     )
-    secure, plain, central = (RunResult.from_json(run) for run in report["runs"])
+    secure, plain, central = TypeAdapter(tuple[RunResult, ...]).validate_python(report["runs"])
     for run in (secure, plain, central):
         assert run.status == "finished"
         assert run.curve[-1].round == 2
@@ -172,7 +173,7 @@ def test_a_private_run_from_end_to_end(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (values,) = json.loads(done.stdout)["runs"]
-    result = RunResult.from_json(values)
+    result = TypeAdapter(RunResult).validate_python(values)
     assert (result.status, result.curve[-1].round, result.samples) == ("finished", 2, 0)
     assert result.reason.startswith("privacy-budget: epsilon 5.9")
     assert result.privacy is not None

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from fedcore.compare.report.cells import count, duration, size
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import (
     Drawing,
@@ -21,7 +20,17 @@ from fedcore.compare.report.drawing import (
     looks,
     percent_axis,
 )
-from fedcore.compare.report.summary import Spread, best_points, final, finished, metric_of
+from fedcore.compare.report.summary import (
+    ACCURACY,
+    Format,
+    Metric,
+    Spread,
+    best_points,
+    count,
+    duration,
+    finished,
+    size,
+)
 from fedcore.compare.results import Point, RunResult
 
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.
@@ -48,7 +57,7 @@ class Against:
     name: str
     label: str
     value: Callable[[Point], float | None]
-    form: Callable[[float], str]
+    form: Format
     caption: str = ""
 
 
@@ -81,7 +90,7 @@ AXES = (
 
 def curve_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each of AXES that has data."""
-    metric = metric_of(comparison)
+    metric = Metric.of(comparison)
     styles = looks([mode.label for mode in comparison.modes])
     runs = best_points(comparison)
     drawings = []
@@ -91,8 +100,8 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
             continue
         drawings.append(
             Drawing(
-                name=f"{metric}-{against.name}",
-                title=f"{metric.capitalize()} against {against.label}",
+                name=f"{metric.name}-{against.name}",
+                title=f"{metric.name.capitalize()} against {against.label}",
                 caption=f"Mean over the seeds; band: one standard deviation. {against.caption}".strip(),
                 height=_height(len(lines)),
                 draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against),
@@ -101,12 +110,12 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
     return drawings
 
 
-def mean_line(runs: Sequence[RunResult], metric: str, x: Callable[[Point], float | None]) -> Line | None:
+def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], float | None]) -> Line | None:
     """Runs put together report by report, as far as all of them came; None where nothing is known."""
     found = []
     for points in zip(*(run.curve for run in runs), strict=False):
         where = Spread.of(x(point) for point in points)
-        value = Spread.of(point.accuracy if metric == "accuracy" else point.loss for point in points)
+        value = Spread.of(map(metric.at, points))
         if where is not None and value is not None and math.isfinite(value.mean):
             found.append((where.mean, value.mean, value.sd or 0.0))
     if not found:
@@ -121,7 +130,7 @@ def mean_line(runs: Sequence[RunResult], metric: str, x: Callable[[Point], float
 
 def sweep_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each swept key: the last metric against its values."""
-    metric = metric_of(comparison)
+    metric = Metric.of(comparison)
     styles = looks([mode.label for mode in comparison.modes])
     drawings = []
     for key in comparison.sweeps:
@@ -131,7 +140,7 @@ def sweep_drawings(comparison: Comparison) -> list[Drawing]:
             drawings.append(
                 Drawing(
                     name=f"sweep-{''.join(sign if sign.isalnum() else '-' for sign in key)}",
-                    title=f"Last {metric} against {key}",
+                    title=f"Last {metric.name} against {key}",
                     caption="Mean over the seeds; bars: one standard deviation. "
                     "Of several values of another key, the best is shown.",
                     height=_height(len(lines)),
@@ -146,7 +155,7 @@ def _height(lines: int) -> float:
 
 
 def _draw_curves(
-    figure: Figure, *, lines: Mapping[str, Line], styles: Mapping[str, Look], metric: str, against: Against
+    figure: Figure, *, lines: Mapping[str, Line], styles: Mapping[str, Look], metric: Metric, against: Against
 ) -> None:
     axes = figure.add_subplot()
     figure.subplots_adjust(**_MARGINS)
@@ -177,21 +186,21 @@ def _draw_line(axes: Axes, line: Line, look: Look, *, positive: bool) -> None:
         axes.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
 
 
-def _metric_axis(axes: Axes, metric: str, lines: Mapping[str, Line]) -> None:
+def _metric_axis(axes: Axes, metric: Metric, lines: Mapping[str, Line]) -> None:
     later = sorted(value for line in lines.values() for value in (line.y[1:] or line.y))
     ends = [line.y[-1] for line in lines.values()]
     cut = int(_CUT * len(later))
-    if metric == "accuracy":
+    if metric is ACCURACY:
         low, high = min(later[cut], *ends), max(line_high for line in lines.values() for line_high in line.high)
         percent_axis(axes)
     else:
         low, high = later[0], max(later[-1 - cut], *ends)
     room = 0.06 * (high - low) or 0.01
     axes.set_ylim(low - room, high + room)
-    axes.set_ylabel(f"{metric}, test examples of all sites")
+    axes.set_ylabel(f"{metric.name}, test examples of all sites")
 
 
-def _swept(comparison: Comparison, label: str, key: str, metric: str) -> list[tuple[object, Spread]]:
+def _swept(comparison: Comparison, label: str, key: str, metric: Metric) -> list[tuple[object, Spread]]:
     """Best last metric by value of the key, in the order of the values."""
     groups: dict[object, dict[tuple[object, ...], list[RunResult]]] = {}
     for run in finished(comparison.runs):
@@ -200,11 +209,10 @@ def _swept(comparison: Comparison, label: str, key: str, metric: str) -> list[tu
             groups.setdefault(run.point[key], {}).setdefault(other, []).append(run)
     found = []
     for value, settings in groups.items():
-        spreads = [spread for runs in settings.values() if (spread := final(runs, metric))]
-        spreads = [spread for spread in spreads if math.isfinite(spread.mean)]
-        if spreads:
-            best = max if metric == "accuracy" else min
-            found.append((value, best(spreads, key=lambda spread: spread.mean)))
+        spreads = [spread for runs in settings.values() if (spread := metric.final(runs)) is not None]
+        finite = [spread for spread in spreads if math.isfinite(spread.mean)]
+        if finite:
+            found.append((value, max(finite, key=metric.rank)))
     return sorted(found, key=lambda item: item[0] if isinstance(item[0], int | float) else 0)
 
 
@@ -213,7 +221,7 @@ def _draw_sweep(
     *,
     lines: Mapping[str, list[tuple[object, Spread]]],
     styles: Mapping[str, Look],
-    metric: str,
+    metric: Metric,
     key: str,
 ) -> None:
     axes = figure.add_subplot()
@@ -229,7 +237,7 @@ def _draw_sweep(
     axes.set_xticks(range(len(values)), [str(value) for value in values])
     axes.set_xmargin(0.06)
     axes.set_xlabel(key)
-    axes.set_ylabel(f"last {metric}")
-    if metric == "accuracy":
+    axes.set_ylabel(f"last {metric.name}")
+    if metric is ACCURACY:
         percent_axis(axes)
     label_lines(figure, axes, {label: line[-1][1].mean for label, line in lines.items()}, styles)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedcore.compare.report.cells import decimal, duration, percent, size
 from fedcore.compare.report.document import Comparison, SiteSplit
 from fedcore.compare.report.drawing import INK, MUTED, Drawing, Look, looks, percent_axis, short
-from fedcore.compare.report.summary import Spread, best_points, final, metric_of, per_worker
+from fedcore.compare.report.summary import ACCURACY, Format, Metric, Spread, best_points, duration, per_worker, size
 from fedcore.compare.results import RunResult
 
 _LEFT = 0.29
@@ -197,18 +196,18 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
         draw=partial(
             _draw_privacy,
             runs=runs,
-            metric=metric_of(comparison),
+            metric=Metric.of(comparison),
             styles=looks([mode.label for mode in comparison.modes]),
         ),
     )
 
 
 def _draw_privacy(
-    figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: str, styles: Mapping[str, Look]
+    figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: Metric, styles: Mapping[str, Look]
 ) -> None:
-    form: Callable[[float], str] = percent if metric == "accuracy" else decimal
-    panels: list[tuple[str, dict[str, Spread | None], Callable[[float], str]]] = [
-        (f"last {metric}" + (", %" if form is percent else ""), {k: final(v, metric) for k, v in runs.items()}, form),
+    reached = f"last {metric.name}" + (", %" if metric is ACCURACY else "")
+    panels: list[tuple[str, dict[str, Spread | None], Format]] = [
+        (reached, {k: metric.final(v) for k, v in runs.items()}, metric.form),
         ("bytes up and down, per worker", {k: Spread.of(map(_bytes, v)) for k, v in runs.items()}, size),
         ("seconds of training", {k: Spread.of(run.seconds for run in v) for k, v in runs.items()}, duration),
     ]

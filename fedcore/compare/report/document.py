@@ -1,25 +1,24 @@
-"""A whole comparison as one value: what was asked for, what was compared, and every run; as JSON both ways."""
+"""A whole comparison as one value: what was asked for, what was compared, and every run. Several laid over one another.
+
+pydantic writes and reads these dataclasses as JSON (`fedcore.compare.report.files`).
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, Self
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
 
 from fedcore.compare.network import Cost, Network
-from fedcore.compare.results import RunResult
-from fedcore.wire import Scalar
+from fedcore.compare.results import STRICT, RunResult, Value
 
-SCHEMA = "fedcore/compare/2"
-# JSON has no such numbers; a diverged run has.
-NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")
-_COMPUTED = ("schema", "summary", "fairness")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class Source:
     sites: int
     partition: str
     seeds: tuple[int, ...]
-    run_config: Mapping[str, Scalar]
+    run_config: Mapping[str, Value]
     settings: Mapping[str, Any]
     network: str
     created: str
@@ -69,11 +68,14 @@ class Comparison:
     were laid over one another.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    schema: Literal["fedcore/compare/3"] = "fedcore/compare/3"
     app: str
     sites: int
     partition: str
     seeds: tuple[int, ...]
-    run_config: Mapping[str, Scalar]
+    run_config: Mapping[str, Value]
     settings: Mapping[str, Any]
     created: str
     machine: Mapping[str, Any]
@@ -94,28 +96,6 @@ class Comparison:
         """Whether any run has a simulated clock."""
         return any(run.simulated_seconds is not None for run in self.runs)
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, without what is computed from it."""
-        plain = {**dataclasses.asdict(self), "runs": [run.to_json() for run in self.runs]}
-        return {"schema": SCHEMA, **to_plain(plain)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`, also of a whole report.json; raises ValueError for another schema."""
-        if value.get("schema") != SCHEMA:
-            raise ValueError(f"not a {SCHEMA} document, but {value.get('schema')}")
-        fields = {key: item for key, item in value.items() if key not in _COMPUTED}
-        fields["seeds"] = tuple(fields["seeds"])
-        fields["modes"] = tuple(ModeTitle(**mode) for mode in fields["modes"])
-        fields["runs"] = tuple(RunResult.from_json(_from_plain(run)) for run in fields["runs"])
-        fields["split"] = tuple(SiteSplit(**site) for site in fields["split"])
-        fields["sources"] = tuple(_source(source) for source in fields["sources"])
-        if fields["network"] is not None:
-            fields["network"] = _network(fields["network"])
-        if fields["cost"] is not None:
-            fields["cost"] = Cost(**fields["cost"])
-        return cls(**fields)
-
 
 def machine() -> dict[str, Any]:
     """What the figures were made on."""
@@ -127,31 +107,53 @@ def machine() -> dict[str, Any]:
     }
 
 
-def to_plain(value: Any) -> Any:
-    """Dataclasses, tuples and mappings as JSON has them: keys are strings, numbers that JSON lacks are their names."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_plain(dataclasses.asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
+    """One comparison with the runs of all. A label that several have gets the name of its report.
+
+    What they do not share (data, machine, seeds, settings) is said by the checks of fairness. Other values are those of
+    the first.
+    """
+    if len(comparisons) == 1:
+        return next(iter(comparisons.values()))
+    uses = Counter(mode.label for one in comparisons.values() for mode in one.modes)
+    renamed = {
+        name: {mode.label: f"{mode.label} ({name})" if uses[mode.label] > 1 else mode.label for mode in one.modes}
+        for name, one in comparisons.items()
+    }
+    first = next(iter(comparisons.values()))
+    return replace(
+        first,
+        app=" + ".join(dict.fromkeys(one.app for one in comparisons.values())),
+        partition=" + ".join(dict.fromkeys(one.partition for one in comparisons.values())),
+        seeds=tuple(sorted({seed for one in comparisons.values() for seed in one.seeds})),
+        created=max(one.created for one in comparisons.values()),
+        modes=tuple(
+            replace(mode, label=renamed[name][mode.label]) for name, one in comparisons.items() for mode in one.modes
+        ),
+        runs=tuple(replace(run, mode=renamed[name][run.mode]) for name, one in comparisons.items() for run in one.runs),
+        split=_splits(comparisons),
+        sources=tuple(_source(name, one, renamed[name]) for name, one in comparisons.items()),
+    )
 
 
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _from_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_from_plain(item) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+def _splits(comparisons: Mapping[str, Comparison]) -> tuple[SiteSplit, ...]:
+    splits = {name: one.split for name, one in comparisons.items()}
+    if all(split == next(iter(splits.values())) for split in splits.values()):
+        return next(iter(splits.values()))
+    return tuple(replace(site, site=f"{name}: {site.site}") for name, split in splits.items() for site in split)
 
 
-def _network(value: Mapping[str, Any]) -> Network:
-    slow = {int(site): factor for site, factor in value["slow"].items()}
-    return Network(**{**value, "slow": slow, "transient": tuple(value["transient"])})
-
-
-def _source(value: Mapping[str, Any]) -> Source:
-    return Source(**{**value, "seeds": tuple(value["seeds"]), "labels": tuple(value["labels"])})
+def _source(name: str, one: Comparison, renamed: Mapping[str, str]) -> Source:
+    return Source(
+        name=name,
+        app=one.app,
+        sites=one.sites,
+        partition=one.partition,
+        seeds=one.seeds,
+        run_config=one.run_config,
+        settings=one.settings,
+        network=one.network.name if one.network else "none",
+        created=one.created,
+        machine=one.machine,
+        labels=tuple(renamed.values()),
+    )

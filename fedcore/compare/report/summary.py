@@ -1,14 +1,18 @@
-"""The runs of a comparison, one line for each mode and point of a sweep: means and spreads over the seeds."""
+"""The runs of a comparison, one line for each mode and point of a sweep: means and spreads over seeds, as text too."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fedcore.compare.report.document import Comparison
-from fedcore.compare.results import RunResult
-from fedcore.wire import Scalar
+from fedcore.compare.results import Point, RunResult, Value
+
+NONE = "–"
+Format: TypeAlias = Callable[[float], str]
+PointKey: TypeAlias = tuple[tuple[str, Value], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,96 @@ class Spread:
         return cls(mean=mean, sd=sd, n=n)
 
 
+def percent(value: float) -> str:
+    """A share of one as a percentage with two digits, without the sign."""
+    return f"{100 * value:.2f}"
+
+
+def decimal(value: float) -> str:
+    """Four digits after the point; fewer for large numbers."""
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
+
+
+def count(value: float) -> str:
+    """A number of things, rounded."""
+    return f"{value:,.0f}"
+
+
+def size(value: float) -> str:
+    """Bytes in units of 1000."""
+    if value < 1000:
+        return f"{value:.0f} B"
+    for unit in ("kB", "MB"):
+        value /= 1000
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:.1f} GB"
+
+
+def duration(value: float) -> str:
+    """Seconds in the unit that suits them."""
+    if value < 0.001:
+        return f"{1e6 * value:.1f} µs"
+    if value < 0.1:
+        return f"{1000 * value:.1f} ms"
+    if value < 120:
+        return f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def mean(spread: Spread | None, form: Format) -> str:
+    """The mean alone."""
+    if spread is None:
+        return NONE
+    return form(spread.mean) if math.isfinite(spread.mean) else "not finite"
+
+
+def mean_sd(spread: Spread | None, form: Format) -> str:
+    """The mean and, of several values, the standard deviation."""
+    text = mean(spread, form)
+    if spread is None or spread.sd is None or not math.isfinite(spread.sd):
+        return text
+    return f"{text} ± {form(spread.sd)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """What models are judged by. name: as in RunResult and Point. form: as people read it.
+
+    unit: of a difference. sign: 1 where more is better, else -1.
+    """
+
+    name: str
+    form: Format
+    unit: str
+    sign: int
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Metric:
+        """Accuracy, or loss where no run has an accuracy."""
+        return ACCURACY if any(run.accuracy is not None for run in comparison.runs) else LOSS
+
+    def at(self, one: RunResult | Point) -> float | None:
+        """Of a point, or of the last model of a run."""
+        return one.accuracy if self is ACCURACY else one.loss
+
+    def final(self, runs: Iterable[RunResult]) -> Spread | None:
+        """Of the last models."""
+        return Spread.of(map(self.at, runs))
+
+    def rank(self, spread: Spread | None) -> float:
+        """The better, the larger; what is not known or not a number is the worst."""
+        return -math.inf if spread is None or math.isnan(spread.mean) else self.sign * spread.mean
+
+    def shown(self, spread: Spread) -> str:
+        """With its deviation and its unit."""
+        return mean_sd(spread, self.form) + (" %" if self is ACCURACY else "")
+
+
+ACCURACY = Metric(name="accuracy", form=percent, unit="points of accuracy", sign=1)
+LOSS = Metric(name="loss", form=decimal, unit="of loss", sign=-1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """One mode at one point of a sweep, over its finished runs.
@@ -43,7 +137,7 @@ class Summary:
 
     mode: str
     kind: str
-    point: Mapping[str, Scalar]
+    point: Mapping[str, Value]
     finished: int
     failed: int
     lost: int
@@ -59,9 +153,9 @@ class Summary:
     bytes_down: Spread | None
 
     @property
-    def name(self) -> str:
-        """The mode, with the point of the sweep."""
-        return f"{self.mode} ({point_text(self.point)})" if self.point else self.mode
+    def runs(self) -> str:
+        """How many runs finished, and how many did not."""
+        return f"{self.finished}, {self.failed} failed" if self.failed else str(self.finished)
 
 
 def summarize(comparison: Comparison) -> tuple[Summary, ...]:
@@ -75,18 +169,21 @@ def summarize(comparison: Comparison) -> tuple[Summary, ...]:
 
 def best_points(comparison: Comparison) -> dict[str, tuple[RunResult, ...]]:
     """Finished runs by mode; of a sweep, those of the point with the best mean of the last metric."""
-    metric = metric_of(comparison)
-    best = {}
-    for mode in comparison.modes:
-        found = points_of(run for run in finished(comparison.runs) if run.mode == mode.label)
-        if found:
-            best[mode.label] = max(found.values(), key=lambda runs: _rank(runs, metric))
-    return best
+    metric = Metric.of(comparison)
+    points = {
+        mode.label: points_of(run for run in finished(comparison.runs) if run.mode == mode.label)
+        for mode in comparison.modes
+    }
+    return {
+        label: max(found.values(), key=lambda runs: metric.rank(metric.final(runs)))
+        for label, found in points.items()
+        if found
+    }
 
 
-def points_of(runs: Iterable[RunResult]) -> dict[tuple[tuple[str, Scalar], ...], tuple[RunResult, ...]]:
+def points_of(runs: Iterable[RunResult]) -> dict[PointKey, tuple[RunResult, ...]]:
     """Runs by their point of the sweep, in the order of their first appearance."""
-    found: dict[tuple[tuple[str, Scalar], ...], tuple[RunResult, ...]] = {}
+    found: dict[PointKey, tuple[RunResult, ...]] = {}
     for run in runs:
         key = tuple(run.point.items())
         found[key] = (*found.get(key, ()), run)
@@ -96,16 +193,6 @@ def points_of(runs: Iterable[RunResult]) -> dict[tuple[tuple[str, Scalar], ...],
 def finished(runs: Iterable[RunResult]) -> tuple[RunResult, ...]:
     """Those that ended with a model."""
     return tuple(run for run in runs if run.status == "finished")
-
-
-def metric_of(comparison: Comparison) -> str:
-    """What the models are judged by: "accuracy", or "loss" where no run has an accuracy."""
-    return "accuracy" if any(run.accuracy is not None for run in comparison.runs) else "loss"
-
-
-def final(runs: Iterable[RunResult], metric: str) -> Spread | None:
-    """The metric of the last models."""
-    return Spread.of(run.accuracy if metric == "accuracy" else run.loss for run in runs)
 
 
 def per_worker(values: Mapping[str, int]) -> float | None:
@@ -118,16 +205,9 @@ def samples_of(run: RunResult) -> int | None:
     return None if run.privacy is not None else run.samples
 
 
-def point_text(point: Mapping[str, Scalar]) -> str:
+def point_text(point: Mapping[str, Value]) -> str:
     """As it would be written after --set."""
     return ", ".join(f"{key}={value}" for key, value in point.items())
-
-
-def _rank(runs: tuple[RunResult, ...], metric: str) -> float:
-    spread = final(runs, metric)
-    if spread is None or math.isnan(spread.mean):
-        return -math.inf
-    return spread.mean if metric == "accuracy" else -spread.mean
 
 
 def _summary(kind: str, runs: tuple[RunResult, ...]) -> Summary:
@@ -139,9 +219,11 @@ def _summary(kind: str, runs: tuple[RunResult, ...]) -> Summary:
         finished=len(done),
         failed=len(runs) - len(done),
         lost=sum(bool(run.losses) for run in done),
-        accuracy=final(done, "accuracy"),
-        best_accuracy=Spread.of(_best(run) for run in done),
-        loss=final(done, "loss"),
+        accuracy=ACCURACY.final(done),
+        best_accuracy=Spread.of(
+            max((point.accuracy for point in run.curve if point.accuracy is not None), default=None) for run in done
+        ),
+        loss=LOSS.final(done),
         samples=Spread.of(samples_of(run) for run in done),
         steps=Spread.of(per_worker(run.steps) for run in done),
         seconds=Spread.of(run.seconds for run in done),
@@ -150,7 +232,3 @@ def _summary(kind: str, runs: tuple[RunResult, ...]) -> Summary:
         bytes_up=Spread.of(per_worker(run.bytes_up) for run in done),
         bytes_down=Spread.of(per_worker(run.bytes_down) for run in done),
     )
-
-
-def _best(run: RunResult) -> float | None:
-    return max((point.accuracy for point in run.curve if point.accuracy is not None), default=None)

@@ -1,14 +1,31 @@
-"""The comparison as tables of text, the same for the page, the Markdown and the terminal."""
+"""The comparison as tables of text: for the page, for report.md and for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedcore.compare.report.cells import NONE, count, decimal, duration, mean, mean_sd, percent, seeds, size
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
 from fedcore.compare.report.details import site_table
 from fedcore.compare.report.document import Comparison
-from fedcore.compare.report.summary import Summary, point_text, summarize
+from fedcore.compare.report.drawing import Drawing
+from fedcore.compare.report.findings import broken, fairness, headline, machine_text
+from fedcore.compare.report.summary import (
+    NONE,
+    Summary,
+    count,
+    decimal,
+    duration,
+    mean,
+    mean_sd,
+    percent,
+    point_text,
+    size,
+    summarize,
+)
 
 CAPTION = (
     "Accuracy and loss of the last model on the test examples of all sites, mean ± standard deviation over the seeds. "
@@ -47,7 +64,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
     if comparison.simulated:
         found.append(Column(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
     if any(one.failed for one in summaries) or len(comparison.seeds) > 1:
-        found.append(Column(title="runs", cell=seeds, narrow=any(one.failed for one in summaries)))
+        found.append(Column(title="runs", cell=lambda one: one.runs, narrow=any(one.failed for one in summaries)))
     return tuple(found)
 
 
@@ -114,3 +131,96 @@ def _links(comparison: Comparison) -> str:
     text += "".join(f"; client-{site + 1} computes {factor:g} times slower" for site, factor in network.slow.items())
     chance, slower = network.transient
     return text + (f"; {100 * chance:g} % of the steps take {slower:g} times as long" if chance else "")
+
+
+def markdown(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
+    """drawings: the PNGs in figures/; the first is shown."""
+    head, rows = main_table(comparison)
+    parts = [
+        f"# {comparison.app}: {comparison.sites} sites, partition {comparison.partition}",
+        *headline(comparison),
+        _table(head, rows),
+        CAPTION + (f" {SIMULATED}" if comparison.simulated else ""),
+    ]
+    if drawings:
+        parts.append(f"![{drawings[0].title}](figures/{drawings[0].name}.png)")
+    if failed := failure_rows(comparison):
+        parts += ["## Runs without a result", _table(("mode", "seed", "set", "reason"), failed)]
+    if lost := loss_rows(comparison):
+        head = ("mode", "seed", "worker", "after round", "what became of the run", "until then")
+        parts += ["## What was lost", _table(head, lost)]
+    checks = [(check.name, check.status, check.detail) for check in fairness(comparison)]
+    parts += ["## Fairness", _table(("check", "status", "what was compared"), checks)]
+    parts += ["## How it was made", _made(comparison), "The whole report: report.html; every number: report.json."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _made(comparison: Comparison) -> str:
+    """When, on what, and with what settings."""
+    made = [(source.created, source.machine) for source in comparison.sources]
+    lines = [f"{when}, {machine_text(what)}" for when, what in made or [(comparison.created, comparison.machine)]]
+    lines.append("seeds " + ", ".join(map(str, comparison.seeds)))
+    lines.append("run config: " + ", ".join(f"{key} = {value}" for key, value in comparison.run_config.items()))
+    if comparison.network is not None and comparison.cost is not None:
+        step, example = comparison.cost.step * 1e3, comparison.cost.example * 1e6
+        network = f"network {comparison.network.name}"
+        lines.append(f"{network}; a step computes for {step:.3g} ms and {example:.3g} us an example")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [_row(head), "|---" + "|---:" * (len(head) - 1) + "|", *map(_row, rows)]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+# Cells of the column of labels; longer ones are folded, on a narrow terminal sooner.
+_NARROWEST, _WIDEST = 14, 24
+
+
+def terminal_table(comparison: Comparison) -> Table:
+    """The main table with the sentences below it; fits into 80 columns.
+
+    What was not equal in all modes, and which runs failed, is said in red.
+    """
+    summaries = summarize(comparison)
+    found = [column for column in columns(comparison, summaries) if column.narrow]
+    view = Table(
+        title=f"{escape(comparison.app)}: {comparison.sites} sites, {comparison.partition}",
+        caption=_caption(comparison),
+        caption_justify="left",
+        caption_style="default",
+        box=box.SIMPLE_HEAVY,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for index, column in enumerate(found):
+        if index:
+            view.add_column(column.title, justify="right", no_wrap=True)
+        else:
+            longest = max((len(one.mode) for one in summaries), default=0)
+            view.add_column(column.title, overflow="fold", min_width=min(longest, _NARROWEST), max_width=_WIDEST)
+    for one in summaries:
+        cells = [escape(column.cell(one)) for column in found]
+        view.add_row(*cells, style=None if one.finished else "red")
+    return view
+
+
+def _caption(comparison: Comparison) -> str:
+    lines = [escape(sentence) for sentence in headline(comparison)]
+    for check in broken(fairness(comparison)):
+        values = "; ".join(f"{place}: {value}" for place, value in check.values.items())
+        lines.append(f"[red]{check.name}: {check.status}, {escape(check.detail)} {escape(_cut(values))}[/]")
+    lines += [
+        f"[red]{escape(run.mode)}, seed {run.seed}, failed: {escape(_cut(run.reason))}[/]"
+        for run in comparison.runs
+        if run.status == "failed"
+    ]
+    return "\n".join(lines)
+
+
+def _cut(text: str, longest: int = 300) -> str:
+    return text if len(text) <= longest else f"{text[:longest]} … (whole in the report)"

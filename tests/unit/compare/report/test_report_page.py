@@ -17,8 +17,7 @@ from fedcore.compare.report import terminal_table, write_report
 from fedcore.compare.report.curves import curve_drawings
 from fedcore.compare.report.details import age_shares
 from fedcore.compare.report.drawing import looks, spread_out
-from fedcore.compare.report.page import page
-from fedcore.compare.report.write import drawings_of
+from fedcore.compare.report.files import drawings_of, page
 
 HOSTILE = '<script>alert(1)</script>"&'
 

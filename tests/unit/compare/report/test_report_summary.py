@@ -8,10 +8,8 @@ import pytest
 from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.compare.report import Comparison, merge
-from fedcore.compare.report.cells import duration, mean_sd, percent, size
-from fedcore.compare.report.fairness import Check, broken, fairness
-from fedcore.compare.report.headline import headline
-from fedcore.compare.report.summary import Spread, best_points, summarize
+from fedcore.compare.report.findings import Check, broken, fairness, headline
+from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, size, summarize
 from fedcore.compare.results import Loss, Point, RunResult, SiteResult
 
 

@@ -1,16 +1,32 @@
-"""What was equal in all modes, computed from the runs, and what cannot be equal by the nature of the modes."""
+"""What a comparison found, in sentences made from its figures, and whether the comparison was fair.
+
+Fairness: what was equal in all modes, computed from the runs, and what cannot be equal by the nature of the modes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from fedcore.compare.report.cells import count
 from fedcore.compare.report.document import Comparison
-from fedcore.compare.report.summary import point_text, samples_of
+from fedcore.compare.report.summary import (
+    Metric,
+    Spread,
+    best_points,
+    count,
+    duration,
+    mean_sd,
+    per_worker,
+    point_text,
+    samples_of,
+    size,
+)
 from fedcore.compare.results import RunResult
+from fedcore.progress import epsilon_line
 
+Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
 Status: TypeAlias = Literal["holds", "differs", "unknown"]
 # With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
 SAMPLES_TOLERANCE = 0.01
@@ -54,6 +70,123 @@ BY_NATURE = (
         "Figures show, of a swept mode, the value with the best last evaluation. It was chosen on the test examples.",
     ),
 )
+
+
+def headline(comparison: Comparison) -> tuple[str, ...]:
+    """Sentences, the most important first; at least one."""
+    runs = best_points(comparison)
+    if not runs:
+        return ("No mode finished.",)
+    metric = Metric.of(comparison)
+    shared = {label: of for label, of in runs.items() if of[0].kind != "local"}
+    found = [_best(shared or runs, metric), *_against_centralized(runs, metric)]
+    if shared:
+        found += _alone(runs, metric)
+    return (*found, *_privacy(runs, metric), *_noise(runs), *_readable(runs))
+
+
+def _best(runs: Runs, metric: Metric) -> str:
+    spreads = _finals(runs, metric)
+    if not spreads:
+        return f"No mode has a finite {metric.name}."
+    top = max(spreads.values(), key=metric.rank)
+    best = [label for label, spread in spreads.items() if metric.form(spread.mean) == metric.form(top.mean)]
+    over = f"over {top.n} seeds" if top.n > 1 else "one seed"
+    text = f"{_listed([_title(label, runs) for label in best])} {'ends' if len(best) == 1 else 'end'} best: "
+    text += f"{metric.name} {metric.shown(top)}{' ' if top.n > 1 else ', '}{over}."
+    near = [
+        label
+        for label, spread in spreads.items()
+        if label not in best and top.sd is not None and abs(spread.mean - top.mean) <= top.sd
+    ]
+    return text + (f" Within one standard deviation: {_listed(near)}." if near else "")
+
+
+def _finals(runs: Runs, metric: Metric) -> dict[str, Spread]:
+    """Of the last models, where they are known and finite."""
+    found = {label: metric.final(of) for label, of in runs.items()}
+    return {label: spread for label, spread in found.items() if spread is not None and math.isfinite(spread.mean)}
+
+
+def _alone(runs: Runs, metric: Metric) -> list[str]:
+    """Models of single sites are told apart: each is tested where it was trained."""
+    return [
+        f"{_title(label, runs)}: each site's own model has {metric.name} {metric.shown(spread)} on the site's own test "
+        "examples, an easier test the more the sites differ."
+        for label, spread in _finals({label: of for label, of in runs.items() if of[0].kind == "local"}, metric).items()
+    ]
+
+
+def _against_centralized(runs: Runs, metric: Metric) -> list[str]:
+    """Secure modes against pooled data; plain ones only where there is no secure one."""
+    pooled = _of_kind(runs, "centralized")
+    federated = _of_kind(runs, "federated") or _of_kind(runs, "federated-plain")
+    return [_difference(runs, label, pooled[0], metric) for label in federated if pooled]
+
+
+def _privacy(runs: Runs, metric: Metric) -> list[str]:
+    """Each secure mode against the plain one with the same options."""
+    pairs = [(label, label.replace("federated", "federated-plain", 1)) for label in _of_kind(runs, "federated")]
+    return [_cost_of_privacy(runs, secure, plain, metric) for secure, plain in pairs if plain in runs]
+
+
+def _cost_of_privacy(runs: Runs, secure: str, plain: str, metric: Metric) -> str:
+    sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
+    mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
+    if mine and theirs:
+        sentence += f"; a worker sends {size(mine.mean)} instead of {size(theirs.mean)}"
+    mine, theirs = (Spread.of(run.seconds for run in runs[label]) for label in (secure, plain))
+    if mine and theirs:
+        sentence += f"; training takes {duration(mine.mean)} instead of {duration(theirs.mean)}"
+    return f"{sentence}."
+
+
+def _noise(runs: Runs) -> list[str]:
+    sentences = []
+    for label, of in runs.items():
+        if (privacy := of[0].privacy) is not None:
+            spent = max(run.privacy["epsilon"] for run in of if run.privacy is not None)
+            plan = {**privacy, "epsilon": privacy["budget"]}
+            sentences.append(f"{label}: {epsilon_line({'privacy': plan, 'epsilon': spent})}.")
+    return sentences
+
+
+def _readable(runs: Runs) -> list[str]:
+    plain = [label for label, of in runs.items() if of[0].aggregation == "plain"]
+    return [f"In {_listed(plain)} the server can read every update."] if plain else []
+
+
+def _difference(runs: Runs, label: str, other: str, metric: Metric) -> str:
+    """By seed, so that what both have in common does not count as spread."""
+    theirs = {run.seed: metric.at(run) for run in runs[other]}
+    pairs = [(metric.at(run), theirs[run.seed]) for run in runs[label] if run.seed in theirs]
+    spread = Spread.of(mine - other for mine, other in pairs if mine is not None and other is not None)
+    if spread is None or not math.isfinite(spread.mean):
+        return f"{label} and {other} cannot be compared."
+    by = Spread(mean=abs(spread.mean), sd=spread.sd, n=spread.n)
+    text = f"{label} ends {mean_sd(by, metric.form)} {metric.unit} {'above' if spread.mean > 0 else 'below'} {other}"
+    if metric.form(by.mean) == metric.form(0.0):
+        text = f"{label} ends level with {other}"
+    if spread.sd is None:
+        return f"{text} (one seed: how much chance plays is not known)."
+    within = "within" if by.mean <= spread.sd else "more than"
+    return f"{text} ({within} one standard deviation over {spread.n} seeds)."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _of_kind(runs: Runs, kind: str) -> list[str]:
+    return [label for label, of in runs.items() if of[0].kind == kind]
+
+
+def _title(label: str, runs: Runs) -> str:
+    point = runs[label][0].point
+    return f"{label} (with {point_text(point)})" if point else label
+
+
+# --- fairness ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

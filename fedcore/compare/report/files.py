@@ -1,0 +1,217 @@
+"""The files of a report: report.json both ways and its JSON Schema, report.html, report.md, and figures as PNG.
+
+report.html is one file that needs nothing else, neither a script nor a network.
+
+After a change of what report.json holds, from the repository's root:
+
+    python -c "from fedcore.compare.report.files import json_schema; print(json_schema(), end='')" > \
+        fedcore/compare/report/schema.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from pydantic import TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema, to_json
+
+from fedcore.compare.report.curves import curve_drawings, sweep_drawings
+from fedcore.compare.report.details import detail_drawings
+from fedcore.compare.report.document import Comparison
+from fedcore.compare.report.drawing import PALETTE, Drawing, looks
+from fedcore.compare.report.findings import BY_NATURE, Check, broken, fairness, headline
+from fedcore.compare.report.summary import Summary, best_points, point_text, summarize
+from fedcore.compare.report.tables import (
+    CAPTION,
+    SIMULATED,
+    failure_rows,
+    loss_rows,
+    main_table,
+    markdown,
+    settings_rows,
+    sites_table,
+)
+from fedcore.errors import ConfigurationError
+
+CURVES, SWEEPS = "curves", "sweeps"
+_SECTIONS = {"split": "data", "sites": "data"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Comparison):
+    """The content of report.json: the comparison, and what is computed from it."""
+
+    summary: tuple[Summary, ...]
+    fairness: tuple[Check, ...]
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Report:
+        """With what is computed."""
+        return cls(**_fields(comparison), summary=summarize(comparison), fairness=fairness(comparison))
+
+    def to_json(self) -> str:
+        """A number that JSON lacks is its name, as in the JSON mapping of protocol buffers."""
+        return to_json(self, indent=1, inf_nan_mode="strings").decode() + "\n"
+
+    @staticmethod
+    def read(text: str | bytes) -> Comparison:
+        """The inverse, without what is computed; raises ValidationError for another version of report.json."""
+        return Comparison(**_fields(_REPORT.validate_json(text)))
+
+
+_REPORT = TypeAdapter(Report)
+
+
+def json_schema() -> str:
+    """JSON Schema 2020-12 of report.json, made from the same dataclasses as the report itself."""
+    schema = _REPORT.json_schema(mode="serialization", schema_generator=_Schema)
+    for definition in (schema, *schema["$defs"].values()):
+        definition.pop("description", None)
+        definition.update(required=list(definition["properties"]), additionalProperties=False)
+    head = {"$schema": _Schema.schema_dialect, "title": schema["properties"]["schema"]["const"]}
+    return json.dumps({**schema, **head}, indent=1) + "\n"
+
+
+class _Schema(GenerateJsonSchema):
+    """Without titles that repeat the names, and with numbers that may be not finite."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        return {"type": ["number", "string"], "pattern": "^(NaN|-?Infinity)$"}
+
+
+def read_reports(paths: Sequence[Path]) -> dict[str, Comparison]:
+    """Comparisons by the names of their files, or of their folders where the files are all called the same.
+
+    Raises ConfigurationError for a file that is not a report, or is named twice.
+    """
+    stems = [path.stem for path in paths]
+    names = stems if len(set(stems)) == len(stems) else [path.absolute().parent.name for path in paths]
+    if len(set(names)) != len(names):
+        names = [str(path) for path in paths]
+    if len(set(names)) != len(names) or not names:
+        raise ConfigurationError("--from: name each report once, at least one")
+    return {name: _read(path) for name, path in zip(names, paths, strict=True)}
+
+
+def _read(path: Path) -> Comparison:
+    try:
+        return Report.read(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"--from: {path}: {error.strerror or error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise ConfigurationError(f"--from: {path} is not a report.json of this version: {what}") from None
+
+
+def drawings_of(comparison: Comparison) -> list[Drawing]:
+    """Every figure that has data, in the order of the report."""
+    return [*curve_drawings(comparison), *sweep_drawings(comparison), *detail_drawings(comparison)]
+
+
+def write_report(comparison: Comparison, out: Path) -> str:
+    """Write report.json, report.html, report.md and figures/*.png below `out`; returns the content of report.json."""
+    content, drawings = Report.of(comparison).to_json(), drawings_of(comparison)
+    _write(out / "report.json", content)
+    _write(out / "report.html", page(comparison, drawings))
+    _write(out / "report.md", markdown(comparison, drawings))
+    figures = out / "figures"
+    figures.mkdir(exist_ok=True)
+    for old in figures.glob("*.png"):
+        old.unlink()
+    for drawing in drawings:
+        drawing.png(figures / f"{drawing.name}.png")
+    return content
+
+
+def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
+    """The whole page. drawings: each appears in the section that its name belongs to."""
+    environment = Environment(
+        loader=PackageLoader("fedcore.compare.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template("report.html.j2").render(**_context(comparison, drawings))
+
+
+def _context(comparison: Comparison, drawings: Sequence[Drawing]) -> dict[str, Any]:
+    checks = fairness(comparison)
+    head, rows = main_table(comparison)
+    styles = looks([mode.label for mode in comparison.modes])
+    return {
+        "comparison": comparison,
+        "sentences": headline(comparison),
+        "checks": checks,
+        "broken": broken(checks),
+        "by_nature": BY_NATURE,
+        "head": head,
+        "rows": rows,
+        "caption": CAPTION + (f" {SIMULATED}" if comparison.simulated else ""),
+        "colors": {label: f"var(--c{_color_index(look.color)})" for label, look in styles.items()},
+        "dashes": {label: _dash(look.dash) for label, look in styles.items()},
+        "palette": PALETTE,
+        "chosen": {
+            label: point_text(runs[0].point) for label, runs in best_points(comparison).items() if runs[0].point
+        },
+        "sections": _sections(drawings),
+        "split": [(site.site, str(site.training), str(site.test)) for site in comparison.split],
+        "sites": sites_table(comparison),
+        "losses": loss_rows(comparison),
+        "failures": failure_rows(comparison),
+        "settings": settings_rows(comparison),
+        "machines": [(source.name, source.created, source.machine) for source in comparison.sources]
+        or [("", comparison.created, comparison.machine)],
+    }
+
+
+def _sections(drawings: Sequence[Drawing]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for drawing in drawings:
+        section = _SECTIONS.get(drawing.name, drawing.name)
+        if drawing.name.startswith(("accuracy-", "loss-")):
+            section = CURVES
+        elif drawing.name.startswith("sweep-"):
+            section = SWEEPS
+        # The drawing's own text is escaped by the library that draws it.
+        found.setdefault(section, []).append({"drawing": drawing, "svg": Markup(drawing.svg())})  # noqa: S704
+    return found
+
+
+def _breakable(label: str) -> Markup:
+    """A label that a narrow column may break between its options."""
+    text = str(escape(label))
+    return Markup(text.replace("[", "<wbr>[").replace(",", ",<wbr>").replace("=", "=<wbr>"))  # noqa: S704
+
+
+def _color_index(color: str) -> int:
+    return next(index for index, pair in enumerate(PALETTE) if pair[0] == color)
+
+
+def _dash(dash: Any) -> str:
+    """As `stroke-dasharray` has it."""
+    return "none" if dash == "solid" else " ".join(str(1.6 * length) for length in dash[1])
+
+
+def _fields(comparison: Comparison) -> dict[str, Any]:
+    return {field.name: getattr(comparison, field.name) for field in fields(Comparison)}
+
+
+def _write(path: Path, text: str) -> None:
+    """Atomically, so that a reader never sees half a report."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
