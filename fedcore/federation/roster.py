@@ -16,14 +16,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Annotated, Final, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Field, PlainSerializer, PlainValidator, StrictInt, TypeAdapter
 
 from fedcore.errors import KitError
 from fedcore.federation.files import broken, read_text
-from fedcore.secagg.domain import Field, pack
+from fedcore.plain_json import NO_OTHER_KEYS, from_plain, to_plain
+from fedcore.secagg.domain import Field as Packable
+from fedcore.secagg.domain import pack
 
 ROSTER_TAG: Final = "fedcore/roster/v1"
 MAX_CLIENT_ID: Final = 2**31 - 1
@@ -42,13 +45,31 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def _decode(text: object) -> bytes:
+    try:
+        if isinstance(text, str):
+            return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        pass
+    raise KitError("a key or signature is not base64")
+
+
+def _encode(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+_Base64 = Annotated[bytes, PlainValidator(_decode), PlainSerializer(_encode)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A client of the federation: its id, name, and raw Ed25519 identity key (32 bytes)."""
 
-    id: int
+    __pydantic_config__ = NO_OTHER_KEYS
+
+    id: StrictInt
     name: str
-    public_key: bytes
+    public_key: _Base64
 
     def __post_init__(self) -> None:
         if not 1 <= self.id <= MAX_CLIENT_ID:
@@ -67,10 +88,12 @@ class Roster:
     keys: from client id to raw Ed25519 public key, 32 bytes.
     """
 
+    __pydantic_config__ = NO_OTHER_KEYS
+
     federation: str
     members: tuple[Member, ...]
-    signature: bytes
-    keys: Mapping[int, bytes] = field(init=False, repr=False)
+    signature: _Base64
+    keys: Annotated[Mapping[int, bytes], Field(exclude=True)] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name(self.federation, "the federation's name")
@@ -100,22 +123,13 @@ class Roster:
         """
         text = read_text(path)
         try:
-            roster = cls._parse(json.loads(text))
+            roster = from_plain(TypeAdapter(cls), json.loads(text), what="the roster", error=KitError)
         except (ValueError, RecursionError):
             raise broken(path, "not a roster in JSON form", _RESTORE) from None
         except KitError as error:
             raise broken(path, str(error), _RESTORE) from None
         roster.verify(path, authority)
         return roster
-
-    @classmethod
-    def _parse(cls, document: Any) -> Self:
-        top = _fields(document, {"federation": str, "members": list, "signature": str})
-        return cls(
-            federation=top["federation"],
-            members=tuple(_member(item) for item in top["members"]),
-            signature=_decode(top["signature"]),
-        )
 
     def verify(self, path: Path, authority: bytes) -> None:
         """Check the signature; `path` is named in the KitError."""
@@ -141,45 +155,11 @@ class Roster:
 
     def to_json(self) -> str:
         """The text of roster.json."""
-        members = [
-            {"id": member.id, "name": member.name, "public_key": _encode(member.public_key)} for member in self.members
-        ]
-        document = {
-            "federation": self.federation,
-            "members": members,
-            "signature": _encode(self.signature),
-        }
-        return json.dumps(document, indent=2) + "\n"
+        return json.dumps(to_plain(TypeAdapter(Roster), self), indent=2) + "\n"
 
 
 def _canonical(federation: str, members: tuple[Member, ...]) -> bytes:
-    fields: list[Field] = [ROSTER_TAG, federation, len(members)]
+    fields: list[Packable] = [ROSTER_TAG, federation, len(members)]
     for member in members:
         fields += [member.id, member.name, member.public_key]
     return pack(*fields)
-
-
-def _member(item: Any) -> Member:
-    values = _fields(item, {"id": int, "name": str, "public_key": str})
-    return Member(id=values["id"], name=values["name"], public_key=_decode(values["public_key"]))
-
-
-def _fields(document: Any, types: Mapping[str, type]) -> dict[str, Any]:
-    """`document` when it is an object with exactly these keys and types; KitError otherwise."""
-    if not isinstance(document, dict) or document.keys() != types.keys():
-        raise KitError(f"expected an object with exactly the keys {', '.join(types)}")
-    for key, expected in types.items():
-        if type(document[key]) is not expected:
-            raise KitError(f"{key} must be a {expected.__name__}")
-    return document
-
-
-def _encode(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
-def _decode(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        raise KitError("a key or signature is not base64") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -61,14 +62,7 @@ class PrivacyPlan:
 
     def to_json(self) -> dict[str, Any]:
         """What the record of a run says about its privacy; the budget is None where there is none."""
-        return {
-            "mechanism": self.mechanism,
-            "noise_multiplier": self.noise_multiplier,
-            "clip_norm": self.clip_norm,
-            "metric_bound": self.metric_bound,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
-            "delta": self.delta,
-        }
+        return {**dataclasses.asdict(self), "epsilon": self.epsilon if math.isfinite(self.epsilon) else None}
 
     def _check_one_exchange(self) -> None:
         cost = Accountant((coarsest_release(self.mechanism, self.noise_multiplier),)).epsilon(self.delta)
