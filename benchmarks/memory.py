@@ -176,8 +176,8 @@ class Layers(nn.Sequential):
         split: dict[str, Literal["colwise", "rowwise"]] = {
             name: "rowwise" if number % 2 else "colwise" for number, name in enumerate(names)
         }
-        pieces = tuple(name for name, _ in self.named_children())
-        return ParallelPlan(blocks=tuple(names), tensor=split, heads=2, pieces=pieces)
+        layers = tuple(name for name, _ in self.named_children())
+        return ParallelPlan(blocks=tuple(names), tensor=split, heads=2, layers=layers)
 
 
 def _layout(width: int) -> Layout:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from client_app.transport import Transport, signer, tls_context
-from client_app.upload import Pieces, send_parts
+from client_app.upload import Parts, send_parts
 from fedcore.federation import ClientKit, Federation, provision
 from fedcore.parts import PART_BYTES
 from fedcore.secagg import apply_masks
@@ -129,30 +129,30 @@ async def _uploads(
 ) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {FIRST: [], OVERLAPPED: [], SENT: []}
     async with Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=signer(kit)) as transport:
-        await send_parts(transport, PATH, _given(_pieces(words, [], 1)), size=words.nbytes)  # opens the connections
+        await send_parts(transport, PATH, _given(_parts(words, [], 1)), size=words.nbytes)  # opens the connections
         for _ in range(repeats):
             for kind, values in taken.items():
                 started = time.monotonic()
-                pieces = _pieces(words, [] if kind == SENT else terms, threads)
+                parts = _parts(words, [] if kind == SENT else terms, threads)
                 if kind == FIRST:
-                    pieces = _given(await asyncio.to_thread(list, pieces))
-                await send_parts(transport, PATH, pieces, size=words.nbytes)
+                    parts = _given(await asyncio.to_thread(list, parts))
+                await send_parts(transport, PATH, parts, size=words.nbytes)
                 values.append(time.monotonic() - started)
     return taken
 
 
-def _pieces(words: NDArray[np.uint64], terms: list[MaskTerm], threads: int) -> Pieces:
-    """What `ClientSession.mask_pieces` does once the seeds are there."""
+def _parts(words: NDArray[np.uint64], terms: list[MaskTerm], threads: int) -> Parts:
+    """What `ClientSession.mask_parts` does once the seeds are there."""
     step = PART_BYTES // WORD_BYTES
     for start in range(0, words.size, step):
-        piece = words[start : start + step]
+        part = words[start : start + step]
         if terms:
-            apply_masks(piece, terms, threads=threads, offset=start)
-        yield piece.data.cast("B")
+            apply_masks(part, terms, threads=threads, offset=start)
+        yield part.data.cast("B")
 
 
-def _given(pieces: Iterator[memoryview] | list[memoryview]) -> Pieces:
-    yield from pieces
+def _given(parts: Iterator[memoryview] | list[memoryview]) -> Parts:
+    yield from parts
 
 
 def _seconds_of_masking(words: NDArray[np.uint64], terms: list[MaskTerm], threads: int) -> float:

@@ -28,7 +28,7 @@ from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transport import LONG_POLL_SECONDS, Transport
-from client_app.upload import Pieces, read_pieces, send_parts
+from client_app.upload import Parts, read_parts, send_parts
 from fedcore.codec import AnyEncoding, encode, release_of
 from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
 from fedcore.federation import ClientKit
@@ -168,7 +168,7 @@ class _Exchange:
         )
         if local.trained:
             size = self._new_model.stat().st_size
-            digest = await self._send(read_pieces(self._new_model), size, "sent")
+            digest = await self._send(read_parts(self._new_model), size, "sent")
             manifest = manifest.model_copy(update={"digest": digest, "size": size})
         await self._put("manifest", manifest)
 
@@ -286,10 +286,10 @@ class _Exchange:
 
     async def _upload(self, session: ClientSession, words: NDArray[np.uint64], metrics: list[MetricSlots]) -> None:
         """R2: mask in place and send, part by part; then say that this was all."""
-        pieces = await in_thread(
-            session.mask_pieces, words, piece_words=PART_BYTES // words.itemsize, threads=self.client.threads
+        parts = await in_thread(
+            session.mask_parts, words, part_words=PART_BYTES // words.itemsize, threads=self.client.threads
         )
-        digest = await self._send(pieces, words.nbytes, "masked and sent")
+        digest = await self._send(parts, words.nbytes, "masked and sent")
         await self._put("manifest", ManifestIn(digest=digest, size=words.nbytes, metrics=metrics))
 
     async def _unmask(self, session: ClientSession) -> None:
@@ -336,10 +336,10 @@ class _Exchange:
                 return found
             await asyncio.sleep(POLL_PAUSE)
 
-    async def _send(self, pieces: Pieces, size: int, done: str) -> str:
+    async def _send(self, parts: Parts, size: int, done: str) -> str:
         """The update, part by part; returns the digest for its manifest."""
         started = self.client.clock()
-        digest = await send_parts(self.client.transport, self._path("update/parts"), pieces, size=size)
+        digest = await send_parts(self.client.transport, self._path("update/parts"), parts, size=size)
         self._say("upload", f"{done} {_size(size)}", started)
         return digest
 

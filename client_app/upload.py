@@ -1,6 +1,6 @@
 """An update on its way up: each part is made and hashed in a thread while the parts before it are sent.
 
-What makes the parts is a generator: `ClientSession.mask_pieces` masks the next one in place, `read_pieces` reads the
+What makes the parts is a generator: `ClientSession.mask_parts` masks the next one in place, `read_parts` reads the
 next one from a file. Whatever happens, it is closed at the end: a session whose update has not left whole is abandoned.
 """
 
@@ -17,7 +17,7 @@ from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, update_digest
 from fedcore.system.concurrency import in_thread, tasks
 from fedcore.wire import PartsOut
 
-Pieces = Generator[memoryview, None, None]
+Parts = Generator[memoryview, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,17 @@ class _Part:
     sha256: bytes
 
 
-async def send_parts(transport: Transport, path: str, pieces: Pieces, *, size: int) -> str:
-    """Send an update of `size` bytes, cut into pieces of PART_BYTES, to the routes below `path`.
+async def send_parts(transport: Transport, path: str, parts: Parts, *, size: int) -> str:
+    """Send an update of `size` bytes, cut into parts of PART_BYTES, to the routes below `path`.
 
-    Returns the digest for its manifest, in hex, once the server has all parts. One piece is made ahead of the
-    PARTS_IN_FLIGHT that are on the line. Raises what the transport and the pieces raise.
+    Returns the digest for its manifest, in hex, once the server has all parts. One part is made ahead of the
+    PARTS_IN_FLIGHT that are on the line. Raises what the transport and the parts raise.
     """
     digests: list[bytes] = []
     line = asyncio.Semaphore(PARTS_IN_FLIGHT)
 
     def make() -> _Part | None:
-        content = next(pieces, None)
+        content = next(parts, None)
         return None if content is None else _Part(len(digests), content, hashlib.sha256(content).digest())
 
     async def send(part: _Part) -> None:
@@ -53,7 +53,7 @@ async def send_parts(transport: Transport, path: str, pieces: Pieces, *, size: i
                 await line.acquire()
                 group.create_task(send(part))
     finally:
-        pieces.close()
+        parts.close()
     return update_digest(size, digests).hex()
 
 
@@ -65,8 +65,8 @@ async def _send_part(transport: Transport, path: str, part: _Part, size: int) ->
     await transport.put_octets(f"{path}/{part.index}", part.content, sha256=part.sha256, is_there=is_there)
 
 
-def read_pieces(path: Path) -> Pieces:
-    """A file in pieces of PART_BYTES."""
+def read_parts(path: Path) -> Parts:
+    """A file in parts of PART_BYTES."""
     with path.open("rb") as file:
-        while piece := file.read(PART_BYTES):
-            yield memoryview(piece)
+        while part := file.read(PART_BYTES):
+            yield memoryview(part)

@@ -129,7 +129,7 @@ class EngineConfig:
         (each layer split over all ranks); "ddp-tp" (split over `tensor` ranks, replicated between such groups); "pp"
         (consecutive layers on consecutive ranks).
     precision: "fp32", or "bf16" for autocast of the forward pass; parameters and sums stay in float32.
-    micro_batches: pieces in which a rank works through its share of a batch, one after another (gradient
+    micro_batches: how many a rank makes of its share of a batch, to work through one after another (gradient
         accumulation); for "pp" the micro-batches of the schedule, 0 for twice the number of ranks.
     hook: what DDP sends: "none" for float32 gradients, "fp16" or "bf16", or "powersgd" for a low-rank approximation.
     static_graph: tells DDP that every step uses the same parameters.

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.codec.blocks import BLOCK_FIELDS, Block, Span, blocks, for_each
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.metrics import MetricName, check_names, decode_metrics, names_tag
 from fedcore.codec.packing import padding, unpack
-from fedcore.codec.pieces import PIECE, Part, Piece, for_each, pieces
 from fedcore.codec.statistics import Statistics, read_statistics
 from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.state import FileSink, MemorySink, ModelState, StateSink, TensorSpec, from_float
@@ -67,7 +67,7 @@ def decode(
     """
     _check_arguments(encoding, words, survivors, base)
     check_names(encoding.settings, metric_names)
-    small = {name: words[part].tolist() for name, part in encoding.sections.items() if name not in _VECTORS}
+    small = {name: words[section].tolist() for name, section in encoding.sections.items() if name not in _VECTORS}
     if small["tag"][0] != survivors * names_tag(metric_names) % _WORD:
         raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")
     examples = small["examples"][0]
@@ -142,31 +142,31 @@ def _decode_floats(
     offset = survivors * encoding.levels
     units = [encoding.step(index) * encoding.settings.w_max / examples for index in range(len(encoding.floats))]
 
-    def prepare() -> Callable[[Piece], None]:
-        mean, old = np.empty(PIECE, np.float64), np.empty(PIECE, np.float64)
+    def prepare() -> Callable[[Block], None]:
+        mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
-        def decode_part(part: Part) -> None:
-            fields = unpack(packed, encoding.field_bits, part.place, part.size)
+        def decode_span(span: Span) -> None:
+            fields = unpack(packed, encoding.field_bits, span.place, span.size)
             if fields.max() > 2 * offset:
-                name = part.spec.name
+                name = span.spec.name
                 raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
-            block, before = mean[: part.size], old[: part.size]
-            np.copyto(block, fields)
-            block -= offset
-            block *= units[part.index]
+            new, before = mean[: span.size], old[: span.size]
+            np.copyto(new, fields)
+            new -= offset
+            new *= units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
-            np.copyto(before, _values(base, part.spec, part.start, part.stop))
-            block += before
-            sink.write(part.spec, part.start, from_float(part.spec, block))
+            np.copyto(before, _values(base, span.spec, span.start, span.stop))
+            new += before
+            sink.write(span.spec, span.start, from_float(span.spec, new))
 
-        def decode_piece(piece: Piece) -> None:
-            for part in piece.parts:
-                decode_part(part)
-            piece.release(base)
+        def decode_block(block: Block) -> None:
+            for span in block.spans:
+                decode_span(span)
+            block.release(base)
 
-        return decode_piece
+        return decode_block
 
-    for_each(pieces(encoding), prepare, threads=threads)
+    for_each(blocks(encoding), prepare, threads=threads)
 
 
 def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArray[np.floating]:
@@ -217,8 +217,8 @@ def error_bound(
 def _largest(state: ModelState, spec: TensorSpec) -> float:
     """Largest absolute value of a tensor."""
     largest = 0.0
-    for start in range(0, spec.size, PIECE):
-        block = _values(state, spec, start, min(start + PIECE, spec.size))
-        largest = max(largest, float(block.max()), -float(block.min()))
+    for start in range(0, spec.size, BLOCK_FIELDS):
+        values = _values(state, spec, start, min(start + BLOCK_FIELDS, spec.size))
+        largest = max(largest, float(values.max()), -float(values.min()))
     state.release()
     return largest

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.codec.blocks import BLOCK_FIELDS, Block, Span, blocks, for_each
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.metrics import MetricName, MetricValue, encode_metrics, names_tag
 from fedcore.codec.packing import field_view, pack
-from fedcore.codec.pieces import PIECE, Part, Piece, for_each, pieces
 from fedcore.codec.rounding import BlockSummary, StochasticRounder, largest_magnitude
 from fedcore.codec.statistics import power_word, size_word
 from fedcore.errors import EncodingError, UsageError
@@ -139,20 +139,20 @@ class _Update:
         clip_norm = self.encoding.settings.clip_norm
         if clip_norm is None:
             return 1.0
-        # Exact summation of the pieces' sums: nothing depends on who computed which.
-        norm = math.sqrt(math.fsum(for_each(pieces(self.encoding), self._squares, threads=self.threads)))
+        # Exact summation of the blocks' sums: nothing depends on who computed which.
+        norm = math.sqrt(math.fsum(for_each(blocks(self.encoding), self._squares, threads=self.threads)))
         return clip_norm / norm if norm > clip_norm else 1.0
 
-    def _squares(self) -> Callable[[Piece], float]:
-        buffer, wide = np.empty(PIECE, np.float32), np.empty(PIECE, np.float64)
+    def _squares(self) -> Callable[[Block], float]:
+        buffer, wide = np.empty(BLOCK_FIELDS, np.float32), np.empty(BLOCK_FIELDS, np.float64)
 
-        def sum_squares(piece: Piece) -> float:
+        def sum_squares(block: Block) -> float:
             total = 0.0
-            for _, delta, _ in self._deltas(piece, buffer):
-                block = wide[: delta.size]
-                np.copyto(block, delta)
-                np.square(block, out=block)
-                total += float(block.sum())
+            for _, delta, _ in self._deltas(block, buffer):
+                squares = wide[: delta.size]
+                np.copyto(squares, delta)
+                np.square(squares, out=squares)
+                total += float(squares.sum())
             return total
 
         return sum_squares
@@ -166,49 +166,49 @@ class _Update:
         factors = [weight * encoding.levels / scale for scale in encoding.scales]
         shared = StochasticRounder(field_bits=bits, levels=encoding.levels, randomness=randomness)
 
-        def prepare() -> Callable[[Piece], list[tuple[int, BlockSummary]]]:
-            rounder, buffer = shared.for_thread(), np.empty(PIECE, np.float32)
+        def prepare() -> Callable[[Block], list[tuple[int, BlockSummary]]]:
+            rounder, buffer = shared.for_thread(), np.empty(BLOCK_FIELDS, np.float32)
 
-            def round_piece(piece: Piece) -> list[tuple[int, BlockSummary]]:
-                rounder.begin(piece.number)
+            def round_block(block: Block) -> list[tuple[int, BlockSummary]]:
+                rounder.begin(block.number)
                 summaries = []
-                for part, delta, size in self._deltas(piece, buffer):
-                    view = field_view(packed, bits, part.place, delta.size)
-                    fields, summary = rounder.round(delta, factors[part.index], largest=size, out=view)
+                for span, delta, size in self._deltas(block, buffer):
+                    view = field_view(packed, bits, span.place, delta.size)
+                    fields, summary = rounder.round(delta, factors[span.index], largest=size, out=view)
                     if view is None:
-                        pack(packed, bits, part.place, fields)
-                    summaries.append((part.index, summary))
+                        pack(packed, bits, span.place, fields)
+                    summaries.append((span.index, summary))
                 return summaries
 
-            return round_piece
+            return round_block
 
-        return chain.from_iterable(for_each(pieces(encoding), prepare, threads=self.threads))
+        return chain.from_iterable(for_each(blocks(encoding), prepare, threads=self.threads))
 
-    def _deltas(self, piece: Piece, buffer: NDArray[np.float32]) -> Iterator[tuple[Part, NDArray[np.float32], float]]:
-        """Each part of a piece, its values [part.size], held by `buffer` [PIECE], and their largest magnitude."""
-        for part in piece.parts:
-            delta = buffer[: part.size]
-            size = write_delta(part, self.base, self.local, delta)
-            yield part, delta, size
-        piece.release(self.base, self.local)
+    def _deltas(self, block: Block, buffer: NDArray[np.float32]) -> Iterator[tuple[Span, NDArray[np.float32], float]]:
+        """Each span of a block, its values [span.size] in `buffer` [BLOCK_FIELDS], and their largest magnitude."""
+        for span in block.spans:
+            delta = buffer[: span.size]
+            size = write_delta(span, self.base, self.local, delta)
+            yield span, delta, size
+        block.release(self.base, self.local)
 
 
-def write_delta(part: Part, base: ModelState, local: ModelState, out: NDArray[np.float32]) -> float:
-    """Write the update, local - base, of one part to `out` ([part.size], float32); returns the largest magnitude.
+def write_delta(span: Span, base: ModelState, local: ModelState, out: NDArray[np.float32]) -> float:
+    """Write the update, local - base, of one span to `out` ([span.size], float32); returns the largest magnitude.
 
     The difference of float64 tensors is taken in float64. Raises EncodingError that names the
     tensor when it is not finite.
     """
-    name, start, stop = part.spec.name, part.start, part.stop
+    name, start, stop = span.spec.name, span.start, span.stop
     with np.errstate(over="ignore", invalid="ignore"):
-        if part.spec.dtype == "BF16":
+        if span.spec.dtype == "BF16":
             local.float32(name, start, stop, out=out)
             np.subtract(out, base.float32(name, start, stop), out=out)
         else:
             _subtract(local[name], base[name], start, stop, out)
     size = largest_magnitude(out)
     if not math.isfinite(size):
-        _refuse_not_finite(part.spec, base, local)
+        _refuse_not_finite(span.spec, base, local)
     return size
 
 
@@ -220,8 +220,8 @@ def _subtract(local: NDArray[Any], base: NDArray[Any], start: int, stop: int, ou
 
 def _refuse_not_finite(spec: TensorSpec, base: ModelState, local: ModelState) -> None:
     """Say which side is at fault."""
-    starts = range(0, spec.size, PIECE)
-    if not all(np.isfinite(base.float32(spec.name, start, start + PIECE)).all() for start in starts):
+    starts = range(0, spec.size, BLOCK_FIELDS)
+    if not all(np.isfinite(base.float32(spec.name, start, start + BLOCK_FIELDS)).all() for start in starts):
         raise EncodingError(f"tensor {spec.name!r} of the global model holds NaN or infinity; start from another model")
     raise EncodingError(
         f"tensor {spec.name!r} holds NaN or infinity after training, or changed by more than float32 holds; "

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.codec.encoding import Encoding
-from fedcore.codec.pieces import PIECE
 from fedcore.errors import EncodingError, PeerError
 from fedcore.state import ModelState, StateSink, TensorSpec
 
@@ -63,8 +63,8 @@ def _blocks(encoding: Encoding) -> Iterator[tuple[TensorSpec, int, int, int]]:
     """(tensor, start, stop, first word in the section) of every block of integer elements."""
     first = 0
     for spec in encoding.integers:
-        for start in range(0, spec.size, PIECE):
-            yield spec, start, min(start + PIECE, spec.size), first + start
+        for start in range(0, spec.size, BLOCK_FIELDS):
+            yield spec, start, min(start + BLOCK_FIELDS, spec.size), first + start
         first += spec.size
 
 

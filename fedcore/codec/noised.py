@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.codec.blocks import Span
 from fedcore.codec.decoder import Decoded
 from fedcore.codec.encoder import Encoded, write_delta
 from fedcore.codec.metrics import MetricName, MetricValue, check_names, flat_metrics, names_tag
-from fedcore.codec.pieces import Part
 from fedcore.codec.private import PrivateEncoding
 from fedcore.codec.statistics import Statistics
 from fedcore.errors import PeerError, UsageError
@@ -124,9 +124,9 @@ def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> I
     buffer = np.empty(BLOCK, np.float32)
     for index, spec in enumerate(encoding.floats):
         for start in range(0, spec.size, BLOCK):
-            part = Part(index=index, spec=spec, start=start, stop=min(start + BLOCK, spec.size), place=start)
-            write_delta(part, base, local, buffer[: part.size])
-            yield buffer[: part.size]
+            span = Span(index=index, spec=spec, start=start, stop=min(start + BLOCK, spec.size), place=start)
+            write_delta(span, base, local, buffer[: span.size])
+            yield buffer[: span.size]
 
 
 def _bounded(encoding: PrivateEncoding, values: Sequence[Fraction]) -> NDArray[np.float64]:

@@ -20,8 +20,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
+from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.codec.packing import field_dtype
-from fedcore.codec.pieces import PIECE
 
 _KEY_BYTES = 32
 _RANDOM_BITS = 16
@@ -39,7 +39,7 @@ class BlockSummary:
 
 
 class StochasticRounder:
-    """Rounds blocks of at most PIECE values to fields, for one encoding.
+    """Rounds blocks of at most BLOCK_FIELDS values to fields, for one encoding.
 
     `levels` is L; `randomness(32)` gives the key of a keystream that is used for nothing else. The
     keystream is cut into chunks, whose numbers are the nonces; `begin` moves to the start of one,
@@ -58,10 +58,10 @@ class StochasticRounder:
 
     def _allocate(self) -> None:
         narrow = self._field_bits == 16
-        self._scaled = np.empty(PIECE, np.float32 if narrow else np.float64)
-        self._fixed = np.empty(PIECE, np.int32) if narrow else self._scaled.view(np.int64)
-        self._fields = np.empty(PIECE, field_dtype(self._field_bits))
-        self._bits = np.empty(PIECE, np.uint16)
+        self._scaled = np.empty(BLOCK_FIELDS, np.float32 if narrow else np.float64)
+        self._fixed = np.empty(BLOCK_FIELDS, np.int32) if narrow else self._scaled.view(np.int64)
+        self._fields = np.empty(BLOCK_FIELDS, field_dtype(self._field_bits))
+        self._bits = np.empty(BLOCK_FIELDS, np.uint16)
         self._zeros = bytes(self._bits.nbytes)
         self._stream = Cipher(algorithms.ChaCha20(self._key, _nonce(0)), mode=None).encryptor()
 
@@ -85,7 +85,7 @@ class StochasticRounder:
     ) -> tuple[NDArray[Any], BlockSummary]:
         """Fields of values * factor, clipped to [-L, L] and offset by L.
 
-        `values` ([m], finite, m <= PIECE) is not changed. `largest` is their largest magnitude,
+        `values` ([m], finite, m <= BLOCK_FIELDS) is not changed. `largest` is their largest magnitude,
         where the caller knows it. The fields are written to `out` ([m]) where it is given, else
         they are valid until the next call.
         """

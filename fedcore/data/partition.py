@@ -74,10 +74,8 @@ def shards(train: Split, test: Split, *, clients: int, seed: int, per_client: in
     halves = []
     for half in (train, test):
         by_label = np.argsort(_class_labels(half), kind="stable")
-        pieces = np.array_split(by_label, clients * per_client)
-        halves.append(
-            [np.concatenate([pieces[i] for i in np.flatnonzero(owner == client)]) for client in range(clients)]
-        )
+        cut = np.array_split(by_label, clients * per_client)
+        halves.append([np.concatenate([cut[i] for i in np.flatnonzero(owner == client)]) for client in range(clients)])
     return _guarded(_joined(*halves), f"{per_client} shards for each of {clients} clients")
 
 
@@ -170,12 +168,12 @@ def _class_shares(rows: list[Integers], clients: int, alpha: float, rng: np.rand
 def _by_shares(rows: list[Integers], shares: NDArray[np.float64]) -> list[Integers]:
     """Cut every class at the running sum of its shares."""
     clients = shares.shape[1]
-    pieces: list[list[Integers]] = [[] for _ in range(clients)]
+    shares_of: list[list[Integers]] = [[] for _ in range(clients)]
     for of_class, share in zip(rows, shares, strict=True):
         cuts = np.rint(np.cumsum(share)[:-1] * len(of_class)).astype(np.int64)
-        for client, piece in enumerate(np.split(of_class, cuts)):
-            pieces[client].append(piece)
-    return [np.concatenate(of_client) for of_client in pieces]
+        for client, share_of_class in enumerate(np.split(of_class, cuts)):
+            shares_of[client].append(share_of_class)
+    return [np.concatenate(of_client) for of_client in shares_of]
 
 
 def _joined(train: list[Integers], test: list[Integers]) -> list[Part]:

@@ -88,7 +88,7 @@ class ClientSession:
     `parameters` hold this client's own hashes of roster, model and task; `roster` maps client id to raw Ed25519
     public key, comes from the client's kit and must not change while the session lives. `min_cohort` and
     `min_threshold` are its owner's policy, which no server can lower. Steps, in order: `advertise`, `share_keys`,
-    `receive_shares`, `mask` or `mask_pieces`, `sign_survivors`, `unmask`. A step repeated with the identical message
+    `receive_shares`, `mask` or `mask_parts`, `sign_survivors`, `unmask`. A step repeated with the identical message
     returns the identical answer, with another one raises ProtocolViolation; a step out of order raises
     IllegalTransition.
 
@@ -216,25 +216,25 @@ class ClientSession:
 
         Works once. If it fails half way, the vector and the session are spoiled and the session is abandoned.
         """
-        for _ in self.mask_pieces(words, piece_words=self._parameters.words, threads=threads):
+        for _ in self.mask_parts(words, part_words=self._parameters.words, threads=threads):
             pass
 
-    def mask_pieces(
-        self, words: NDArray[np.uint64], *, piece_words: int, threads: int = 1
+    def mask_parts(
+        self, words: NDArray[np.uint64], *, part_words: int, threads: int = 1
     ) -> Generator[memoryview, None, None]:
-        """R2 piece by piece: mask the next `piece_words` words in place and give them out, little-endian bytes.
+        """R2 part by part: mask the next `part_words` words in place and give them out, little-endian bytes.
 
-        In order, each piece masked only when it is asked for, so that the ones before it can be sent meanwhile; `words`
+        In order, each part masked only when it is asked for, so that the ones before it can be sent meanwhile; `words`
         is uint64 [parameters.words], and no copy of it is made. Works once: from this call on no other vector can be
-        masked, and the survivors cannot be signed before the last piece. If one fails, or the generator is closed
+        masked, and the survivors cannot be signed before the last part. If one fails, or the generator is closed
         half way, the vector and the session are spoiled and the session is abandoned.
         """
         rule = client_transition(self._state, ClientEvent.MASK)
         check_vector(words)
         if words.size != self._parameters.words:
             raise UsageError(f"the vector has {words.size} words, the round's parameters say {self._parameters.words}")
-        if piece_words < 1:
-            raise UsageError("a piece has one word or more")
+        if part_words < 1:
+            raise UsageError("a part has one word or more")
         self._state = rule.target
         try:
             self._secrets.mask_terms = tuple(self._masks())
@@ -242,17 +242,17 @@ class ClientSession:
             self.abandon()
             raise
         self._secrets.self_secret, self._secrets.pair_secrets = None, {}
-        return self._masked(words, piece_words, threads)
+        return self._masked(words, part_words, threads)
 
-    def _masked(self, words: NDArray[np.uint64], piece_words: int, threads: int) -> Generator[memoryview, None, None]:
-        """The pieces; the seeds stay in `_secrets`, so that whoever abandons the session erases them here too."""
+    def _masked(self, words: NDArray[np.uint64], part_words: int, threads: int) -> Generator[memoryview, None, None]:
+        """The parts; the seeds stay in `_secrets`, so that whoever abandons the session erases them here too."""
         try:
-            for start in range(0, words.size, piece_words):
+            for start in range(0, words.size, part_words):
                 if not self._secrets.mask_terms:
                     raise IllegalTransition(self._state, ClientEvent.MASK)
-                piece = words[start : start + piece_words]
-                apply_masks(piece, self._secrets.mask_terms, threads=threads, offset=start)
-                yield piece.astype("<u8", copy=False).data.cast("B")
+                part = words[start : start + part_words]
+                apply_masks(part, self._secrets.mask_terms, threads=threads, offset=start)
+                yield part.astype("<u8", copy=False).data.cast("B")
         except BaseException:
             self.abandon()
             raise
@@ -261,7 +261,7 @@ class ClientSession:
     def sign_survivors(self, message: Survivors) -> ConsistencySignature:
         """R3: check the survivors U3 and sign what this client has seen of the round."""
         rule = client_transition(self._state, ClientEvent.SIGN_SURVIVORS)
-        if self._secrets.mask_terms:  # pieces are still to be masked: nobody can have the vector yet
+        if self._secrets.mask_terms:  # parts are still to be masked: nobody can have the vector yet
             raise IllegalTransition(self._state, ClientEvent.SIGN_SURVIVORS)
         message.check()
         if rule.repeat:

@@ -39,7 +39,7 @@ GROUP_TERMS = 256
 WORKER_BYTES = 1024 * 1024
 """Keystream (about 0.2 ms of it) below which another thread costs more than it saves."""
 _SHARES = 4
-"""Pieces of work for each thread, so that one that was held up does not keep the others waiting."""
+"""Ranges for each thread, so that one that was held up does not keep the others waiting."""
 
 _ZEROS = memoryview(bytes(BLOCK_WORDS * WORD_BYTES))
 _Work = TypeVar("_Work")
@@ -124,10 +124,10 @@ def _share_terms(words: NDArray[np.uint64], terms: Sequence[MaskTerm], offset: i
         np.add(words, total, out=words)
 
 
-def _in_threads(work: Callable[[Iterator[_Work]], _Result], pieces: Iterable[_Work], workers: int) -> list[_Result]:
-    """Call `work` in each of `workers` threads, with an iterator over the pieces that the others leave to it."""
+def _in_threads(work: Callable[[Iterator[_Work]], _Result], ranges: Iterable[_Work], workers: int) -> list[_Result]:
+    """Call `work` in each of `workers` threads, with an iterator over the ranges that the others leave to it."""
     # A deque, because its popleft is safe to call from several threads.
-    pending = deque(pieces)
+    pending = deque(ranges)
     workers = min(workers, len(pending))
 
     def take() -> Iterator[_Work]:

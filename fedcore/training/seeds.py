@@ -1,4 +1,4 @@
-"""Every seed in one place: derived from what a piece of work is, never from when it runs."""
+"""Every seed in one place: derived from what the work is, never from when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending a model: a file in pieces of 1 MiB, with its length and its digest."""
+"""Sending a model: a file, 1 MiB at a time, with its length and its digest."""
 
 from __future__ import annotations
 

@@ -129,13 +129,13 @@ class Engine(ABC):
 
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
-        pieces = batch.split(self.config.micro_batches or 1)
+        micro_batches = batch.split(self.config.micro_batches or 1)
         losses = []
-        for number, piece in enumerate(pieces, start=1):
-            with self._synchronised(number == len(pieces)):
-                loss = self._loss_sum(piece)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            with self._synchronised(number == len(micro_batches)):
+                loss = self._loss_sum(micro_batch)
                 # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all of them.
-                loss.backward(torch.full_like(loss, self.data_size / piece.total))  # type: ignore[no-untyped-call]
+                loss.backward(torch.full_like(loss, self.data_size / micro_batch.total))  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return functools.reduce(torch.add, losses)
 
@@ -156,10 +156,10 @@ class Engine(ABC):
         """A copy of this rank's part of the parameters, for `Proximal`."""
         return [local(p.detach()).clone() for p in self.parameters()]
 
-    def _loss_sum(self, piece: Batch) -> Tensor:
+    def _loss_sum(self, batch: Batch) -> Tensor:
         with self._precision():
-            losses = self.recipe.loss(self.model(piece.x), piece.y)
-        return losses.sum() if piece.weights is None else (losses * piece.weights).sum()
+            losses = self.recipe.loss(self.model(batch.x), batch.y)
+        return losses.sum() if batch.weights is None else (losses * batch.weights).sum()
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.config.precision == "bf16":

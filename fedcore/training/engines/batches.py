@@ -37,12 +37,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.y)
 
-    def split(self, pieces: int) -> list[Batch]:
-        """Micro-batches, always `pieces` of them: the ranks have to do the same number of passes."""
-        if pieces == 1:
+    def split(self, count: int) -> list[Batch]:
+        """Micro-batches, always `count` of them: the ranks have to do the same number of passes."""
+        if count == 1:
             return [self]
         weights = torch.ones(len(self), device=self.x.device) if self.weights is None else self.weights
-        parts = zip(*(torch.tensor_split(t, pieces) for t in (self.x, self.y, weights)), strict=True)
+        parts = zip(*(torch.tensor_split(t, count) for t in (self.x, self.y, weights)), strict=True)
         return [
             Batch(x, y, self.total, w)
             if len(y)
@@ -97,7 +97,7 @@ def shared_rows(examples: int, size: int, steps: int, *, seed: int, rank: int, r
 def own_rows(counts: Sequence[int], size: int, steps: int, *, seed: int, rank: int) -> Iterator[Rows]:
     """This rank's rows of `steps` batches of `size`, where rank r alone can read its `counts[r]` examples.
 
-    A pass takes every example once. Its batches are consecutive pieces of one sequence, in which the examples of each
+    A pass takes every example once. Its batches are consecutive ranges of one sequence, in which the examples of each
     rank are spread evenly: a rank with a third of the examples has about a third of each batch. seed: has to be
     another one on each rank, or they go through their data in the same order.
     """
@@ -120,7 +120,7 @@ def own_rows(counts: Sequence[int], size: int, steps: int, *, seed: int, rank: i
 def ordered_rows(
     examples: int, size: int, *, rank: int, ranks: int, counts: Sequence[int] | None = None
 ) -> Iterator[Rows]:
-    """This rank's rows of one pass in order, in pieces of at most `size`; each rank makes the same number of pieces.
+    """This rank's rows of one pass in order, in batches of at most `size`; each rank makes the same number of batches.
 
     counts: examples of each rank where each has its own; otherwise all ranks can read the same `examples`.
     """

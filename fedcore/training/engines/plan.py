@@ -21,17 +21,17 @@ class ParallelPlan:
         linear layer by its outputs, of which a rank goes on with its own), "rowwise" (by its inputs, of which a rank
         has its own; the outputs are summed), "embedding" (by its rows), "output" (by its outputs, then gathered).
     heads: what the layers of `tensor` cannot be cut inside of, such as attention heads; the ranks must divide it.
-    pieces: modules that, called one after another, each with the output of the one before, are the model.
+    layers: modules that, called one after another, each with the output of the one before, are the model.
     """
 
     blocks: tuple[str, ...] = ()
     tensor: Mapping[str, Split] = field(default_factory=dict)
     heads: int = 0
-    pieces: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
 
 
 def plan_of(module: nn.Module) -> ParallelPlan:
-    """The plan that the module gives; else, of a Sequential, its children are blocks and pieces."""
+    """The plan that the module gives; else, of a Sequential, its children are blocks and layers."""
     own = getattr(module, "parallel_plan", None)
     if own is not None:
         plan: ParallelPlan = own()
@@ -39,5 +39,5 @@ def plan_of(module: nn.Module) -> ParallelPlan:
     if isinstance(module, nn.Sequential):
         children = [(name, child) for name, child in module.named_children()]
         blocks = tuple(name for name, child in children if any(True for _ in child.parameters()))
-        return ParallelPlan(blocks=blocks, pieces=tuple(name for name, _ in children))
+        return ParallelPlan(blocks=blocks, layers=tuple(name for name, _ in children))
     return ParallelPlan()

@@ -42,7 +42,7 @@ class _Shape:
 
 
 class PipelineEngine(Engine):
-    """`model` and `module` are the whole model of which only this rank's pieces are left; use `step` and `outputs`.
+    """`model` and `module` are the whole model of which only this rank's layers are left; use `step` and `outputs`.
 
     All ranks read the same examples: the first uses the inputs, the last the targets. Layers that look at other
     examples of the batch (batch norm) see one micro-batch at a time, and the copies that fill it up to full size.
@@ -155,11 +155,11 @@ class PipelineEngine(Engine):
         count = len(self._cut.stages)
         stages = []
         for number in self._cut.own_stages(self.world.rank):
-            pieces = [self.module.get_submodule(piece) for piece in self._cut.stages[number]]
+            layers = [self.module.get_submodule(layer) for layer in self._cut.stages[number]]
             sent = boundaries[number + 1].dtype if number + 1 < count else None
             stages.append(
                 PipelineStage(
-                    Stage(pieces, sent, autocast),
+                    Stage(layers, sent, autocast),
                     number,
                     count,
                     self.device,

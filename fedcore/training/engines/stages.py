@@ -20,7 +20,7 @@ from fedcore.training.engines.plan import plan_of
 class Cut:
     """A model cut into stages, of which rank r of n has those with number r, r + n, ...
 
-    whole: the model without memory for its tensors. stages: names of the pieces of each stage, in order of execution.
+    whole: the model without memory for its tensors. stages: names of the layers of each stage, in order of execution.
     """
 
     whole: nn.Module
@@ -28,11 +28,11 @@ class Cut:
     ranks: int
 
     def owner(self, name: str) -> int:
-        """The rank that has a parameter or buffer; ConfigurationError if it is in no piece."""
-        for number, pieces in enumerate(self.stages):
-            if any(name.startswith(f"{piece}.") for piece in pieces):
+        """The rank that has a parameter or buffer; ConfigurationError if it is in no layer."""
+        for number, layers in enumerate(self.stages):
+            if any(name.startswith(f"{layer}.") for layer in layers):
                 return number % self.ranks
-        raise ConfigurationError(f"the parallel plan has no piece with {name}, which no rank of a pipeline would hold")
+        raise ConfigurationError(f"the parallel plan has no layer with {name}, which no rank of a pipeline would hold")
 
     def holders(self) -> dict[str, tuple[int, ...]]:
         """The ranks that hold each tied parameter, by each of its names."""
@@ -47,43 +47,43 @@ class Cut:
         return list(range(rank, len(self.stages), self.ranks))
 
     def keep(self, module: nn.Module, rank: int, device: torch.device) -> None:
-        """Leave only the pieces of `rank` in the model that was cut, and move them to `device`; names stay."""
-        own = {piece for stage in self.own_stages(rank) for piece in self.stages[stage]}
-        for piece in itertools.chain.from_iterable(self.stages):
-            if piece not in own:
-                path, _, name = piece.rpartition(".")
+        """Leave only the layers of `rank` in the model that was cut, and move them to `device`; names stay."""
+        own = {layer for stage in self.own_stages(rank) for layer in self.stages[stage]}
+        for layer in itertools.chain.from_iterable(self.stages):
+            if layer not in own:
+                path, _, name = layer.rpartition(".")
                 setattr(module.get_submodule(path), name, nn.Identity())
         place(module, device)
 
     def boundaries(self, example: Tensor) -> list[Tensor]:
         """What enters each stage, and what leaves the last one, as tensors without memory. example: a micro-batch."""
         tensors = [torch.empty_like(example, device="meta")]
-        for pieces in self.stages:
+        for layers in self.stages:
             x = tensors[-1]
-            for piece in pieces:
-                x = self.whole.get_submodule(piece)(x)
+            for layer in layers:
+                x = self.whole.get_submodule(layer)(x)
             # What travels is contiguous, see Stage.
             tensors.append(torch.empty(x.shape, dtype=x.dtype, device="meta", requires_grad=x.requires_grad))
         return tensors
 
 
 class Stage(nn.Module):
-    """Some consecutive pieces of a model. autocast: dtype for the forward pass, None for that of the weights.
+    """Some consecutive layers of a model. autocast: dtype for the forward pass, None for that of the weights.
 
     What is handed to the next stage has the dtype `sent`, so that reduced precision within the stages does not change
     what travels between them: one rank alone would not round there, either.
     """
 
-    def __init__(self, pieces: Sequence[nn.Module], sent: torch.dtype | None, autocast: torch.dtype | None) -> None:
+    def __init__(self, layers: Sequence[nn.Module], sent: torch.dtype | None, autocast: torch.dtype | None) -> None:
         super().__init__()
-        self.pieces = nn.ModuleList(pieces)
+        self.layers = nn.ModuleList(layers)
         self._sent = sent
         self._autocast = autocast
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, self._autocast, enabled=self._autocast is not None):
-            for piece in self.pieces:
-                x = piece(x)
+            for layer in self.layers:
+                x = layer(x)
         return x if self._sent is None else x.to(self._sent).contiguous()
 
 
@@ -91,18 +91,18 @@ def cut(module: nn.Module, ranks: int, *, runs: int = 1) -> Cut:
     """Where to cut a model so that the stage with the most parameters has as few as can be.
 
     runs: stages of each rank. Raises ConfigurationError for a model that does not say how to cut it, or has too few
-    pieces.
+    layers.
     """
     whole = outline(module)
-    pieces = plan_of(whole).pieces
-    if not pieces:
+    layers = plan_of(whole).layers
+    if not layers:
         raise ConfigurationError(
             f"a pipeline does not know how to cut {type(whole).__name__}: give it a method parallel_plan() that "
-            "returns a ParallelPlan with `pieces`, as fedcore.training.models.gpt does, or make it a Sequential"
+            "returns a ParallelPlan with `layers`, as fedcore.training.models.gpt does, or make it a Sequential"
         )
-    sizes = [sum(p.numel() for p in whole.get_submodule(piece).parameters()) for piece in pieces]
+    sizes = [sum(p.numel() for p in whole.get_submodule(layer).parameters()) for layer in layers]
     ends = _balanced(sizes, ranks * runs)
-    found = Cut(whole=whole, stages=tuple(pieces[start:stop] for start, stop in itertools.pairwise(ends)), ranks=ranks)
+    found = Cut(whole=whole, stages=tuple(layers[start:stop] for start, stop in itertools.pairwise(ends)), ranks=ranks)
     for name in whole.state_dict():
         found.owner(name)
     return found
@@ -130,6 +130,6 @@ def _balanced(sizes: Sequence[int], stages: int) -> list[int]:
     if largest == math.inf:
         count = sum(size > 0 for size in sizes)
         raise ConfigurationError(
-            f"a pipeline of {stages} stages needs as many pieces with parameters; there are {count}"
+            f"a pipeline of {stages} stages needs as many layers with parameters; there are {count}"
         )
     return [0, *ends]

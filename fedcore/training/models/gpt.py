@@ -193,8 +193,8 @@ class GPT(nn.Module):
     def parallel_plan(self) -> ParallelPlan:
         """How engines with several ranks divide the model."""
         blocks = tuple(f"blocks.{number}" for number in range(self.config.layers))
-        pieces = ("embedding", *blocks, "head")
-        return ParallelPlan(blocks=blocks, tensor=_tensor_plan(), heads=self.config.heads, pieces=pieces)
+        layers = ("embedding", *blocks, "head")
+        return ParallelPlan(blocks=blocks, tensor=_tensor_plan(), heads=self.config.heads, layers=layers)
 
     @torch.no_grad()
     def _initialise(self) -> None:

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request, Response
 
 from client_app import exchange as exchange_module
 from client_app.exchange import Client, take_part
-from client_app.upload import read_pieces, send_parts
+from client_app.upload import read_parts, send_parts
 from fedcore.codec import CodecSettings, encoding_to_json, first_encoding
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.parts import PART_BYTES, update_digest
@@ -41,8 +41,8 @@ def problem(status: int, kind: str, detail: str = "no") -> Response:
     return Response(document, status_code=status, media_type="application/problem+json")
 
 
-class Pieces:
-    """UPDATE in pieces, as a generator that tells how far it is."""
+class Parts:
+    """UPDATE in parts, as a generator that tells how far it is."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.made: list[int] = []
@@ -62,27 +62,27 @@ class Pieces:
             self.closed = True
 
 
-async def send(client: Client, pieces: Pieces) -> str:
-    return await send_parts(client.transport, PATH, pieces.run(), size=len(UPDATE))  # type: ignore[arg-type]
+async def send(client: Client, parts: Parts) -> str:
+    return await send_parts(client.transport, PATH, parts.run(), size=len(UPDATE))  # type: ignore[arg-type]
 
 
 async def test_all_parts_arrive_and_the_digest_is_that_of_the_whole(script: Script, client: Client) -> None:
-    pieces = Pieces()
+    parts = Parts()
     async with script.serving():
-        assert await send(client, pieces) == DIGEST
+        assert await send(client, parts) == DIGEST
     assert script.update() == UPDATE
     assert sorted(script.requests) == [f"PUT part {index}" for index in range(5)]
-    assert pieces.closed
-    assert threading.get_ident() not in pieces.threads
+    assert parts.closed
+    assert threading.get_ident() not in parts.threads
     assert client.transport.traffic.up > len(UPDATE)
 
 
-async def test_a_file_is_read_in_pieces(tmp_path: Path) -> None:
+async def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(UPDATE)
-    pieces = list(read_pieces(path))
-    assert [len(piece) for piece in pieces] == [PART_BYTES] * 4 + [5]
-    assert b"".join(pieces) == UPDATE
+    parts = list(read_parts(path))
+    assert [len(part) for part in parts] == [PART_BYTES] * 4 + [5]
+    assert b"".join(parts) == UPDATE
 
 
 class TestOverlap:
@@ -90,7 +90,7 @@ class TestOverlap:
 
     async def test_parts_leave_before_the_last_is_made(self, script: Script, client: Client) -> None:
         """The server holds back its answers: two parts are on the line and the third is ready, but no more is made."""
-        pieces, arrived, answers = Pieces(), asyncio.Semaphore(0), asyncio.Event()
+        parts, arrived, answers = Parts(), asyncio.Semaphore(0), asyncio.Event()
         original = script.take
 
         async def held_back(route: str, body: bytes) -> Response:
@@ -100,20 +100,20 @@ class TestOverlap:
 
         script.take = held_back
         async with script.serving():
-            sending = asyncio.create_task(send(client, pieces))
+            sending = asyncio.create_task(send(client, parts))
             async with asyncio.timeout(60):
                 await arrived.acquire()
                 await arrived.acquire()
-                while len(pieces.made) < 3:  # noqa: ASYNC110 - a thread makes them, and may take its time
+                while len(parts.made) < 3:  # noqa: ASYNC110 - a thread makes them, and may take its time
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            assert pieces.made == [0, 1, 2]
+            assert parts.made == [0, 1, 2]
             answers.set()
             assert await sending == DIGEST
-        assert pieces.made == [0, 1, 2, 3, 4]
+        assert parts.made == [0, 1, 2, 3, 4]
 
     async def test_a_part_is_sent_while_the_next_is_made(self, script: Script, client: Client) -> None:
-        """The next piece is not ready before the server has the one before."""
+        """The next part is not ready before the server has the one before."""
         came = threading.Event()
         original = script.take
 
@@ -138,7 +138,7 @@ class TestTrouble:
     ) -> None:
         script.answers.append(problem(503, "busy"))
         async with script.serving():
-            assert await send(client, Pieces()) == DIGEST
+            assert await send(client, Parts()) == DIGEST
         assert script.update() == UPDATE
         puts = [request for request in script.requests if request.startswith("PUT")]
         assert len(puts) == 6
@@ -157,7 +157,7 @@ class TestTrouble:
 
         script.take = loses
         async with script.serving():
-            assert await send(client, Pieces()) == DIGEST
+            assert await send(client, Parts()) == DIGEST
         assert lost
         assert sorted(r for r in script.requests if r.startswith("PUT")) == [f"PUT part {i}" for i in range(5)]
         assert "GET parts" in script.requests
@@ -167,27 +167,27 @@ class TestTrouble:
         script.answers.append(problem(503, "busy"))
         script.lies["parts"] = lambda _: PartsOut(parts=dict.fromkeys(range(5), "ab" * 32))
         async with script.serving():
-            assert await send(client, Pieces()) == DIGEST
+            assert await send(client, Parts()) == DIGEST
         assert script.update() == UPDATE
 
     async def test_a_refusal_ends_the_upload_and_the_making(self, script: Script, client: Client) -> None:
-        pieces = Pieces()
+        parts = Parts()
         script.answers.append(problem(409, "stale-step", "too late"))
         async with script.serving():
             with pytest.raises(Refused, match="too late"):
-                await send(client, pieces)
-        assert pieces.closed
-        assert 4 not in pieces.made
+                await send(client, parts)
+        assert parts.closed
+        assert 4 not in parts.made
 
     async def test_a_piece_that_cannot_be_made_ends_the_upload(self, script: Script, client: Client) -> None:
-        pieces = Pieces(fails_at=3)
+        parts = Parts(fails_at=3)
         async with script.serving():
             with pytest.raises(MemoryError):
-                await send(client, pieces)
+                await send(client, parts)
         assert set(script.parts) <= {0, 1, 2}
 
     async def test_an_upload_that_is_cancelled_stops_making(self, script: Script, client: Client) -> None:
-        pieces, came = Pieces(), asyncio.Event()
+        parts, came = Parts(), asyncio.Event()
 
         async def never(route: str, body: bytes) -> Response:
             came.set()
@@ -196,12 +196,12 @@ class TestTrouble:
 
         script.take = never
         async with script.serving():
-            sending = asyncio.create_task(send(client, pieces))
+            sending = asyncio.create_task(send(client, parts))
             await came.wait()
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await sending
-        assert pieces.closed
+        assert parts.closed
 
     async def test_an_early_refusal_is_heard(self, client: Client, listening_to: Callable[..., Any]) -> None:
         """The server answers after the head and closes, as for a part that came too late; the answer itself is lost in
@@ -218,7 +218,7 @@ class TestTrouble:
         app.add_route("/{path:path}", refuse, methods=["PUT", "GET"])
         async with listening_to(app):
             with pytest.raises(Refused, match="went on without"):
-                await send(client, Pieces())
+                await send(client, Parts())
         asked = [request for request in requests if request.startswith("GET")]
         assert set(asked) <= {f"GET {PATH}?size={len(UPDATE)}"}
         assert len(requests) <= 4
@@ -253,7 +253,7 @@ async def test_the_server_has_a_part_before_the_last_is_masked(
         return await original_take(route, body)
 
     def watched(words: Any, terms: Any, *, threads: int = 1, offset: int = 0) -> None:
-        if words.size < large.encoding().words:  # the peers of the script mask their vectors in one piece
+        if words.size < large.encoding().words:  # the peers of the script mask their vectors in one part
             if offset == 2 * PART_BYTES // 8:
                 assert came.wait(60), "a part must not wait for the last one's masks"
             masked.append(offset)
@@ -310,14 +310,14 @@ async def test_sending_makes_no_second_copy_of_the_vector(client: Client, listen
 
     words = np.zeros(12 * PART_BYTES // 8, np.uint64)
 
-    def pieces() -> Iterator[memoryview]:
+    def parts() -> Iterator[memoryview]:
         for start in range(0, words.size, PART_BYTES // 8):
             yield words[start : start + PART_BYTES // 8].data.cast("B")
 
     async with listening_to(swallow):
         tracemalloc.start()
         try:
-            await send_parts(client.transport, PATH, pieces(), size=words.nbytes)  # type: ignore[arg-type]
+            await send_parts(client.transport, PATH, parts(), size=words.nbytes)  # type: ignore[arg-type]
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -25,7 +25,7 @@ from fedcore.codec import (
     first_encoding,
     next_encoding,
 )
-from fedcore.codec.pieces import PIECE
+from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.state import ModelState, sha256_file
 
 WIDTHS = (16, 21, 32)
@@ -54,7 +54,7 @@ def model(rng: np.random.Generator, shift: float = 0.0) -> ModelState:
         "half": real(11).astype(np.float16),
         "brain": to_bfloat16(real(13)),
         "double": real(2, 2),
-        "big": real(PIECE + 5).astype(np.float32),
+        "big": real(BLOCK_FIELDS + 5).astype(np.float32),
         "mask": rng.random(6) > 0.5,
         "bytes": rng.integers(0, 256, 9, dtype=np.uint8),
         "huge": rng.integers(1 << 63, (1 << 63) + 1000, 3, dtype=np.uint64),

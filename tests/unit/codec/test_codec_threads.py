@@ -1,4 +1,4 @@
-"""Long vectors in pieces, on several threads: the same words, the same state, the same error."""
+"""Long vectors in blocks, on several threads: the same words, the same state, the same error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.codec import CodecSettings, Encoding, decode, encode
-from fedcore.codec.pieces import PIECE, pieces
+from fedcore.codec.blocks import BLOCK_FIELDS, blocks
 from fedcore.errors import EncodingError, PeerError, UsageError
 from fedcore.state import Layout, ModelState, TensorSpec
 
@@ -28,16 +28,16 @@ def stream(seed: int) -> Callable[[int], bytes]:
 
 
 def model(seed: int) -> ModelState:
-    """Four pieces; borders of tensors lie beside those of pieces and in the midst of words."""
+    """Four blocks; borders of tensors lie beside those of blocks and in the midst of words."""
     rng = np.random.default_rng(seed)
     arrays = {
-        "first": rng.standard_normal(PIECE + 1, dtype=np.float32),
+        "first": rng.standard_normal(BLOCK_FIELDS + 1, dtype=np.float32),
         "count": np.array([seed]),
         "half": rng.standard_normal(1000).astype(np.float16),
         "empty": np.zeros(0, np.float32),
-        "wide": rng.standard_normal(PIECE // 2),
-        "brain": (rng.standard_normal(PIECE, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16),
-        "last": rng.standard_normal((PIECE + 1) // 2, dtype=np.float32),
+        "wide": rng.standard_normal(BLOCK_FIELDS // 2),
+        "brain": (rng.standard_normal(BLOCK_FIELDS, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16),
+        "last": rng.standard_normal((BLOCK_FIELDS + 1) // 2, dtype=np.float32),
     }
     return ModelState.from_arrays(arrays, dtypes={"brain": "BF16"})
 
@@ -95,34 +95,40 @@ def test_the_decoded_state_does_not_depend_on_the_threads(bits: int, tmp_path: P
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_no_two_pieces_are_rounded_by_the_same_bits(bits: int) -> None:
-    base = ModelState.from_arrays({"w": np.zeros(3 * PIECE, np.float32)})
+    base = ModelState.from_arrays({"w": np.zeros(3 * BLOCK_FIELDS, np.float32)})
     encoding = encoding_of(bits, base.layout)
-    half = np.full(3 * PIECE, 0.5 * encoding.step(0), np.float32)
+    half = np.full(3 * BLOCK_FIELDS, 0.5 * encoding.step(0), np.float32)
     local = ModelState.from_arrays({"w": half})
     words = encode(encoding, base=base, local=local, examples=10, metrics={}, randomness=stream(1), threads=2).words
     decoded = decode(encoding, words, survivors=1, base=base, metric_names=())
     assert decoded.state is not None
-    ups = (decoded.state["w"] > half).reshape(3, PIECE)
+    ups = (decoded.state["w"] > half).reshape(3, BLOCK_FIELDS)
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert abs(float((ups[one] == ups[other]).mean()) - 0.5) < 5 * 0.5 / PIECE**0.5
+        assert abs(float((ups[one] == ups[other]).mean()) - 0.5) < 5 * 0.5 / BLOCK_FIELDS**0.5
 
 
 def test_a_piece_ends_with_a_word() -> None:
-    assert all(PIECE % (64 // bits) == 0 for bits in WIDTHS)
+    assert all(BLOCK_FIELDS % (64 // bits) == 0 for bits in WIDTHS)
 
 
-@given(st.lists(st.sampled_from([0, 1, 2, 1000, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE]), max_size=7))
+@given(
+    st.lists(
+        st.sampled_from([0, 1, 2, 1000, BLOCK_FIELDS - 1, BLOCK_FIELDS, BLOCK_FIELDS + 1, 3 * BLOCK_FIELDS]), max_size=7
+    )
+)
 def test_pieces_cover_every_element_once_in_order(sizes: list[int]) -> None:
     layout = Layout(specs=tuple(TensorSpec(name=f"t{i}", dtype="F32", shape=(n,)) for i, n in enumerate(sizes)))
-    cut = pieces(encoding_of(21, layout))
-    assert [piece.number for piece in cut] == list(range(-(-sum(sizes) // PIECE)))
-    parts = [part for piece in cut for part in piece.parts]
-    places = [*(part.place for part in parts), sum(sizes)]
-    assert [after - before for before, after in pairwise(places)] == [part.stop - part.start for part in parts]
-    assert all(part.place // PIECE == piece.number for piece in cut for part in piece.parts)
-    assert all((part.place + part.stop - part.start - 1) // PIECE == part.place // PIECE for part in parts)
+    cut = blocks(encoding_of(21, layout))
+    assert [block.number for block in cut] == list(range(-(-sum(sizes) // BLOCK_FIELDS)))
+    spans = [span for block in cut for span in block.spans]
+    places = [*(span.place for span in spans), sum(sizes)]
+    assert [after - before for before, after in pairwise(places)] == [span.stop - span.start for span in spans]
+    assert all(span.place // BLOCK_FIELDS == block.number for block in cut for span in block.spans)
+    assert all(
+        (span.place + span.stop - span.start - 1) // BLOCK_FIELDS == span.place // BLOCK_FIELDS for span in spans
+    )
     for index, size in enumerate(sizes):
-        covered = [(part.start, part.stop) for part in parts if part.index == index]
+        covered = [(span.start, span.stop) for span in spans if span.index == index]
         borders = [0, *(stop for _, stop in covered)]
         assert [start for start, _ in covered] == borders[:-1]
         assert borders[-1] == size
@@ -141,7 +147,7 @@ def test_the_first_error_in_the_order_of_the_tensors_is_the_one_that_is_raised(t
         encode(encoding_of(16), base=BASE, local=local, examples=1, metrics={}, randomness=stream(1), threads=threads)
     encoding = encoding_of(16)
     words = encode(encoding, base=BASE, local=LOCAL, examples=1, metrics={}, randomness=stream(1)).words
-    words[[(PIECE + 4000) // 4, 2 * PIECE // 4]] = 2**64 - 1
+    words[[(BLOCK_FIELDS + 4000) // 4, 2 * BLOCK_FIELDS // 4]] = 2**64 - 1
     with pytest.raises(PeerError, match="'wide' is out of range"):
         decode(encoding, words, survivors=1, base=BASE, metric_names=(), threads=threads)
 

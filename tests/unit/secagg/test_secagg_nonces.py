@@ -235,7 +235,7 @@ def test_keys_that_leave_something_out_are_found(make_rig, drbg, ciphers, monkey
 @pytest.mark.parametrize(
     ("blocks", "terms", "starts"),
     [
-        # A long vector is shared by ranges: four pieces for each thread, each of them sought once for each stream.
+        # A long vector is shared by ranges: four ranges for each thread, each of them sought once for each stream.
         (16, 1, 16),
         # A short one is shared by streams, each of which is opened once, and once more behind the border of a chunk.
         (2, 32, 64),

@@ -97,8 +97,8 @@ def test_the_names_of_the_tensors() -> None:
 def test_pieces_in_a_row_are_the_model() -> None:
     model = fresh(SMALL)
     x = tokens = torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(1))
-    for piece in model.parallel_plan().pieces:
-        x = model.get_submodule(piece)(x)
+    for layer in model.parallel_plan().layers:
+        x = model.get_submodule(layer)(x)
     torch.testing.assert_close(x, model(tokens), rtol=0, atol=0)
 
 

@@ -223,7 +223,7 @@ def test_a_sequential_model_keeps_what_no_state_holds(two, initial):
 
 
 class Loose(nn.Sequential):
-    """A model with a weight beside its pieces."""
+    """A model with a weight beside its layers."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -255,8 +255,8 @@ def one_layer():
     ("build", "engine", "reason"),
     [
         (one_layer, {}, r"does not know how to cut Linear: give it a method parallel_plan\(\)"),
-        (three_layers, {"schedule": "interleaved"}, "of 4 stages needs as many pieces with parameters; there are 3"),
-        (Loose, {}, "no piece with scale"),
+        (three_layers, {"schedule": "interleaved"}, "of 4 stages needs as many layers with parameters; there are 3"),
+        (Loose, {}, "no layer with scale"),
         (four_layers, {"schedule": "interleaved", "micro-batches": 5}, "cannot order 5 micro-batches on 2 ranks"),
         (three_layers, {"micro-batches": 1}, "1f1b needs a micro-batch for each of 2 ranks, not 1"),
     ],

@@ -61,11 +61,11 @@ def test_shared_rows_are_the_same_batches_for_any_number_of_ranks(examples, rank
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.booleans())
-def test_micro_batches_are_the_batch(examples, pieces, weighted):
+def test_micro_batches_are_the_batch(examples, count, weighted):
     weights = torch.rand(examples) if weighted else None
     batch = Batch(torch.arange(examples), torch.arange(examples) * 2, 99, weights)
-    parts = batch.split(pieces)
-    assert len(parts) == pieces
+    parts = batch.split(count)
+    assert len(parts) == count
     assert {part.total for part in parts} == {99}
     whole = torch.ones(examples) if weights is None else weights
     kept = [(x, y, w) for part in parts for x, y, w in zip(part.x, part.y, ones(part), strict=True) if w > 0]

@@ -1,8 +1,8 @@
-"""The fields of a vector cut into pieces that threads work on, each thread with buffers of its own.
+"""The fields of a vector cut into blocks that threads work on, each thread with buffers of its own.
 
-A piece is a range of fields that begins and ends with a word, whatever the tensors' borders: no two
-threads write to one word, and the n-th piece is the same for any number of threads, so that results
-do not depend on it.
+A block is a range of fields that begins and ends with a word, whatever the tensors' borders: no two threads write to
+one word, and the n-th block is the same for any number of threads, so that results do not depend on it. Within a block,
+what belongs to one tensor is a span.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fedcore.codec.encoding import Encoding
 from fedcore.errors import UsageError
 from fedcore.state import ModelState, TensorSpec
 
-PIECE = 3 << 17
-"""Fields of a piece, and the most elements that are handled at a time: whole words of 2, 3 or 4 fields. NumPy gives the
+BLOCK_FIELDS = 3 << 17
+"""Fields of a block, and the most elements that are handled at a time: whole words of 2, 3 or 4 fields. NumPy gives the
 interpreter lock back in every call and takes it again; calls on fewer elements spend their time on waiting for it,
 although their buffers would fit the second-level cache."""
 
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Span:
     """Elements [start, stop) of floating point tensor `index`; the first of them is field `place`."""
 
     index: int
@@ -39,46 +39,46 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Number of elements, PIECE at most."""
+        """Number of elements, BLOCK_FIELDS at most."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Piece `number` of a vector: fields [number * PIECE, (number + 1) * PIECE), by tensor."""
+class Block:
+    """Block `number` of a vector: fields [number * BLOCK_FIELDS, (number + 1) * BLOCK_FIELDS), by tensor."""
 
     number: int
-    parts: tuple[Part, ...]
+    spans: tuple[Span, ...]
 
     def release(self, *states: ModelState) -> None:
-        """Let go of what was read of mapped files, now and then: after some pieces, of which this may be the last."""
+        """Let go of what was read of mapped files, now and then: after some blocks, of which this may be the last."""
         if self.number % _RELEASE_EVERY == _RELEASE_EVERY - 1:
             for state in states:
                 state.release()
 
 
-def pieces(encoding: Encoding) -> list[Piece]:
+def blocks(encoding: Encoding) -> list[Block]:
     """All fields of an encoding, in order."""
-    found: list[list[Part]] = []
+    found: list[list[Span]] = []
     place = 0
     for index, spec in enumerate(encoding.floats):
         start = 0
         while start < spec.size:
-            number, used = divmod(place, PIECE)
-            stop = min(spec.size, start + PIECE - used)
+            number, used = divmod(place, BLOCK_FIELDS)
+            stop = min(spec.size, start + BLOCK_FIELDS - used)
             if number == len(found):
                 found.append([])
-            found[number].append(Part(index=index, spec=spec, start=start, stop=stop, place=place))
+            found[number].append(Span(index=index, spec=spec, start=start, stop=stop, place=place))
             place += stop - start
             start = stop
-    return [Piece(number=number, parts=tuple(parts)) for number, parts in enumerate(found)]
+    return [Block(number=number, spans=tuple(spans)) for number, spans in enumerate(found)]
 
 
-def for_each(cut: Sequence[Piece], prepare: Callable[[], Callable[[Piece], _Result]], *, threads: int) -> list[_Result]:
-    """The results for all pieces, in order. `prepare()` gives a thread its function, with buffers of its own.
+def for_each(cut: Sequence[Block], prepare: Callable[[], Callable[[Block], _Result]], *, threads: int) -> list[_Result]:
+    """The results for all blocks, in order. `prepare()` gives a thread its function, with buffers of its own.
 
-    Where several pieces fail, the error of the first of them is raised: it is the same for any
-    number of threads, since pieces are begun in order.
+    Where several blocks fail, the error of the first of them is raised: it is the same for any
+    number of threads, since blocks are begun in order.
     """
     if threads < 1:
         raise UsageError("threads must be 1 or more")
@@ -91,13 +91,13 @@ def for_each(cut: Sequence[Piece], prepare: Callable[[], Callable[[Piece], _Resu
         work = prepare()
         while not failures:
             try:
-                piece = pending.popleft()
+                block = pending.popleft()
             except IndexError:
                 return
             try:
-                results[piece.number] = work(piece)
+                results[block.number] = work(block)
             except BaseException as error:
-                failures[piece.number] = error
+                failures[block.number] = error
 
     workers = min(threads, len(cut))
     if workers <= 1:
@@ -108,4 +108,4 @@ def for_each(cut: Sequence[Piece], prepare: Callable[[], Callable[[Piece], _Resu
                 job.result()
     if failures:
         raise failures[min(failures)]
-    return [results[piece.number] for piece in cut]
+    return [results[block.number] for block in cut]
