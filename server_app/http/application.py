@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from fedcore.http_signing import NonceCache
 from fedcore.wire import Problem
+from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
 from server_app.http.guard import Guard
 from server_app.http.problems import install
@@ -66,15 +67,21 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     )
     app.state.services = services
     app.state.coordinator = coordinator
-    for router in (client.router, operator.router, health.router):
+    routers = (client.router, operator.router, health.router)
+    for router in routers:
         app.include_router(router)
     install(app)
-    return Application(asgi=_guarded(app, services, token_sha256), fastapi=app, coordinator=coordinator)
+    audiences = Audiences(
+        (route for router in routers for route in router.routes),
+        open_paths=(app.openapi_url, app.docs_url, app.swagger_ui_oauth2_redirect_url, app.redoc_url),
+    )
+    return Application(asgi=_guarded(app, audiences, services, token_sha256), fastapi=app, coordinator=coordinator)
 
 
-def _guarded(app: FastAPI, services: Services, token_sha256: bytes) -> Guard:
+def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha256: bytes) -> Guard:
     settings = services.settings
     authenticator = Authenticator(
+        audiences=audiences,
         keys=services.roster.keys,
         token_sha256=token_sha256,
         clock=services.wall,

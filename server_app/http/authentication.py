@@ -16,11 +16,9 @@ from starlette.types import Scope
 
 from fedcore.errors import Unauthorized
 from fedcore.http_signing import NonceCache, verify_headers
+from server_app.http.audience import Audience, Audiences
 
 KEY_PREFIX: Final = "client-"
-PROTECTED: Final = "/v1/"
-RUNS: Final = "/v1/runs"
-OPERATOR_PATHS: Final = frozenset({RUNS, "/v1/clients"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,37 +29,30 @@ class ClientCaller:
     content_sha256: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorCaller:
-    """A request with the operator's token."""
-
-
-Caller = ClientCaller | OperatorCaller
-
-
 @dataclass(slots=True, kw_only=True)
 class Authenticator:
     """Checks the head of a request.
 
-    keys: client id -> raw Ed25519 key of the roster. token_sha256: SHA-256 of the operator's token.
-    clock: seconds since 1970. max_age_s: how old a signature may be.
+    audiences: who may call which route. keys: client id -> raw Ed25519 key of the roster. token_sha256: SHA-256 of
+    the operator's token. clock: seconds since 1970. max_age_s: how old a signature may be.
     """
 
+    audiences: Audiences
     keys: Mapping[int, bytes]
     token_sha256: bytes = field(repr=False)
     clock: Callable[[], float]
     nonces: NonceCache
     max_age_s: int
 
-    def __call__(self, scope: Scope) -> Caller | None:
-        """The caller; None on an open path. Raises Unauthorized."""
-        path: str = scope["path"]
-        if not path.startswith(PROTECTED):
+    def __call__(self, scope: Scope) -> ClientCaller | None:
+        """The client that sends a request, None for others who may; raises Unauthorized, or Rejection (not-found)."""
+        audience = self.audiences.of(scope)
+        if audience is Audience.EVERYBODY:
             return None
         headers = Headers(scope)
-        if is_operator_path(path):
+        if audience is Audience.OPERATORS:
             self._check_token(headers)
-            return OperatorCaller()
+            return None
         return self._verify_client(scope, headers)
 
     def _check_token(self, headers: Headers) -> None:
@@ -109,14 +100,6 @@ class Headers(Mapping[str, str]):
     def items(self) -> list[tuple[str, str]]:  # type: ignore[override]
         """Every line, repeated names included."""
         return self._lines
-
-
-def is_operator_path(path: str) -> bool:
-    """Whether the operator's token opens this path; an exchange below a run is the clients'."""
-    path = path.rstrip("/")
-    if path in OPERATOR_PATHS:
-        return True
-    return path.startswith(f"{RUNS}/") and "/exchanges/" not in path
 
 
 def client_of(key_id: str) -> int:

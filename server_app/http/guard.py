@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedcore.parts import PART_BYTES
 from fedcore.wire import ProblemKind
-from server_app.http.authentication import PROTECTED, RUNS, Authenticator, Caller
+from server_app.http.authentication import Authenticator, ClientCaller
 from server_app.http.problems import Rejection, problem_response, rejection_for
 
 log = logging.getLogger("fedcore.server")
@@ -31,7 +31,8 @@ MOST_NEIGHBOURS: Final = 1024
 LINGER_BYTES: Final = 1 << 20
 """A refused body of up to this size is read to its end, so that the connection can be kept."""
 
-_PART_PATH: Final = re.compile(r"/update/parts/[0-9]+$")
+_RUNS_PATH: Final = "/v1/runs"
+_PART_PATH: Final = re.compile(r"^/v1/.*/update/parts/[0-9]+$")
 
 Account = Callable[[int, int], None]
 
@@ -40,11 +41,11 @@ Account = Callable[[int, int], None]
 class Traffic:
     """What the guard knows about one request; routes find it in the scope.
 
-    caller: who sends it. up, down: bytes of heads and bodies, without TLS and TCP framing.
+    caller: the client that sends it; None for others. up, down: bytes of heads and bodies, without TLS and TCP framing.
     account: where the two are entered once the answer is out, if anybody asked.
     """
 
-    caller: Caller | None
+    caller: ClientCaller | None
     up: int
     down: int = 0
     body_complete: bool = False
@@ -103,10 +104,10 @@ class Guard:
     def _limit(self, scope: Scope) -> int:
         """The longest body of a request."""
         path = scope["path"].rstrip("/")
-        if path == RUNS:
+        if path == _RUNS_PATH:
             # base64 is longer by a third; the rest is room for paths and settings.
             return self.bundle_bytes * 4 // 3 + (2 << 20)
-        if path.startswith(PROTECTED) and _PART_PATH.search(path) and scope["method"] == "PUT":
+        if _PART_PATH.search(path) and scope["method"] == "PUT":
             return PART_BYTES
         return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(self.members, MOST_NEIGHBOURS)
 

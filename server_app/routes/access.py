@@ -15,7 +15,7 @@ from fedcore.errors import Unauthorized
 from fedcore.wire import ProblemKind
 from server_app.exchanges.exchange import Exchange, no_such_step
 from server_app.exchanges.secure import SecureExchange
-from server_app.http.authentication import ClientCaller, OperatorCaller
+from server_app.http.authentication import ClientCaller
 from server_app.http.guard import SCOPE_KEY, Traffic
 from server_app.http.problems import Rejection
 from server_app.runs.queue import Coordinator
@@ -54,7 +54,7 @@ def traffic_of(request: Request) -> Traffic:
 async def signed_head(request: Request) -> ClientCaller:
     """The client that signed the head; the body's digest is for the route to check."""
     caller = traffic_of(request).caller
-    if not isinstance(caller, ClientCaller):
+    if caller is None:
         raise Unauthorized("this address needs a client's signature")
     _services(request).presence.touch(caller.client_id)
     return caller
@@ -68,19 +68,10 @@ async def signed_client(request: Request) -> ClientCaller:
     return caller
 
 
-async def operator(request: Request) -> OperatorCaller:
-    """The operator, known by the bearer token."""
-    caller = traffic_of(request).caller
-    if not isinstance(caller, OperatorCaller):
-        raise Unauthorized("this address needs the operator's bearer token")
-    return caller
-
-
 AnyServices = Annotated[Services, Depends(services_of)]
 AnyCoordinator = Annotated[Coordinator, Depends(coordinator_of)]
 Client = Annotated[ClientCaller, Depends(signed_client)]
 ClientHead = Annotated[ClientCaller, Depends(signed_head)]
-Operator = Annotated[OperatorCaller, Depends(operator)]
 
 
 async def _find(request: Request, run: str, exchange: int, client: int, coordinator: Coordinator) -> Exchange:

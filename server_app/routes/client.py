@@ -27,6 +27,7 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
 )
+from server_app.http.audience import ForClients
 from server_app.http.polling import poll
 from server_app.http.problems import Rejection, problem_responses
 from server_app.routes.access import (
@@ -48,6 +49,7 @@ T = TypeVar("T")
 K = ProblemKind
 router = APIRouter(
     prefix="/v1",
+    route_class=ForClients,
     tags=["client"],
     responses=problem_responses(K.UNAUTHORIZED, K.MALFORMED, K.DIGEST_MISMATCH, K.TOO_LARGE),
 )

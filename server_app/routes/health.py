@@ -6,10 +6,11 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from fedcore.wire import ProblemKind
+from server_app.http.audience import ForEverybody
 from server_app.http.problems import Rejection, problem_responses
 from server_app.routes.access import AnyCoordinator, AnyServices
 
-router = APIRouter(tags=["health"])
+router = APIRouter(route_class=ForEverybody, tags=["health"])
 
 
 class Health(BaseModel):

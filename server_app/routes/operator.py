@@ -9,13 +9,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from fedcore.wire import ClientOut, ProblemKind, RunIn, RunOut, ServerOut
+from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
-from server_app.routes.access import AnyCoordinator, AnyServices, Operator, RunId, Wait
+from server_app.routes.access import AnyCoordinator, AnyServices, RunId, Wait
 from server_app.routes.files import OCTETS, ModelResponse
 from server_app.services import fedcore_version
 
 router = APIRouter(
     prefix="/v1",
+    route_class=ForOperators,
     tags=["operator"],
     responses=problem_responses(ProblemKind.UNAUTHORIZED, ProblemKind.MALFORMED),
 )
@@ -36,7 +38,7 @@ ONLINE_SECONDS = 15.0
         ProblemKind.BUSY,
     ),
 )
-async def submit(body: RunIn, coordinator: AnyCoordinator, _: Operator) -> RunOut:
+async def submit(body: RunIn, coordinator: AnyCoordinator) -> RunOut:
     """Check a run and put it in the queue."""
     return await coordinator.submit(body)
 
@@ -46,7 +48,6 @@ async def follow(
     run: RunId,
     coordinator: AnyCoordinator,
     services: AnyServices,
-    _: Operator,
     after: After = 0,
     wait: Wait = 0,
 ) -> RunOut:
@@ -62,7 +63,7 @@ async def follow(
 
 
 @router.post("/runs/{run}/cancel", responses=_MISSING)
-async def cancel(run: RunId, coordinator: AnyCoordinator, _: Operator) -> RunOut:
+async def cancel(run: RunId, coordinator: AnyCoordinator) -> RunOut:
     """End a run; one that has ended already stays as it is."""
     return await asyncio.shield(coordinator.cancel(run))
 
@@ -73,13 +74,13 @@ async def cancel(run: RunId, coordinator: AnyCoordinator, _: Operator) -> RunOut
     response_class=ModelResponse,
     responses={**_MISSING, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )
-async def model(run: RunId, coordinator: AnyCoordinator, _: Operator) -> ModelResponse:
+async def model(run: RunId, coordinator: AnyCoordinator) -> ModelResponse:
     """The final model of a run."""
     return ModelResponse(*await coordinator.model_file(run))
 
 
 @router.get("/clients")
-async def clients(services: AnyServices, _: Operator) -> ServerOut:
+async def clients(services: AnyServices) -> ServerOut:
     """The roster, and who of it is connected."""
     presence = services.presence
     listed = []

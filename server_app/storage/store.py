@@ -15,18 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from sqlalchemy import Connection, event, func, insert, select, update
+from sqlalchemy import Connection, event, func, insert, inspect, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from fedcore.errors import ConflictingMessage, IllegalTransition, StorageFull
+from fedcore.errors import ConfigurationError, ConflictingMessage, IllegalTransition, StorageFull
 from fedcore.wire import Event, ModelRef, RunStatus
 from server_app.storage.tables import Base, ClientRow, EventRow, ExchangeRow, ReceiptRow, RunRow
 
 T = TypeVar("T")
+SCHEMA_VERSION: Final = 1
+"""Of the tables in tables.py, kept in the database as its `user_version`; a change of theirs needs the next number."""
 _READ_ONLY: Final = "fedcore_read_only"
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
@@ -47,12 +49,16 @@ class Store:
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Open or create the database at `path`."""
+        """Open or create the database at `path`; ConfigurationError for one of another version."""
         engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
         event.listen(engine.sync_engine, "connect", _prepare)
         event.listen(engine.sync_engine, "begin", _begin)
         store = cls(engine)
-        await store._write(lambda connection: connection.run_sync(Base.metadata.create_all))
+        try:
+            await store._write(lambda connection: connection.run_sync(_make_tables, path))
+        except BaseException:
+            await store.close()
+            raise
         return store
 
     async def close(self) -> None:
@@ -276,6 +282,21 @@ class _Write:
             self.outcome.set_exception(error)
         else:
             self.outcome.set_result(value)
+
+
+def _make_tables(connection: Connection, path: Path) -> None:
+    """Fill an empty database; refuse one whose tables another version of this program made."""
+    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    if version == SCHEMA_VERSION:
+        return
+    if version or inspect(connection).get_table_names():
+        made = f"has schema version {version}" if version else "does not say which schema version it has"
+        raise ConfigurationError(
+            f"the server's database {path} {made}, and this fedcore reads version {SCHEMA_VERSION}: start the fedcore "
+            "that made it, or name another folder with --data-dir, where the server begins without the earlier runs"
+        )
+    Base.metadata.create_all(connection)
+    connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _explained(error: Exception) -> Exception:

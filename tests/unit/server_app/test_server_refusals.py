@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fastapi import APIRouter
 from support.members import Failure, Member, digest_of
 from support.serverside import TINY, ScriptedApp, Site, as_json
 
-from fedcore.errors import StorageFull
+from fedcore.errors import StorageFull, UsageError
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import MetricSlots, ProblemKind, RunIn, WithdrawIn
 from server_app.exchanges import secure
 from server_app.exchanges.fold import fold_file
+from server_app.http.audience import Audiences
 from server_app.http.problems import STATUS, Rejection, rejection_for
 from server_app.runs.app_messages import Replies
 from server_app.storage import blobs
@@ -124,6 +126,30 @@ async def test_operators_need_the_token_and_clients_cannot_use_their_address(her
     bearer = {"Authorization": f"Bearer {token}"}
     assert (await here.http.get("/v1/task", headers=bearer)).status_code == 401
     assert (await here.http.get("/v1/clients", headers=bearer)).status_code == 200
+
+
+async def test_a_route_that_does_not_say_who_may_call_it_is_closed(here: Site) -> None:
+    called = []
+
+    async def hidden() -> None:
+        called.append(True)
+
+    router = APIRouter(prefix="/v1")
+    router.add_api_route("/hidden", hidden)
+    with pytest.raises(UsageError, match=r"/v1/hidden does not say who may call it"):
+        Audiences(router.routes)
+    for path in ("/hidden", "/v1/runs/hidden/x"):
+        here.application.fastapi.add_api_route(path, hidden, methods=["POST"])
+        bearer = {"Authorization": f"Bearer {here.operator_kit.token}"}
+        for headers in ({}, bearer, here.members[1].signed("POST", path, b"")):
+            answer = await here.http.post(path, headers=headers)
+            assert (answer.status_code, as_json(answer)["type"]) == (404, "urn:fedcore:problem:not-found")
+    assert not called
+
+
+async def test_the_health_and_the_schema_are_open(here: Site) -> None:
+    for path in ("/healthz", "/readyz", "/openapi.json", "/docs"):
+        assert (await here.http.get(path)).status_code == 200
 
 
 async def test_who_is_there_is_shown_to_the_operator(here: Site) -> None:

@@ -1,13 +1,15 @@
 """Writes that come together share a commit, and nothing else."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
-from fedcore.errors import ConflictingMessage, IllegalTransition
-from server_app.storage.store import Store
+from fedcore.errors import ConfigurationError, ConflictingMessage, IllegalTransition
+from server_app.storage.store import SCHEMA_VERSION, Store
 
 
 @pytest.fixture
@@ -73,3 +75,38 @@ async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) ->
     again = await Store.open(tmp_path / "again.sqlite")
     assert set(await again.installed_apps()) == {1, 2, 3, 4, 5}
     await again.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("PRAGMA user_version = 99", "has schema version 99"),
+        ("CREATE TABLE runs (run TEXT)", "does not say which schema version it has"),
+    ],
+)
+async def test_a_database_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, statement: str, named: str
+) -> None:
+    path = tmp_path / "state.sqlite"
+
+    def seen() -> tuple[object, list[object]]:
+        with closing(sqlite3.connect(path)) as database:
+            tables = database.execute("SELECT name, sql FROM sqlite_master").fetchall()
+            return database.execute("PRAGMA user_version").fetchone()[0], tables
+
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(statement)
+    before = seen()
+    with pytest.raises(ConfigurationError, match=named) as refused:
+        await Store.open(path)
+    assert str(path) in str(refused.value)
+    assert "--data-dir" in str(refused.value)
+    assert seen() == before
+
+
+async def test_a_database_carries_its_version_and_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    for _ in range(2):
+        await (await Store.open(path)).close()
+        with closing(sqlite3.connect(path)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)

@@ -1,0 +1,81 @@
+"""Who may call a route: declared where the route is, by the route class of its router.
+
+The guard reads the declaration before it reads a byte of the body. What is declared nowhere is closed: a router of
+undeclared routes stops the making of the application, and an address that no declared route has is not found, even
+where something was added to the FastAPI application behind the guard's back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import ClassVar
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from fedcore.errors import UsageError
+from fedcore.wire import ProblemKind
+from server_app.http.problems import Rejection
+
+
+class Audience(StrEnum):
+    """Who may call a route."""
+
+    CLIENTS = "clients"
+    OPERATORS = "operators"
+    EVERYBODY = "everybody"
+
+
+class ForClients(APIRoute):
+    """A route for members of the roster, who sign their requests."""
+
+    audience: ClassVar[Audience] = Audience.CLIENTS
+
+
+class ForOperators(APIRoute):
+    """A route for whoever has the operator's token."""
+
+    audience: ClassVar[Audience] = Audience.OPERATORS
+
+
+class ForEverybody(APIRoute):
+    """A route that is open."""
+
+    audience: ClassVar[Audience] = Audience.EVERYBODY
+
+
+class Audiences:
+    """The audiences of an application's routes.
+
+    open_paths: addresses that are open without a route of ours, such as the schema. Raises UsageError for a route that
+    declares no audience.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute], open_paths: Iterable[str | None] = ()) -> None:
+        self._routes: list[tuple[BaseRoute, Audience]] = []
+        self._open = frozenset(open_paths)
+        for route in routes:
+            audience = getattr(route, "audience", None)
+            if not isinstance(audience, Audience):
+                raise UsageError(
+                    f"the route {getattr(route, 'path', route)} does not say who may call it: give its router one of "
+                    "the route classes of server_app.http.audience"
+                )
+            self._routes.append((route, audience))
+
+    def of(self, scope: Scope) -> Audience:
+        """Who may make this request, by its path and method; Rejection where no route has this address."""
+        other_method = None
+        for route, audience in self._routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return audience
+            if match is Match.PARTIAL and other_method is None:
+                other_method = audience
+        if other_method is not None:
+            return other_method
+        if scope["path"] in self._open:
+            return Audience.EVERYBODY
+        raise Rejection(ProblemKind.NOT_FOUND, "there is nothing at this address")
