@@ -24,7 +24,8 @@ from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.live import LiveFederation, live_federation
 from client_app.operator.run_command import make_submission
 from fedcore.config import JobSettings
-from fedcore.wire import Event, RunStatus
+from fedcore.events import ClientDropped, ExchangeDone, Recorded
+from fedcore.wire import RunStatus
 
 APP = Path(__file__).parent / "apps" / "failing"
 CLIENTS, VICTIM = 4, "client-1"
@@ -75,21 +76,21 @@ def _fail(federation: LiveFederation, failure: str, rank: int, note: Path) -> Ou
     run_config = {"failure": failure, "rank": rank, "note": str(note), "min-nodes": CLIENTS}
     submission = make_submission(APP, run_config, {"min-clients": CLIENTS, "train-seconds": TRAIN_SECONDS})
     events, offset = _follow(federation, federation.operator.submit(submission).run)
-    [dropped] = [event for event in events if event.kind == "dropped"]
-    first, second = (event.data["survivors"] for event in events if event.kind == "exchange-done")
+    [(dropped, seconds)] = [(item.event, item.seconds) for item in events if isinstance(item.event, ClientDropped)]
+    first, second = (item.event.survivors for item in events if isinstance(item.event, ExchangeDone))
     return Outcome(
         failure=failure,
         rank=rank,
-        reason=dropped.data["reason"],
-        known=offset + dropped.seconds - float(note.read_text()),
+        reason=dropped.reason,
+        known=offset + seconds - float(note.read_text()),
         first=first,
         second=second,
     )
 
 
-def _follow(federation: LiveFederation, run_id: str) -> tuple[list[Event], float]:
+def _follow(federation: LiveFederation, run_id: str) -> tuple[list[Recorded], float]:
     """All events of a run, and when it began: no event can be heard before it happened, and one is heard at once."""
-    events: list[Event] = []
+    events: list[Recorded] = []
     began = float("inf")
     for state in federation.operator.follow(run_id):
         federation.group.check()

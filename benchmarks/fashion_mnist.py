@@ -31,6 +31,7 @@ import torch
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
 from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError
+from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.simulate import Simulation
@@ -121,13 +122,12 @@ def simulate(partition: str, aggregation: str, length: Length) -> Outcome:
     }
     record, started = RunRecord(), time.monotonic()
 
-    def emit(kind: str, data: Mapping[str, object]) -> None:
+    def emit(event: RunEvent) -> None:
         seconds = time.monotonic() - started
-        record.add(kind, data, seconds)
-        if kind == "exchange-done" and not record.exchanges[-1].trains:
-            latest = record.exchanges[-1]
-            accuracy = float(str(latest.metrics["eval_acc"]))
-            say(f"{partition}, {aggregation}: round {latest.server_round}, accuracy {accuracy:.4f}, {seconds:.0f} s")
+        record.add(event, seconds)
+        if isinstance(event, ExchangeDone) and not event.trains:
+            accuracy = float(str(event.metrics["eval_acc"]))
+            say(f"{partition}, {aggregation}: round {event.server_round}, accuracy {accuracy:.4f}, {seconds:.0f} s")
 
     Simulation(
         app=app,

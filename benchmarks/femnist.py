@@ -32,6 +32,7 @@ import torch
 from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
 from fedcore.config import JobSettings, override
 from fedcore.data import load_femnist
+from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.simulate import Simulation
@@ -129,11 +130,11 @@ def simulate(mode: Mode, seed: int) -> Outcome:
     }
     record, started = RunRecord(), time.monotonic()
 
-    def emit(kind: str, data: Mapping[str, Any]) -> None:
-        record.add(kind, data, time.monotonic() - started)
-        if kind == "exchange-done":
-            done = record.exchanges[-1].server_round
-            say(f"{mode.name}, seed {seed}: round {done} of {mode.rounds}, {time.monotonic() - started:.0f} s")
+    def emit(event: RunEvent) -> None:
+        record.add(event, time.monotonic() - started)
+        if isinstance(event, ExchangeDone):
+            seconds = time.monotonic() - started
+            say(f"{mode.name}, seed {seed}: round {event.server_round} of {mode.rounds}, {seconds:.0f} s")
 
     state = (
         Simulation(
@@ -149,7 +150,7 @@ def simulate(mode: Mode, seed: int) -> Outcome:
     summary = record.summary()
     return Outcome(
         accuracy=_accuracy(state),
-        epsilon=(summary.get("privacy") or {}).get("epsilon"),
+        epsilon=record.epsilon_spent(),
         seconds=time.monotonic() - started,
         bytes_up=summary["bytes_up_per_client"] / mode.rounds,
     )

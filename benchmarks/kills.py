@@ -29,8 +29,8 @@ from fedcore.compare.modes import every_mode, parse_modes
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import Kill
 from fedcore.errors import RunFailed
+from fedcore.events import EventSink, ignore
 from fedcore.flower.app import FlowerApp
-from fedcore.record import EventSink
 
 KILL: Final = Kill(site=1, round=2)
 ROUNDS: Final = 5
@@ -94,7 +94,7 @@ def report(results: Sequence[RunResult]) -> Report:
 @contextlib.contextmanager
 def _watch(start: RunStart) -> Iterator[EventSink]:
     say(f"{start.run.mode.label}, {start.number} of {start.total}")
-    yield lambda kind, data: None
+    yield ignore
 
 
 @contextlib.contextmanager

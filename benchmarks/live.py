@@ -49,13 +49,13 @@ class LiveFederation:
         for state in self.operator.follow(submitted.run):
             self.group.check()
             for event in state.events:
-                record.add(event.kind, event.data, event.seconds)
+                record.add(event.event, event.seconds)
         if state.status is not RunStatus.FINISHED:
             # The folder with the logs is gone when somebody reads this.
             log = self.group.tail("server", lines=20)
             raise RunFailed(f"the run {state.status.value}: {state.reason}; the end of the server's log:\n{log}")
         if record.dropouts or record.failures:
-            raise RunFailed(f"not every client took part in every exchange: {record.dropouts + record.failures}")
+            raise RunFailed(f"not every client took part in every exchange: {[*record.dropouts, *record.failures]}")
         if out is not None and state.model is not None:
             self.operator.fetch_model(state.run, state.model, out)
         return record

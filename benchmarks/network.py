@@ -32,8 +32,9 @@ from fedcore.compare.processes import FEDCORE, ProcessGroup, run_command
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.traffic import Traffic
 from fedcore.errors import EnvironmentFailure
+from fedcore.events import ExchangeDone, ignore
 from fedcore.federation import Policy, provision
-from fedcore.record import ExchangeRecord, RunRecord
+from fedcore.record import RunRecord
 
 CLIENTS = 3
 PORT = 8443
@@ -175,14 +176,14 @@ def _federated(network: Network, aggregation: str, rounds: int) -> tuple[RunReco
             settings={"min-clients": CLIENTS, "aggregation": aggregation},
         )
         before = sum(node.wire_bytes() for node in sites)
-        record = follow(group, group.start("run", [*server.command(), *command], piped=True), lambda kind, data: None)
+        record = follow(group, group.start("run", [*server.command(), *command], piped=True), ignore)
         wire = sum(node.wire_bytes() for node in sites) - before
     if record.status != "finished":
         raise EnvironmentFailure(f"the run ended as {record.status}: {record.reason}")
     return record, wire
 
 
-def _counted(exchange: ExchangeRecord) -> int:
+def _counted(exchange: ExchangeDone) -> int:
     return sum(exchange.bytes_up.values()) + sum(exchange.bytes_down.values())
 
 
@@ -197,7 +198,7 @@ def _wait_for(group: ProcessGroup, names: Sequence[str]) -> None:
 
 def _round_seconds(record: RunRecord) -> list[float]:
     """From the end of one evaluation to the end of the next."""
-    ends = [exchange.at for exchange in record.exchanges if not exchange.trains]
+    ends = [end for exchange, end in zip(record.exchanges, record.ends, strict=True) if not exchange.trains]
     return [after - before for before, after in pairwise(ends)]
 
 
@@ -211,7 +212,7 @@ def _clock(network: Network, record: RunRecord) -> float:
     return seconds[-1] - once
 
 
-def _exchanged(exchange: ExchangeRecord) -> Exchanged:
+def _exchanged(exchange: ExchangeDone) -> Exchanged:
     up, down = (dict(enumerate(values.values())) for values in (exchange.bytes_up, exchange.bytes_down))
     return Exchanged(server_round=1, up=up, down=down)
 

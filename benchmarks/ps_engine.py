@@ -43,8 +43,7 @@ from fedcore.compare.parameter_server.serving import Leader, ShardProcess
 from fedcore.compare.parameter_server.shard import Shard
 from fedcore.compare.parameter_server.transport import Pair, be_local, new_header
 from fedcore.compare.parameter_server.worker import ServerLink
-from fedcore.compare.workers import Workers
-from fedcore.record import EventSink
+from fedcore.compare.workers import ReportSink, Workers
 
 SIZES: Final = {"4 MB": 1_000_000, "40 KB": 10_000}
 PAIRS: Final = {"4 MB": 60, "40 KB": 600}
@@ -121,7 +120,7 @@ def _together(pairs: int, times: list[Any]) -> float:
 # --- one worker, the same for all ways over gloo --------------------------------------------------------------------
 
 
-def push_pull(report: EventSink, folder: Path, worker: int, size: int, pairs: int) -> None:
+def push_pull(report: ReportSink, folder: Path, worker: int, size: int, pairs: int) -> None:
     """Push and pull; the first answer comes when all workers are there."""
     be_local()
     ranges = KeyRanges.of(_model(size), shards=1)
@@ -147,7 +146,7 @@ def _model(size: int) -> nn.Module:
 # --- servers --------------------------------------------------------------------------------------------------------
 
 
-def serve_ours(report: EventSink, folder: Path, size: int, count: int, pairs: int, adds: bool) -> None:
+def serve_ours(report: ReportSink, folder: Path, size: int, count: int, pairs: int, adds: bool) -> None:
     """The leading shard of a server without others."""
     del pairs, adds
     be_local()
@@ -162,7 +161,7 @@ def serve_ours(report: EventSink, folder: Path, size: int, count: int, pairs: in
     process.close()
 
 
-def serve_bare(report: EventSink, folder: Path, size: int, count: int, pairs: int, adds: bool) -> None:
+def serve_bare(report: ReportSink, folder: Path, size: int, count: int, pairs: int, adds: bool) -> None:
     """A thread for each worker that takes a vector and sends one."""
     del report
     be_local()

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedcore.record import EventSink
+from fedcore.compare.workers import ReportSink
 
 RAY_ENVIRONMENT: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 _LR: Final = 0.01
 
 
-def push_pull_on_ray(report: EventSink, size: int, count: int, pairs: int, turns: int) -> None:
+def push_pull_on_ray(report: ReportSink, size: int, count: int, pairs: int, turns: int) -> None:
     """One server, `count` workers, vectors of `size` float32; reports "rate" for each turn after one to warm up.
 
     Reports nothing where Ray is not installed.

@@ -24,7 +24,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
 from benchmarks.live import LiveFederation, live_federation
 from benchmarks.resident import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
-from fedcore.record import ExchangeRecord, RunRecord
+from fedcore.events import ExchangeDone
+from fedcore.record import RunRecord
 
 CLIENTS = 8
 SECURE, PLAIN = "secure", "plain"
@@ -48,16 +49,18 @@ class Measured:
 
     parameters: int
     aggregation: str
-    rounds: list[ExchangeRecord] = field(default_factory=list)
+    rounds: list[ExchangeDone] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
     app_peak: int = 0
 
     def add(self, record: RunRecord, *, peak: int, app_peak: int) -> None:
         """Take one run."""
-        training = [exchange for exchange in record.exchanges if exchange.trains]
-        self.rounds += training[1:]
-        self.seconds += [after.at - before.at for before, after in pairwise(training)]
+        training = [
+            (exchange, end) for exchange, end in zip(record.exchanges, record.ends, strict=True) if exchange.trains
+        ]
+        self.rounds += [exchange for exchange, _ in training[1:]]
+        self.seconds += [after - before for (_, before), (_, after) in pairwise(training)]
         self.peak, self.app_peak = max(self.peak, peak), max(self.app_peak, app_peak)
 
     @property

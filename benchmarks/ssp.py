@@ -36,6 +36,7 @@ from fedcore.compare.parameter_server import run_parameter_server
 from fedcore.compare.results import Point, RunResult, Staleness
 from fedcore.compare.run import ModeRun
 from fedcore.errors import RunFailed
+from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
 
@@ -128,7 +129,7 @@ def _train(
                 network=network,
                 cost=Cost(step=step, example=0.0),
             ),
-            lambda kind, data: None,
+            ignore,
             slept=slept,
         )
     if result.status != "finished":

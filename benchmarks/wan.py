@@ -38,8 +38,8 @@ from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import ModeRun
 from fedcore.compare.schedule import Schedule
 from fedcore.errors import RunFailed
+from fedcore.events import EventSink, ignore
 from fedcore.flower.app import FlowerApp
-from fedcore.record import EventSink
 from fedcore.wire import Scalar
 
 SITES = 4
@@ -181,7 +181,7 @@ def _carried_out(job: CompareJob) -> Comparison:
     @contextmanager
     def watch(start: RunStart) -> Iterator[EventSink]:
         say(f"{job.out.name}: run {start.number} of {start.total}: {start.run.mode.label}")
-        yield lambda kind, data: None
+        yield ignore
 
     comparison = carry_out(job, watch)
     for result in comparison.runs:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -23,6 +23,10 @@ from typer.core import TyperGroup
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import BudgetSpent, FedcoreError
 from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
+
+if TYPE_CHECKING:
+    from fedcore.events import RunEvent
+    from fedcore.record import RunRecord
 
 INTERRUPTED = 130
 GROUP = "fedcore.commands"
@@ -131,9 +135,9 @@ def simulate_command(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with _user_output_to_stderr(), ProgressView(Console(stderr=True), "simulated") as view:
 
-        def emit(kind: str, data: Mapping[str, Any]) -> None:
-            record.add(kind, data, time.monotonic() - started)
-            view.show(kind, data)
+        def emit(event: RunEvent) -> None:
+            record.add(event, time.monotonic() - started)
+            view.show(event)
 
         simulation = Simulation(
             app=flower,
@@ -148,7 +152,7 @@ def simulate_command(
     if out is not None and state is not None:
         state.save(out)
     summary = {"app": flower.name, "clients": clients, **record.summary(), "model": str(out) if out else None}
-    _print_json(summary) if as_json else _print_metrics(summary)
+    _print_json(summary) if as_json else _print_metrics(record, summary)
     if record.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
 
@@ -229,10 +233,11 @@ def _print_json(value: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def _print_metrics(summary: Mapping[str, Any]) -> None:
+def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, float))
     Console().print(f"{summary['app']}: {summary['rounds']} rounds, {metrics}", highlight=False)
-    if summary["privacy"] is not None:
+    if record.privacy is not None:
         from fedcore.progress import epsilon_line
 
-        Console().print(epsilon_line(summary), highlight=False, soft_wrap=True)
+        line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
+        Console().print(line, highlight=False, soft_wrap=True)

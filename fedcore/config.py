@@ -11,9 +11,11 @@ import math
 import tomllib
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from fedcore.errors import ConfigurationError, UnknownKey
+
+ROUNDS_KEY: Final = "num-server-rounds"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +204,12 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             values[key] = raw.strip()
     return values
+
+
+def planned_rounds(run_config: Mapping[str, Any]) -> int | None:
+    """How many rounds an app plans, by Flower's own key; None where its run config does not say so."""
+    rounds = run_config.get(ROUNDS_KEY)
+    return rounds if type(rounds) is int else None
 
 
 def override(defaults: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:

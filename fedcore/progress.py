@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
+
+from fedcore.events import (
+    ClientDropped,
+    ClientsOnline,
+    ExchangeDone,
+    ExchangeFailed,
+    ExchangeStarted,
+    PrivacyTerms,
+    RunEnded,
+    RunEvent,
+    RunStarted,
+    StageProgress,
+)
 
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
 
@@ -24,6 +36,7 @@ class ProgressView:
         self._status: Status | None = None
         self._clients = -1
         self._exchange = ""
+        self._rounds: int | None = None
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
@@ -35,11 +48,29 @@ class ProgressView:
         if self._status is not None:
             self._status.stop()
 
-    def show(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Render one event; kinds without a line of their own are passed over."""
-        render = getattr(self, f"_on_{kind.replace('-', '_')}", None)
-        if render is not None:
-            render(data)
+    def show(self, event: RunEvent) -> None:
+        """Render one event; those without a line of their own are passed over."""
+        match event:
+            case ClientsOnline():
+                self._on_clients(event)
+            case RunStarted():
+                self._on_started(event)
+            case ExchangeStarted():
+                attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
+                self._exchange = f"round {self._round(event.server_round)} {event.message_type}{attempt}"
+                self._live(self._exchange)
+            case StageProgress():
+                self._live(f"{self._exchange}: {event.stage} {event.done}/{event.expected}  {event.seconds:.1f} s")
+            case ClientDropped():
+                text = f"{event.client} dropped out during {event.stage}: {event.reason}"
+                self._line(f"[yellow]{escape(text)}[/]")
+            case ExchangeDone():
+                self._on_done(event)
+            case ExchangeFailed():
+                what = "trying again" if event.retry else "giving up"
+                self._line(f"[red]round {event.server_round} failed: {escape(event.reason)}; {what}[/]")
+            case RunEnded():
+                self._line(event.status.value + (f": {escape(event.reason)}" if event.reason else ""))
 
     def _line(self, text: str) -> None:
         self._console.print(f"[bold]{self._label}[/]  {text}", highlight=False, soft_wrap=True)
@@ -48,74 +79,54 @@ class ProgressView:
         if self._status is not None:
             self._status.update(f"{self._label}: {text}")
 
-    def _on_clients(self, data: Mapping[str, Any]) -> None:
-        online = data["online"]
-        if len(online) != self._clients:
-            self._clients = len(online)
-            names = escape(", ".join(online)) or "none yet"
-            self._line(f"{len(online)} of {data['expected']} clients joined: {names}")
+    def _round(self, number: int) -> str:
+        return f"{number:>3} of {self._rounds}" if self._rounds else f"{number:>3}"
 
-    def _on_started(self, data: Mapping[str, Any]) -> None:
-        if data["aggregation"] == "plain":
+    def _on_clients(self, event: ClientsOnline) -> None:
+        if len(event.online) != self._clients:
+            self._clients = len(event.online)
+            names = escape(", ".join(event.online)) or "none yet"
+            self._line(f"{len(event.online)} of {event.expected} clients joined: {names}")
+
+    def _on_started(self, event: RunStarted) -> None:
+        self._rounds = event.rounds
+        if event.aggregation == "plain":
             self._line(f"[yellow]{PLAIN_WARNING}[/]")
-        if data.get("privacy"):
-            for line in privacy_lines(data["privacy"]):
-                self._line(line)
+        for line in privacy_lines(event.privacy) if event.privacy is not None else ():
+            self._line(line)
 
-    def _on_exchange(self, data: Mapping[str, Any]) -> None:
-        attempt = f" (attempt {data['attempt']})" if data["attempt"] > 1 else ""
-        self._exchange = f"round {data['server_round']} {data['message_type']}{attempt}"
-        self._live(self._exchange)
-
-    def _on_stage(self, data: Mapping[str, Any]) -> None:
-        self._live(f"{self._exchange}: {data['stage']} {data['done']}/{data['expected']}  {data['seconds']:.1f} s")
-
-    def _on_dropped(self, data: Mapping[str, Any]) -> None:
-        text = f"{data['client']} dropped out during {data['stage']}: {data['reason']}"
-        self._line(f"[yellow]{escape(text)}[/]")
-
-    def _on_exchange_done(self, data: Mapping[str, Any]) -> None:
-        metrics = "  ".join(f"{name} {_number(value)}" for name, value in data["metrics"].items())
-        clipped = f"  clipped {data['clipped']}" if data.get("clipped") else ""
-        epsilon = f"  epsilon {data['epsilon']:.3f}" if "epsilon" in data else ""
+    def _on_done(self, event: ExchangeDone) -> None:
+        metrics = "  ".join(f"{name} {_number(value)}" for name, value in event.metrics.items())
+        clipped = f"  clipped {event.clipped}" if event.clipped else ""
+        epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         shown = f"  {escape(metrics)}" if metrics else ""
         self._line(
-            f"round {data['server_round']:>3}  {data['message_type']:<8}  {len(data['survivors'])} clients  "
-            f"{data['seconds']:5.1f} s{shown}{clipped}{epsilon}"
+            f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors)} clients  "
+            f"{event.seconds:5.1f} s{shown}{clipped}{epsilon}"
         )
 
-    def _on_exchange_failed(self, data: Mapping[str, Any]) -> None:
-        what = "trying again" if data["retry"] else "giving up"
-        self._line(f"[red]round {data['server_round']} failed: {escape(data['reason'])}; {what}[/]")
 
-    def _on_ended(self, data: Mapping[str, Any]) -> None:
-        reason = f": {escape(data['reason'])}" if data["reason"] else ""
-        self._line(f"{data['status']}{reason}")
-
-
-def privacy_lines(privacy: Mapping[str, Any]) -> tuple[str, str]:
+def privacy_lines(privacy: PrivacyTerms) -> tuple[str, str]:
     """What a person should know about a differentially private run before it begins."""
-    budget = f"the run stops at epsilon {privacy['epsilon']:g}" if privacy["epsilon"] else "no budget"
-    bound = privacy["metric_bound"]
+    budget = f"the run stops at epsilon {privacy.epsilon_budget:g}" if privacy.epsilon_budget else "no budget"
     metrics = (
-        f"metrics of evaluations are clipped to ±{bound:g} and noised like an update"
-        if bound
+        f"metrics of evaluations are clipped to ±{privacy.metric_bound:g} and noised like an update"
+        if privacy.metric_bound
         else "clients are asked for no evaluation (set dp-metric-bound, or evaluate in the ServerApp)"
     )
     return (
-        f"differential privacy of each client: {privacy['mechanism']}, "
-        f"noise multiplier {privacy['noise_multiplier']:g}, clip norm {privacy['clip_norm']:g}, "
-        f"delta {privacy['delta']:g}, {budget}",
+        f"differential privacy of each client: {privacy.mechanism}, "
+        f"noise multiplier {privacy.noise_multiplier:g}, clip norm {privacy.clip_norm:g}, "
+        f"delta {privacy.delta:g}, {budget}",
         f"every client weighs the same; examples and metrics of training stay with the clients; {metrics}",
     )
 
 
-def epsilon_line(summary: Mapping[str, Any]) -> str:
-    """What a differentially private run guarantees to each client, from the summary of its record."""
-    budget = summary["privacy"]["epsilon"]
+def epsilon_line(privacy: PrivacyTerms, epsilon_spent: float) -> str:
+    """What a differentially private run guarantees to each client."""
+    budget = f" (budget {privacy.epsilon_budget:g})" if privacy.epsilon_budget else ""
     return (
-        f"each client has ({summary['epsilon']:.3f}, {summary['privacy']['delta']:g})-differential privacy"
-        f"{f' (budget {budget:g})' if budget else ''}, the whole run together"
+        f"each client has ({epsilon_spent:.3f}, {privacy.delta:g})-differential privacy{budget}, the whole run together"
     )
 
 

@@ -1,79 +1,57 @@
-"""The record of a run, built from its events: what a report, a plot and a terminal need to know.
-
-Events have the kinds and data of `fedcore.wire.EVENT_KINDS`, whether they come from a server, the simulator or a
-baseline.
-"""
+"""The record of a run, built from its events: what a report, a plot and a terminal need to know."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from fedcore.wire import MetricValue, is_training
-
-EventSink = Callable[[str, Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRecord:
-    """One completed exchange. seconds: its duration; at: seconds since the run began, at its end.
-
-    clipped: elements of all updates that met the bound of their field. bytes_up, bytes_down: by client name.
-    epsilon: what the run has spent up to here, None without differential privacy.
-    """
-
-    server_round: int
-    message_type: str
-    examples: int
-    metrics: Mapping[str, MetricValue]
-    survivors: tuple[str, ...]
-    clipped: int
-    seconds: float
-    at: float
-    stage_seconds: Mapping[str, float]
-    bytes_up: Mapping[str, int]
-    bytes_down: Mapping[str, int]
-    epsilon: float | None = None
-
-    @property
-    def trains(self) -> bool:
-        """Whether the exchange made a new model."""
-        return is_training(self.message_type)
+from fedcore.events import (
+    ClientDropped,
+    ExchangeDone,
+    ExchangeFailed,
+    PrivacyTerms,
+    RunEnded,
+    RunEvent,
+    RunStarted,
+)
+from fedcore.wire import MetricValue
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Everything that is kept of one run."""
+    """Everything that is kept of one run. ends: when each of the exchanges was done, seconds since the run began."""
 
     aggregation: str = ""
-    privacy: Mapping[str, Any] | None = None
-    exchanges: list[ExchangeRecord] = field(default_factory=list)
-    dropouts: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    privacy: PrivacyTerms | None = None
+    exchanges: list[ExchangeDone] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    dropouts: list[ClientDropped] = field(default_factory=list)
+    failures: list[ExchangeFailed] = field(default_factory=list)
     status: str = ""
     reason: str = ""
-    _attempts: dict[int, int] = field(default_factory=dict)
 
-    def add(self, kind: str, data: Mapping[str, Any], seconds: float) -> None:
+    def add(self, event: RunEvent, seconds: float) -> None:
         """Take one event that happened `seconds` after the run began; kinds that leave no trace are passed over."""
-        if kind == "started":
-            self.aggregation, self.privacy = str(data["aggregation"]), data.get("privacy")
-        elif kind == "exchange-done":
-            self.exchanges.append(_exchange(data, seconds))
-        elif kind == "dropped":
-            self.dropouts.append(dict(data))
-        elif kind == "exchange-failed":
-            self.failures.append(dict(data))
-        elif kind == "ended":
-            self.status, self.reason = str(data["status"]), str(data["reason"])
+        match event:
+            case RunStarted():
+                self.aggregation, self.privacy = event.aggregation, event.privacy
+            case ExchangeDone():
+                self.exchanges.append(event)
+                self.ends.append(seconds)
+            case ClientDropped():
+                self.dropouts.append(event)
+            case ExchangeFailed():
+                self.failures.append(event)
+            case RunEnded():
+                self.status, self.reason = event.status.value, event.reason
 
     def curve(self, metric: str) -> list[tuple[int, float, float]]:
         """(server round, seconds since the start, value) for every evaluation that has the metric."""
         return [
-            (exchange.server_round, exchange.at, float(value))
-            for exchange in self.exchanges
+            (exchange.server_round, end, float(value))
+            for exchange, end in zip(self.exchanges, self.ends, strict=True)
             if not exchange.trains and isinstance(value := exchange.metrics.get(metric), int | float)
         ]
 
@@ -87,11 +65,11 @@ class RunRecord:
         """The first metric of the last evaluation whose name holds `word` ("acc", "loss"), None if there is none."""
         return next((name for name in sorted(self.final_metrics()) if word in name.lower()), None)
 
-    def epsilon(self) -> float | None:
-        """What the run spent, at the delta of its plan; None without differential privacy."""
+    def epsilon_spent(self) -> float | None:
+        """What the run spent, at the delta of its terms; None without differential privacy."""
         if self.privacy is None:
             return None
-        return max((exchange.epsilon or 0.0 for exchange in self.exchanges), default=0.0)
+        return max((exchange.epsilon_spent or 0.0 for exchange in self.exchanges), default=0.0)
 
     def samples(self) -> int:
         """Examples reported by all training exchanges together; 0 where they are private."""
@@ -114,8 +92,8 @@ class RunRecord:
             "status": self.status,
             "reason": self.reason,
             "aggregation": self.aggregation,
-            "privacy": dict(self.privacy) if self.privacy is not None else None,
-            "epsilon": self.epsilon(),
+            "privacy": self.privacy.model_dump() if self.privacy is not None else None,
+            "epsilon_spent": self.epsilon_spent(),
             "rounds": max((exchange.server_round for exchange in self.exchanges), default=0),
             "metrics": self.final_metrics(),
             "samples": self.samples(),
@@ -123,28 +101,11 @@ class RunRecord:
             "bytes_up_per_client": round(up),
             "bytes_down_per_client": round(down),
             "clipped_elements": sum(exchange.clipped for exchange in self.exchanges),
-            "dropouts": self.dropouts,
-            "failures": self.failures,
+            "dropouts": [dropped.model_dump(exclude={"kind"}) for dropped in self.dropouts],
+            "failures": [failed.model_dump(exclude={"kind"}) for failed in self.failures],
         }
 
 
-def _exchange(data: Mapping[str, Any], at: float) -> ExchangeRecord:
-    return ExchangeRecord(
-        server_round=int(data["server_round"]),
-        message_type=str(data["message_type"]),
-        examples=int(data["examples"]),
-        metrics=dict(data["metrics"]),
-        survivors=tuple(data["survivors"]),
-        clipped=int(data.get("clipped", 0)),
-        seconds=float(data["seconds"]),
-        at=at,
-        stage_seconds=dict(data.get("stage_seconds", {})),
-        bytes_up=dict(data.get("bytes_up", {})),
-        bytes_down=dict(data.get("bytes_down", {})),
-        epsilon=data.get("epsilon"),
-    )
-
-
-def _per_client(exchanges: list[Mapping[str, int]]) -> float:
+def _per_client(exchanges: list[Mapping[str, int]] | list[dict[str, int]]) -> float:
     names = {name for exchange in exchanges for name in exchange}
     return mean(sum(exchange.get(name, 0) for exchange in exchanges) for name in names) if names else 0.0

@@ -19,8 +19,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from fedcore.codec import AnyEncoding, MetricName, decode, encode, release_of
-from fedcore.config import JobSettings
+from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import AppError, ConfigurationError, RoundFailed, RunFailed
+from fedcore.events import (
+    ClientDropped,
+    EventSink,
+    ExchangeDone,
+    ExchangeFailed,
+    RunEnded,
+    RunStarted,
+    ignore,
+)
 from fedcore.exchange import (
     EncodingPlan,
     ExchangeReply,
@@ -34,10 +43,9 @@ from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.result import LocalResult
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.privacy import PrivacyAccount
-from fedcore.record import EventSink
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
 from fedcore.state import ModelState
-from fedcore.wire import MetricValue, ModelRef, Scalar, Task, is_training
+from fedcore.wire import MetricValue, ModelRef, RunStatus, Scalar, Task, is_training
 
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
@@ -58,7 +66,7 @@ class Simulation:
     settings: JobSettings
     drop: float = 0.0
     seed: int = 0
-    emit: EventSink = lambda kind, data: None
+    emit: EventSink = ignore
     clock: Callable[[], float] = time.monotonic
     _runners: dict[int, ClientRunner] = field(init=False)
     _identities: dict[int, Ed25519PrivateKey] = field(init=False)
@@ -86,9 +94,14 @@ class Simulation:
 
     def run(self) -> ServerAppOutcome:
         """Run the app's ServerApp over simulated exchanges to its end."""
-        privacy = self._plan.privacy.to_json() if self._plan.privacy else None
-        started = {"app": self.app.name, "aggregation": self.settings.aggregation, "rounds": None, "privacy": privacy}
-        self.emit("started", started)
+        self.emit(
+            RunStarted(
+                app=self.app.name,
+                aggregation=self.settings.aggregation,
+                rounds=planned_rounds(self.run_config),
+                privacy=self._plan.privacy.terms() if self._plan.privacy else None,
+            )
+        )
         outcome = run_server_app(
             self.app,
             backend=self,
@@ -96,7 +109,7 @@ class Simulation:
             run_config=dict(self.run_config),
             aggregation=self.settings.aggregation,
         )
-        self.emit("ended", {"status": "finished", "reason": outcome.stopped})
+        self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
         return outcome
 
     def nodes(self) -> list[int]:
@@ -113,10 +126,10 @@ class Simulation:
             try:
                 return carry_out(request, attempt)
             except RoundFailed as error:
-                data = {"exchange": self._exchange, "server_round": request.server_round, "reason": str(error)}
-                self.emit("exchange-failed", {**data, "retry": retry})
+                number, reason = request.server_round, str(error)
+                self.emit(ExchangeFailed(exchange=self._exchange, server_round=number, reason=reason, retry=retry))
                 if not retry:
-                    raise RunFailed(f"round {request.server_round} failed {attempt} times, last: {error}") from error
+                    raise RunFailed(f"round {number} failed {attempt} times, last: {error}") from error
         raise AssertionError("max_attempts is at least 1")
 
     def _runner(self, client_id: int) -> ClientRunner:
@@ -199,8 +212,8 @@ class Simulation:
         )
 
     def _dropped(self, client: int, step: str) -> None:
-        data = {"exchange": self._exchange, "client": client_name(client), "stage": step, "reason": "simulated dropout"}
-        self.emit("dropped", data)
+        name = client_name(client)
+        self.emit(ClientDropped(exchange=self._exchange, client=name, stage=step, reason="simulated dropout"))
 
     def _done(
         self,
@@ -215,21 +228,19 @@ class Simulation:
         names = [client_name(i) for i in survivors]
         down = request.model.layout.nbytes if request.model else 0
         self.emit(
-            "exchange-done",
-            {
-                "exchange": self._exchange,
-                "server_round": request.server_round,
-                "message_type": request.message_type,
-                "survivors": names,
-                "examples": examples,
-                "metrics": dict(metrics),
-                "clipped": clipped,
-                "seconds": self.clock() - started,
-                "stage_seconds": {},
-                "bytes_up": dict.fromkeys(names, size),
-                "bytes_down": dict.fromkeys(names, down),
-                **self._account.figures(),
-            },
+            ExchangeDone(
+                exchange=self._exchange,
+                server_round=request.server_round,
+                message_type=request.message_type,
+                survivors=names,
+                examples=examples,
+                metrics=dict(metrics),
+                clipped=clipped,
+                seconds=self.clock() - started,
+                bytes_up=dict.fromkeys(names, size),
+                bytes_down=dict.fromkeys(names, down),
+                epsilon_spent=self._account.epsilon_spent,
+            )
         )
 
 

@@ -371,45 +371,6 @@ class RunStatus(StrEnum):
         return self not in (RunStatus.WAITING, RunStatus.RUNNING)
 
 
-class Event(Message):
-    """One line of a run's record. `kind` is one of EVENT_KINDS, `data` as described there."""
-
-    seq: int
-    seconds: float
-    kind: str
-    data: dict[str, Any]
-
-
-EVENT_KINDS = {
-    "clients": "online (list of names), expected (int): who is connected",
-    "started": "app, aggregation, rounds (int or null), privacy (mechanism, noise_multiplier, clip_norm, metric_bound, "
-    "epsilon (the budget, or null) and delta; null for a run without differential privacy)",
-    "exchange": "exchange, server_round, message_type, attempt, cohort (names), quorum, field_bits (int or null), "
-    "aggregation, model (SHA-256 of the file that clients fetch, or null)",
-    "stage": "exchange, stage, done, expected, seconds (in the exchange)",
-    "dropped": "exchange, client (name), stage, reason",
-    "exchange-done": "exchange, server_round, message_type, survivors (names), examples, metrics, clipped, seconds, "
-    "stage_seconds (dict), bytes_up and bytes_down (dict by client name); with differential privacy epsilon (spent so "
-    "far) and delta, and examples is the number of survivors",
-    "exchange-failed": "exchange, server_round, reason, retry (bool)",
-    "log": "line: what the ServerApp printed",
-    "ended": "status, reason",
-}
-
-
-class RunOut(Message):
-    """The state of a run, with its events after the one that was asked for."""
-
-    run: str
-    status: RunStatus
-    reason: str
-    aggregation: Literal["secure", "plain"]
-    app: str
-    app_sha256: Sha256
-    events: list[Event]
-    model: ModelRef | None
-
-
 class ClientOut(Message):
     """One member of the roster, whether it is connected, and whether it may train now."""
 

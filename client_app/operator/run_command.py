@@ -34,12 +34,13 @@ from fedcore.errors import (
     StorageFull,
     Unauthorized,
 )
+from fedcore.events import Recorded, RunOut
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
 from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line
 from fedcore.record import RunRecord
-from fedcore.wire import Event, ModelRef, Problem, RunIn, RunOut, RunStatus
+from fedcore.wire import ModelRef, Problem, RunIn, RunStatus
 
 POLL_SECONDS = 20
 FOLLOW_PAUSE = 0.2
@@ -76,12 +77,12 @@ def run(
         summary = {"run": final.run, "app": final.app, **record.summary(), "model": None}
         if final.status is not RunStatus.FINISHED:
             if as_json:
-                _print_summary(summary, as_json)
+                _print_summary(record, summary, as_json)
             raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
         if final.model is not None:
             client.fetch_model(final.run, final.model, out)
             summary["model"] = str(out)
-    _print_summary(summary, as_json)
+    _print_summary(record, summary, as_json)
     if final.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
 
@@ -230,7 +231,7 @@ def _submit_and_follow(client: OperatorClient, submission: RunIn, as_json: bool)
         with ProgressView(console, "federated") as view:
             for state in client.follow(run_id):
                 for event in state.events:
-                    record.add(event.kind, event.data, event.seconds)
+                    record.add(event.event, event.seconds)
                     _show(event, view, as_json)
     except KeyboardInterrupt:
         console.print(f"cancelling run {run_id}")
@@ -240,15 +241,15 @@ def _submit_and_follow(client: OperatorClient, submission: RunIn, as_json: bool)
     return record, state
 
 
-def _show(event: Event, view: ProgressView, as_json: bool) -> None:
+def _show(event: Recorded, view: ProgressView, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(event.model_dump_json() + "\n")
         sys.stdout.flush()
     else:
-        view.show(event.kind, event.data)
+        view.show(event.event)
 
 
-def _print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
+def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(summary) + "\n")
         return
@@ -257,7 +258,8 @@ def _print_summary(summary: Mapping[str, Any], as_json: bool) -> None:
     console.print(f"run {summary['run']}: {summary['rounds']} rounds, {escape(metrics)}", highlight=False)
     if summary["model"]:
         console.print(f"model saved to {escape(summary['model'])}", highlight=False, soft_wrap=True)
-    if summary["privacy"] is not None:
-        console.print(epsilon_line(summary), highlight=False, soft_wrap=True)
+    if record.privacy is not None:
+        line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
+        console.print(line, highlight=False, soft_wrap=True)
     if summary["aggregation"] == "plain":
         console.print(f"[yellow]{PLAIN_WARNING}[/]")

@@ -19,17 +19,18 @@ from fedcore.compare.initial import INITIAL_FILE
 from fedcore.compare.problem import Problem
 from fedcore.compare.run import MODEL_FILE, ModeRun
 from fedcore.compare.training import EVALUATED, READY, ROUND, train_pooled
-from fedcore.config import JobSettings
+from fedcore.compare.workers import ReportSink
+from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import ConfigurationError
+from fedcore.events import EventSink, ExchangeDone, RunEnded, RunEvent, RunStarted
 from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.serverside import run_server_app
-from fedcore.record import EventSink
 from fedcore.simulate import model_ref
 from fedcore.state import ModelState
-from fedcore.wire import Scalar, is_training
+from fedcore.wire import RunStatus, Scalar
 
 POOL = "pooled"
 # Nobody sends anything here, so there is nothing to protect.
@@ -75,38 +76,38 @@ class PooledBackend:
             encoding=None,
         )
         result = self._runner.run(task, request.model)
-        self.emit("exchange-done", self._done(request, result.examples, result.metrics, time.monotonic() - started))
+        self.emit(self._done(request, result.examples, result.metrics, time.monotonic() - started))
         return [ExchangeReply(node=0, state=result.state(), examples=result.examples, metrics=result.metrics)]
 
     def _done(
         self, request: ExchangeRequest, examples: int, metrics: Mapping[str, Any], seconds: float
-    ) -> dict[str, Any]:
-        return {
-            "exchange": self._exchange,
-            "server_round": request.server_round,
-            "message_type": request.message_type,
-            "survivors": [POOL],
-            "examples": examples,
-            "metrics": dict(metrics),
-            "seconds": seconds,
-        }
+    ) -> ExchangeDone:
+        return ExchangeDone(
+            exchange=self._exchange,
+            server_round=request.server_round,
+            message_type=request.message_type,
+            survivors=[POOL],
+            examples=examples,
+            metrics=dict(metrics),
+            seconds=seconds,
+        )
 
 
 def run_centralized(
     app: FlowerApp, *, clients: int, run_config: Mapping[str, Scalar], emit: EventSink, out: Path | None
 ) -> None:
     """Train centrally in this process; saves the final model to `out`."""
-    emit("started", {"app": app.name, "aggregation": "none", "rounds": None})
+    emit(RunStarted(app=app.name, aggregation="none", rounds=planned_rounds(run_config)))
     backend = PooledBackend(app=app, clients=clients, run_config=run_config, emit=emit)
     # Nothing is aggregated, so a strategy that needs single updates sees the one that there is.
     outcome = run_server_app(app, backend=backend, run="centralized", run_config=dict(run_config), aggregation="plain")
     if out is not None and outcome.state is not None:
         outcome.state.save(out)
-    emit("ended", {"status": "finished", "reason": ""})
+    emit(RunEnded(status=RunStatus.FINISHED))
 
 
 def train_centralized(
-    report: EventSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
+    report: ReportSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
 ) -> None:
     """A worker of mode `centralized`: on the schedule that all baselines share, or driven by the app's ServerApp.
 
@@ -124,24 +125,24 @@ def train_centralized(
     parameters = sum(spec.size for spec in ModelState.open(run.folder / INITIAL_FILE).layout.specs)
     report(READY, {"counts": [], "parameters": parameters, "sent": 0, "received": 0})
 
-    def translate(kind: str, data: Mapping[str, Any]) -> None:
-        if kind == "exchange-done":
-            report(*_as_report(data))
-            while run.kill is not None and is_training(data["message_type"]) and run.kill.round == data["server_round"]:
+    def translate(event: RunEvent) -> None:
+        if isinstance(event, ExchangeDone):
+            report(*_as_report(event))
+            while run.kill is not None and event.trains and run.kill.round == event.server_round:
                 signal.pause()
 
     out = run.folder / MODEL_FILE
     run_centralized(run.app, clients=run.sites, run_config=run.config, emit=translate, out=out)
 
 
-def _as_report(done: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    number, metrics, examples = done["server_round"], done["metrics"], done["examples"]
-    if not is_training(done["message_type"]):
+def _as_report(done: ExchangeDone) -> tuple[str, dict[str, Any]]:
+    number, metrics, examples = done.server_round, done.metrics, done.examples
+    if not done.trains:
         loss, accuracy = (_metric(metrics, word) for word in ("loss", "acc"))
         return EVALUATED, {"round": number, "loss": loss, "accuracy": accuracy, "examples": examples}
     loss = (_metric(metrics, "loss") or 0.0) * examples
     both = {"round": number, "samples": examples, "steps": 0, "loss": loss}
-    return ROUND, {**both, "seconds": done["seconds"], "sent": 0, "received": 0}
+    return ROUND, {**both, "seconds": done.seconds, "sent": 0, "received": 0}
 
 
 def _metric(metrics: Mapping[str, Any], word: str) -> float | None:

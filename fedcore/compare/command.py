@@ -29,9 +29,9 @@ from fedcore.compare.network import Network
 from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
 from fedcore.config import parse_assignments
 from fedcore.errors import ConfigurationError
+from fedcore.events import EventSink
 from fedcore.flower.app import FlowerApp
 from fedcore.progress import ProgressView
-from fedcore.record import EventSink
 
 if TYPE_CHECKING:
     from fedcore.compare.execution import RunStart

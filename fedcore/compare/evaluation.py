@@ -10,9 +10,9 @@ from typing import Any, Final, TypeAlias
 from fedcore.compare.problem import Problem
 from fedcore.compare.results import RunResult, SiteResult
 from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.workers import Workers
+from fedcore.compare.workers import ReportSink, Workers
 from fedcore.config import EngineConfig
-from fedcore.record import EventSink
+from fedcore.events import EventSink, ExchangeDone
 from fedcore.state import ModelState
 from fedcore.training.engines import World, make_engine
 from fedcore.training.loop import evaluate
@@ -51,20 +51,19 @@ def emit_evaluation(result: RunResult, emit: EventSink) -> None:
     """Tell the events of a run what its last model gave."""
     found = {"eval_loss": result.loss, "eval_acc": result.accuracy}
     emit(
-        "exchange-done",
-        {
-            "exchange": len(result.curve),
-            "server_round": result.curve[-1].round,
-            "message_type": "evaluate",
-            "survivors": [site.site for site in result.sites],
-            "examples": sum(site.examples for site in result.sites),
-            "metrics": {name: value for name, value in found.items() if value is not None},
-            "seconds": 0.0,
-        },
+        ExchangeDone(
+            exchange=len(result.curve),
+            server_round=result.curve[-1].round,
+            message_type="evaluate",
+            survivors=[site.site for site in result.sites],
+            examples=sum(site.examples for site in result.sites),
+            metrics={name: value for name, value in found.items() if value is not None},
+            seconds=0.0,
+        )
     )
 
 
-def _evaluate(report: EventSink, run: ModeRun, rounds: Mapping[int, Models]) -> None:
+def _evaluate(report: ReportSink, run: ModeRun, rounds: Mapping[int, Models]) -> None:
     problem = Problem.load(run.app, config=run.config, sites=run.sites)
     engine = make_engine(problem.recipe(), EngineConfig(), World(device=World.current().device))
     parts = {site: problem.test(site) for models in rounds.values() for site in models}

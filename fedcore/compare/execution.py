@@ -19,7 +19,7 @@ from fedcore.compare.run import ModeRun
 from fedcore.compare.runner import ModeRunner
 from fedcore.compare.survey import Survey, take_survey
 from fedcore.errors import FedcoreError
-from fedcore.record import EventSink
+from fedcore.events import EventSink
 
 
 class Runner(Protocol):

@@ -17,9 +17,10 @@ from fedcore.compare.problem import Problem
 from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
 from fedcore.compare.schedule import Schedule
-from fedcore.compare.workers import Workers
+from fedcore.compare.workers import ReportSink, Workers
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
-from fedcore.record import EventSink, ExchangeRecord, RunRecord
+from fedcore.events import EventSink, ExchangeDone
+from fedcore.record import RunRecord
 from fedcore.state import sha256_file
 
 
@@ -69,7 +70,7 @@ def describe(run: ModeRun, workers: Workers) -> Description:
     )
 
 
-def _describe(report: EventSink, run: ModeRun) -> None:
+def _describe(report: ReportSink, run: ModeRun) -> None:
     parameters, schedule = 0, None
     # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
     with contextlib.suppress(AppError):
@@ -135,24 +136,25 @@ def _result(run: ModeRun, followed: Followed, about: Description) -> RunResult:
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,
         losses=followed.losses,
-        failures=tuple(record.failures),
+        failures=tuple(failed.model_dump(exclude={"kind"}) for failed in record.failures),
         privacy=_privacy(record),
     )
 
 
-def _training(followed: Followed, size: int) -> list[ExchangeRecord]:
+def _training(followed: Followed, size: int) -> list[ExchangeDone]:
     """The training exchanges, each with the model that its clients began with, of `size` bytes.
 
     A client that fetched it to evaluate it does not fetch it again. A baseline's evaluation costs no bytes, so that the
     download belongs to the training here, too.
     """
     return [
-        replace(
-            exchange,
-            bytes_down={
-                name: count + (size if model and name not in fetched else 0)
-                for name, count in exchange.bytes_down.items()
-            },
+        exchange.model_copy(
+            update={
+                "bytes_down": {
+                    name: count + (size if model and name not in fetched else 0)
+                    for name, count in exchange.bytes_down.items()
+                }
+            }
         )
         for exchange, model, fetched in zip(followed.record.exchanges, followed.models, followed.fetched, strict=True)
         if exchange.trains
@@ -162,7 +164,7 @@ def _training(followed: Followed, size: int) -> list[ExchangeRecord]:
 def _curve(
     run: ModeRun,
     record: RunRecord,
-    training: Sequence[ExchangeRecord],
+    training: Sequence[ExchangeDone],
     schedule: Schedule | None,
     simulated: Sequence[float],
 ) -> tuple[Point, ...]:
@@ -193,14 +195,14 @@ def _evaluations(record: RunRecord, word: str) -> dict[int, float]:
     return {server_round: value for server_round, _, value in record.curve(name)} if name else {}
 
 
-def _samples(exchange: ExchangeRecord, schedule: Schedule | None, record: RunRecord) -> int:
+def _samples(exchange: ExchangeDone, schedule: Schedule | None, record: RunRecord) -> int:
     """Examples that the survivors took, repetitions counted; otherwise those that they reported, if they did."""
     if schedule is None:
         return exchange.examples if record.privacy is None else 0
     return sum(schedule.own_samples(site_of(name)) for name in exchange.survivors)
 
 
-def _steps(sites: int, training: Sequence[ExchangeRecord], schedule: Schedule | None) -> dict[str, int]:
+def _steps(sites: int, training: Sequence[ExchangeDone], schedule: Schedule | None) -> dict[str, int]:
     if schedule is None:
         return {}
     taken = [sum(worker_name(site) in exchange.survivors for exchange in training) for site in range(sites)]
@@ -208,7 +210,7 @@ def _steps(sites: int, training: Sequence[ExchangeRecord], schedule: Schedule | 
 
 
 def _simulated(
-    run: ModeRun, record: RunRecord, training: Sequence[ExchangeRecord], schedule: Schedule | None
+    run: ModeRun, record: RunRecord, training: Sequence[ExchangeDone], schedule: Schedule | None
 ) -> list[float]:
     """The simulated clock at the end of each training exchange; nothing without a network or a known schedule."""
     if run.network is None or run.cost is None or schedule is None:
@@ -230,10 +232,10 @@ def _total(sites: int, exchanges: Sequence[Mapping[str, int]]) -> dict[str, int]
 
 
 def _privacy(record: RunRecord) -> dict[str, Any] | None:
-    """The plan, with its epsilon as `budget`, and the epsilon that was spent."""
+    """The terms, and the epsilon that was spent."""
     if record.privacy is None:
         return None
-    return {**record.privacy, "budget": record.privacy["epsilon"], "epsilon": record.epsilon()}
+    return {**record.privacy.model_dump(), "epsilon_spent": record.epsilon_spent()}
 
 
 def site_of(name: str) -> int:

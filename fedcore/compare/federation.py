@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from fedcore.compare.following import Given, Killing, follow
 from fedcore.compare.problem import ROUNDS
@@ -15,7 +15,8 @@ from fedcore.compare.processes import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import Loss
 from fedcore.compare.run import MODEL_FILE, ModeRun
 from fedcore.errors import EnvironmentFailure, RunFailed
-from fedcore.record import EventSink, RunRecord
+from fedcore.events import EventSink, RunEvent, ignore
+from fedcore.record import RunRecord
 from fedcore.wire import Scalar
 
 START_SECONDS: Final = 600.0
@@ -122,7 +123,7 @@ class _Deployment:
             return
         short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS: 1}, kill=None)
         settings = {**settings_of(short), **WITHOUT_PRIVACY}
-        followed = self._follow(short, settings, lambda kind, data: None)
+        followed = self._follow(short, settings, ignore)
         if followed.record.status != "finished":
             raise RunFailed(followed.record.reason or "the first round ended without a word")
 
@@ -136,10 +137,10 @@ class _Deployment:
         killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
         given = Given(held=self.held)
 
-        def show(kind: str, data: Mapping[str, Any]) -> None:
-            emit(kind, data)
-            given.see(kind, data)
-            killing.see(kind, data)
+        def show(event: RunEvent) -> None:
+            emit(event)
+            given.see(event)
+            killing.see(event)
 
         child = self.group.start(RUN, command, piped=True)
         try:

@@ -8,15 +8,15 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from fedcore.compare.processes import ProcessGroup
 from fedcore.compare.results import Loss
 from fedcore.compare.run import Kill, worker_name
-from fedcore.record import EventSink, RunRecord
-from fedcore.wire import is_training
+from fedcore.events import ClientDropped, EventSink, ExchangeDone, ExchangeStarted, Recorded, RunEnded, RunEvent
+from fedcore.record import RunRecord
 
 IDLE_SECONDS: Final = 0.5
 
@@ -33,20 +33,20 @@ class Killing:
     _noticed: str = ""
     _seconds: float = 0.0
 
-    def see(self, kind: str, data: Mapping[str, Any]) -> None:
+    def see(self, event: RunEvent) -> None:
         """Take an event of the run."""
         if self.kill is None or self._noticed:
             return
         name = worker_name(self.kill.site)
         if self._killed_at is None:
-            if _is_due(kind, data, self.kill.round):
+            if _is_due(event, self.kill.round):
                 self.group.kill(name)
                 self._killed_at = self.clock()
-        elif kind == "dropped" and data["client"] == name:
-            self._note(f"dropped in stage {data['stage']} ({data['reason']})")
-        elif kind == "exchange" and name not in data["cohort"]:
+        elif isinstance(event, ClientDropped) and event.client == name:
+            self._note(f"dropped in stage {event.stage} ({event.reason})")
+        elif isinstance(event, ExchangeStarted) and name not in event.cohort:
             self._note("not asked again")
-        elif kind == "ended":
+        elif isinstance(event, RunEnded):
             self._note("not missed before the end")
 
     def losses(self, record: RunRecord) -> tuple[Loss, ...]:
@@ -81,33 +81,33 @@ class Given:
     _model: str = ""
     _fetching: frozenset[str] = frozenset()
 
-    def see(self, kind: str, data: Mapping[str, Any]) -> None:
+    def see(self, event: RunEvent) -> None:
         """Take an event of the run."""
-        if kind == "exchange":
-            self._model = data["model"] or ""
-            self._fetching = frozenset(name for name in data["cohort"] if self.held.get(name) != self._model)
+        if isinstance(event, ExchangeStarted):
+            self._model = event.model or ""
+            self._fetching = frozenset(name for name in event.cohort if self.held.get(name) != self._model)
             if self._model:
-                self.held.update(dict.fromkeys(data["cohort"], self._model))
-        elif kind == "exchange-done":
+                self.held.update(dict.fromkeys(event.cohort, self._model))
+        elif isinstance(event, ExchangeDone):
             self.models.append(self._model)
             self.fetched.append(self._fetching)
 
 
-def _is_due(kind: str, data: Mapping[str, Any], kill_round: int) -> bool:
+def _is_due(event: RunEvent, kill_round: int) -> bool:
     """After the evaluation of the round, or with the next round where there is none."""
-    if kind == "exchange-done":
-        return data["server_round"] == kill_round and not is_training(data["message_type"])
-    return kind == "exchange" and int(data["server_round"]) > kill_round
+    if isinstance(event, ExchangeDone):
+        return event.server_round == kill_round and not event.trains
+    return isinstance(event, ExchangeStarted) and event.server_round > kill_round
 
 
 def follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
     """Read a run's events until it ends; another process of the group that ends with an error ends the run too."""
     record = RunRecord()
     for line in _lines(child, idle=lambda: group.check(but=child)):
-        event = json.loads(line)
-        if "kind" in event:
-            record.add(event["kind"], event["data"], event["seconds"])
-            emit(event["kind"], event["data"])
+        if "event" in json.loads(line):  # not the summary, which comes last
+            recorded = Recorded.model_validate_json(line)
+            record.add(recorded.event, recorded.seconds)
+            emit(recorded.event)
     child.wait()
     if not record.status:
         group.check()

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedcore.compare.run import ModeRun
-from fedcore.compare.workers import Workers
+from fedcore.compare.workers import ReportSink, Workers
 from fedcore.errors import AppError, BudgetSpent
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import run_server_app
-from fedcore.record import EventSink
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
 from fedcore.wire import Scalar
@@ -53,6 +52,6 @@ def save_initial(run: ModeRun, workers: Workers) -> str:
     return sha256_file(run.folder / INITIAL_FILE)
 
 
-def _save_initial(report: EventSink, run: ModeRun) -> None:
+def _save_initial(report: ReportSink, run: ModeRun) -> None:
     del report
     initial_state(run.app, config=run.config, sites=run.sites).save(run.folder / INITIAL_FILE)

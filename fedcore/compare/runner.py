@@ -12,7 +12,7 @@ from typing import Self
 from fedcore.compare.federation import Federation
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import ModeRun
-from fedcore.record import EventSink
+from fedcore.events import EventSink
 
 FEDERATION_FOLDER = "federation"
 

@@ -17,10 +17,9 @@ from fedcore.compare.network import Cost, Network
 from fedcore.compare.problem import Problem
 from fedcore.compare.report.document import SiteSplit
 from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.workers import Workers
+from fedcore.compare.workers import ReportSink, Workers
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
-from fedcore.record import EventSink
 from fedcore.training.engines.loading import TrainingData
 
 # A large data set may have to be read from a slow disk.
@@ -86,7 +85,7 @@ def take_survey(run: ModeRun) -> Survey:
     return Survey.from_json(report.data)
 
 
-def _survey(report: EventSink, run: ModeRun) -> None:
+def _survey(report: ReportSink, run: ModeRun) -> None:
     """In the worker."""
     try:
         problem = Problem.load(run.app, config=run.config, sites=run.sites)

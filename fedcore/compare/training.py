@@ -33,8 +33,8 @@ from fedcore.compare.problem import Problem
 from fedcore.compare.run import ModeRun, worker_name
 from fedcore.compare.schedule import Schedule
 from fedcore.compare.traffic import Traffic
+from fedcore.compare.workers import ReportSink
 from fedcore.config import EngineConfig
-from fedcore.record import EventSink
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
 from fedcore.system import process_group
@@ -56,7 +56,7 @@ def snapshot(folder: Path, number: int) -> Path:
 
 
 def train_pooled(
-    report: EventSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
+    report: ReportSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
 ) -> None:
     """One rank of those that have all examples: each step takes the union of what the sites would take."""
     ranks = int(run.mode.options["ranks"])
@@ -84,7 +84,7 @@ def train_pooled(
     loop.run_rounds(problem.rounds)
 
 
-def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
+def train_alone(report: ReportSink, run: ModeRun, site: int) -> None:
     """One site on its own examples, as a federated client trains, but with nobody to average with."""
     problem = Problem.load(run.app, config=run.config, sites=run.sites)
     data = problem.training(site)
@@ -106,7 +106,7 @@ def train_alone(report: EventSink, run: ModeRun, site: int) -> None:
     loop.run_rounds(problem.rounds)
 
 
-def train_together(report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
+def train_together(report: ReportSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
     """One rank of all, on the examples of its own site; gradients are averaged.
 
     port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given.
@@ -114,13 +114,13 @@ def train_together(report: EventSink, run: ModeRun, site: int, port: int, listen
     _train_own(report, run, site, port, listening, averages=False)
 
 
-def train_averaging(report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
+def train_averaging(report: ReportSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
     """The same with a model of its own; models are averaged."""
     _train_own(report, run, site, port, listening, averages=True)
 
 
 def _train_own(
-    report: EventSink, run: ModeRun, site: int, port: int, listening: socket.socket | None, *, averages: bool
+    report: ReportSink, run: ModeRun, site: int, port: int, listening: socket.socket | None, *, averages: bool
 ) -> None:
     _join(site, run.sites, port, listening)
     world = World.current()
@@ -181,7 +181,7 @@ class RoundLoop:
     end by SIGKILL, 0 for none. averaging: where models are averaged.
     """
 
-    report: EventSink
+    report: ReportSink
     engine: Engine
     data: TrainingData
     rows: Callable[[int], Iterator[Rows]]

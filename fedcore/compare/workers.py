@@ -21,10 +21,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self, TypeAlias
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
-from fedcore.record import EventSink
 
 ENDED: Final = "ended"
 """The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
@@ -40,6 +39,10 @@ _STOP_SECONDS: Final = 10.0
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 # Before it starts; there is one for all runs of this process.
 _CONTEXT.set_forkserver_preload(list(PRELOADED))
+
+
+ReportSink: TypeAlias = Callable[[str, Mapping[str, Any]], None]
+"""How a worker reports: a kind and plain JSON, which come out of `Workers.events`."""
 
 
 class WorkerEvent(NamedTuple):
@@ -222,7 +225,7 @@ def _main(
     os._exit(status)
 
 
-def _report_to(connection: Connection) -> EventSink:
+def _report_to(connection: Connection) -> ReportSink:
     lock = threading.Lock()
 
     def report(kind: str, data: Mapping[str, Any]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError
+from fedcore.events import PrivacyTerms
 from fedcore.privacy.accounting import Accountant, calibrated_multiplier, coarsest_release
 from fedcore.privacy.release import Release
 from fedcore.privacy.tables import Mechanism
@@ -60,9 +60,16 @@ class PrivacyPlan:
         plan._check_one_exchange()
         return plan
 
-    def to_json(self) -> dict[str, Any]:
-        """What the record of a run says about its privacy; the budget is None where there is none."""
-        return {**dataclasses.asdict(self), "epsilon": self.epsilon if math.isfinite(self.epsilon) else None}
+    def terms(self) -> PrivacyTerms:
+        """What the record of a run says about its privacy."""
+        return PrivacyTerms(
+            mechanism=self.mechanism,
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            metric_bound=self.metric_bound,
+            epsilon_budget=self.epsilon if math.isfinite(self.epsilon) else None,
+            delta=self.delta,
+        )
 
     def _check_one_exchange(self) -> None:
         cost = Accountant((coarsest_release(self.mechanism, self.noise_multiplier),)).epsilon(self.delta)
@@ -105,7 +112,7 @@ class PrivacyAccount:
         if after > self.plan.epsilon or math.isinf(after):
             budget = f"the budget is {self.plan.epsilon:g}" if math.isfinite(self.plan.epsilon) else "none is set"
             raise BudgetSpent(
-                f"{BudgetSpent.check}: epsilon {self.epsilon:.4g} is spent, one more exchange would make it "
+                f"{BudgetSpent.check}: epsilon {self.epsilon_spent:.4g} is spent, one more exchange would make it "
                 f"{after:.4g}; {budget} at delta {self.plan.delta:g}"
             )
 
@@ -115,10 +122,6 @@ class PrivacyAccount:
             self._spent.add(release)
 
     @property
-    def epsilon(self) -> float:
-        """What has been spent, at the plan's delta; 0 without a plan."""
-        return self._spent.epsilon(self.plan.delta) if self.plan is not None else 0.0
-
-    def figures(self) -> dict[str, float]:
-        """What the event of a completed exchange says: epsilon so far and delta; nothing without a plan."""
-        return {"epsilon": self.epsilon, "delta": self.plan.delta} if self.plan is not None else {}
+    def epsilon_spent(self) -> float | None:
+        """What has been spent, at the plan's delta; None without a plan."""
+        return self._spent.epsilon(self.plan.delta) if self.plan is not None else None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed, StorageFull
+from fedcore.events import ClientDropped
 from fedcore.wire import (
     ManifestIn,
     ProblemKind,
@@ -24,7 +25,7 @@ from fedcore.wire import (
     WithdrawIn,
 )
 from server_app.exchanges.context import ExchangeResult, ExchangeSetup, Ledger
-from server_app.exchanges.stage_progress import StageProgress
+from server_app.exchanges.stage_progress import StageReporter
 from server_app.exchanges.stages import Participants, StageEvent, Stages, Standing
 from server_app.exchanges.uploads import UpdateLimits, Uploads
 from server_app.http.problems import Rejection
@@ -142,7 +143,7 @@ class Exchange(ABC):
         clock = self.setup.clock
         seconds = self.seconds_for(stage)
         deadline = clock() + seconds
-        progress = StageProgress(self.setup, stage, self._opened)
+        progress = StageReporter(self.setup, stage, self._opened)
         while clock() < deadline and self._spoilt is None:
             self._drop_silent()
             progress.show(self.clients.done, self.clients.missing)
@@ -168,7 +169,7 @@ class Exchange(ABC):
     def _is_lost(self) -> bool:
         return self._present() < self.task.quorum
 
-    def _worth_hearing(self, progress: StageProgress) -> bool:
+    def _worth_hearing(self, progress: StageReporter) -> bool:
         """Whether a lost exchange waits a little: all clients may have the same trouble."""
         reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
         alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.clients.done
@@ -386,14 +387,9 @@ class Exchange(ABC):
         self.clients.drop(client, reason)
         if self.clients.standing(client) is Standing.DROPPED:
             self._forget_update(client)
+        name = self.setup.names[client]
         self.setup.record.add(
-            "dropped",
-            {
-                "exchange": self.task.exchange,
-                "client": self.setup.names[client],
-                "stage": self.stages.current,
-                "reason": reason,
-            },
+            ClientDropped(exchange=self.task.exchange, client=name, stage=self.stages.current, reason=reason)
         )
         self.setup.bell.ring()
 

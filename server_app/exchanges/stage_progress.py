@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from fedcore.events import StageProgress
 from server_app.exchanges.context import ExchangeSetup
 
 _PAUSE_SECONDS: Final = 0.5
 
 
-class StageProgress:
+class StageReporter:
     """Shows how far a stage is, at most twice a second and once at its end.
 
     opened: when the exchange began, on the clock of `setup`.
@@ -30,14 +31,13 @@ class StageProgress:
             return
         self._shown, self._shown_at = len(done), now
         self._setup.record.add(
-            "stage",
-            {
-                "exchange": self._setup.task.exchange,
-                "stage": self._stage,
-                "done": len(done),
-                "expected": len(done | missing),
-                "seconds": round(now - self._opened, 3),
-            },
+            StageProgress(
+                exchange=self._setup.task.exchange,
+                stage=self._stage,
+                done=len(done),
+                expected=len(done | missing),
+                seconds=round(now - self._opened, 3),
+            )
         )
 
     def seconds_lost(self) -> float:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from fedcore.wire import ClientOut, ProblemKind, RunIn, RunOut, ServerOut
+from fedcore.events import RunOut
+from fedcore.wire import ClientOut, ProblemKind, RunIn, ServerOut
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
 from server_app.routes.access import AnyCoordinator, AnyServices, RunId, Wait

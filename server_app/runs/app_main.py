@@ -26,7 +26,7 @@ from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
     ExchangeAsked,
-    ExchangeFailed,
+    ExchangeRefused,
     Finished,
     Nodes,
     NodesAsked,
@@ -58,7 +58,7 @@ class ServerBackend:
             match self._server.receive():
                 case Nodes(nodes=nodes):
                     return nodes
-                case ExchangeFailed(reason=reason):
+                case ExchangeRefused(reason=reason):
                     raise RoundFailed(reason)
                 case _:
                     raise WorkerDied("the server gave an answer to another question")
@@ -72,7 +72,7 @@ class ServerBackend:
                     return [_reply(reply) for reply in replies]
                 case BudgetReached(reason=reason):
                     raise BudgetSpent(reason)
-                case ExchangeFailed(reason=reason):
+                case ExchangeRefused(reason=reason):
                     raise RoundFailed(reason)
                 case _:
                     raise WorkerDied("the server gave an answer to another question")

@@ -66,10 +66,10 @@ class Replies(Message):
     replies: list[ReplyOut]
 
 
-class ExchangeFailed(Message):
+class ExchangeRefused(Message):
     """Server to app: no attempt succeeded."""
 
-    op: Literal["exchange-failed"] = "exchange-failed"
+    op: Literal["exchange-refused"] = "exchange-refused"
     reason: str
 
 
@@ -95,7 +95,7 @@ class Broken(Message):
 
 
 FromApp = Annotated[NodesAsked | ExchangeAsked | Finished | Broken, Field(discriminator="op")]
-ToApp = Annotated[Start | Nodes | Replies | ExchangeFailed | BudgetReached, Field(discriminator="op")]
+ToApp = Annotated[Start | Nodes | Replies | ExchangeRefused | BudgetReached, Field(discriminator="op")]
 
 FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)
 TO_APP: TypeAdapter[ToApp] = TypeAdapter(ToApp)

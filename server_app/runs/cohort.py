@@ -9,6 +9,7 @@ from typing import Final
 
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
+from fedcore.events import ClientDropped, ClientsOnline
 from server_app.runs.event_log import Record
 from server_app.runs.presence import Presence
 
@@ -96,18 +97,11 @@ class Gathering:
 
     def _note_mismatch(self, client: int) -> None:
         self._mismatched.add(client)
-        self.record.add(
-            "dropped",
-            {
-                "exchange": 0,
-                "client": self.names[client],
-                "stage": "join",
-                "reason": "is not asked: another app is installed there than the one of this run",
-            },
-        )
+        reason = "is not asked: another app is installed there than the one of this run"
+        self.record.add(ClientDropped(exchange=0, client=self.names[client], stage="join", reason=reason))
 
     def _tell(self, present: frozenset[int], expected: int) -> None:
         if self._told != (present, expected):
             self._told = (present, expected)
             online = [self.names[client] for client in sorted(present)]
-            self.record.add("clients", {"online": online, "expected": expected})
+            self.record.add(ClientsOnline(online=online, expected=expected))

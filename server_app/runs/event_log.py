@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
-from fedcore.wire import EVENT_KINDS, Event
+from fedcore.events import AppPrinted, Recorded, RunEvent, stamp
 from server_app.http.polling import Bell
 from server_app.storage.store import Store
 
@@ -17,18 +18,21 @@ log = logging.getLogger("fedcore.server")
 class Record:
     """Takes the events of one run from anywhere on the event loop, without waiting for the disk.
 
-    clock: monotonic seconds; `seconds` of an event count from the making of the record. bell: rung
-    after each batch is durable, for those who follow the run.
+    clock: monotonic seconds; `seconds` of an event count from the making of the record. wall: seconds since 1970.
+    bell: rung after each batch is durable, for those who follow the run.
     """
 
-    def __init__(self, *, store: Store, run: str, clock: Callable[[], float], bell: Bell) -> None:
+    def __init__(
+        self, *, store: Store, run: str, clock: Callable[[], float], wall: Callable[[], float], bell: Bell
+    ) -> None:
         self._store = store
         self._run = run
         self._clock = clock
+        self._wall = wall
         self._bell = bell
         self._start = clock()
         self._last = 0
-        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._queue: asyncio.Queue[Recorded] = asyncio.Queue()
         self._writer = asyncio.create_task(self._write())
 
     @property
@@ -36,14 +40,12 @@ class Record:
         """How long the run has lasted."""
         return self._clock() - self._start
 
-    def add(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Append an event of one of the EVENT_KINDS."""
-        if kind not in EVENT_KINDS:
-            raise ValueError(f"there is no event kind {kind!r}")
+    def add(self, event: RunEvent) -> None:
+        """Append an event."""
         self._last += 1
-        item = Event(seq=self._last, seconds=round(self.seconds, 3), kind=kind, data=dict(data))
-        self._queue.put_nowait(item)
-        log.info("%s", _line(kind, data), extra={"run": self._run, "event": kind, "data": dict(data)})
+        self._queue.put_nowait(stamp(self._last, self.seconds, datetime.fromtimestamp(self._wall(), UTC), event))
+        data = event.model_dump(exclude={"kind"})
+        log.info("%s", _line(event, data), extra={"run": self._run, "event": event.kind, "data": data})
 
     async def close(self) -> None:
         """Write what is left; raises what the writing raised."""
@@ -66,12 +68,12 @@ class Record:
             self._bell.ring()
 
 
-def _line(kind: str, data: Mapping[str, Any]) -> str:
+def _line(event: RunEvent, data: Mapping[str, Any]) -> str:
     """An event for a person's eyes."""
-    if kind == "log":
-        return f"app: {data['line']}"
+    if isinstance(event, AppPrinted):
+        return f"app: {event.line}"
     shown = ((key, value) for key, value in data.items() if value not in (None, "", [], {}))
-    return f"{kind}: " + ", ".join(f"{key} {_short(value)}" for key, value in shown)
+    return f"{event.kind}: " + ", ".join(f"{key} {_short(value)}" for key, value in shown)
 
 
 def _short(value: Any) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from fedcore.codec import AnyEncoding, release_of
-from fedcore.config import JobSettings
+from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import BudgetSpent, ConfigurationError, RoundFailed, RunFailed, WorkerDied
+from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, RunStarted
 from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
 from fedcore.privacy import PrivacyAccount
 from fedcore.state import Layout, ModelState, sha256_file
@@ -24,7 +25,7 @@ from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
     ExchangeAsked,
-    ExchangeFailed,
+    ExchangeRefused,
     Finished,
     FromApp,
     Nodes,
@@ -118,13 +119,13 @@ class RunLeader:
                 case NodesAsked() | ExchangeAsked():
                     await app.send(await _unless_ended(app, self._answer(message)))
 
-    async def _answer(self, message: FromApp) -> Nodes | Replies | ExchangeFailed | BudgetReached:
+    async def _answer(self, message: FromApp) -> Nodes | Replies | ExchangeRefused | BudgetReached:
         try:
             if isinstance(message, ExchangeAsked):
                 return await self._exchange(message)
             return Nodes(nodes=await self._gathering.nodes())
         except RoundFailed as error:
-            return ExchangeFailed(reason=str(error))
+            return ExchangeRefused(reason=str(error))
         except BudgetSpent as error:
             self._stopped = str(error)
             return BudgetReached(reason=self._stopped)
@@ -251,18 +252,17 @@ class RunLeader:
         task = exchange.task
         encoding = task.encoding or {}
         self._record.add(
-            "exchange",
-            {
-                "exchange": task.exchange,
-                "server_round": task.server_round,
-                "message_type": task.message_type,
-                "attempt": task.attempt,
-                "cohort": self._names(frozenset(task.cohort)),
-                "quorum": task.quorum,
-                "field_bits": encoding.get("field_bits") if encoding.get("layout") else None,
-                "aggregation": task.aggregation,
-                "model": task.model.sha256 if task.model else None,
-            },
+            ExchangeStarted(
+                exchange=task.exchange,
+                server_round=task.server_round,
+                message_type=task.message_type,
+                attempt=task.attempt,
+                cohort=self._names(frozenset(task.cohort)),
+                quorum=task.quorum,
+                field_bits=encoding.get("field_bits") if encoding.get("layout") else None,
+                aggregation=task.aggregation,
+                model=task.model.sha256 if task.model else None,
+            )
         )
         start = self._services.clock()
         self._show(exchange)
@@ -276,49 +276,39 @@ class RunLeader:
     # --- the record -----------------------------------------------------------------------------
 
     def _note_start(self) -> None:
-        rounds = self._plan.run_config.get("num-server-rounds")
-        is_count = isinstance(rounds, int) and not isinstance(rounds, bool)
         privacy = self._encodings.privacy
         self._record.add(
-            "started",
-            {
-                "app": self._plan.app,
-                "aggregation": self._plan.settings.aggregation,
-                "rounds": rounds if is_count else None,
-                "privacy": privacy.to_json() if privacy else None,
-            },
+            RunStarted(
+                app=self._plan.app,
+                aggregation=self._plan.settings.aggregation,
+                rounds=planned_rounds(self._plan.run_config),
+                privacy=privacy.terms() if privacy else None,
+            )
         )
 
     def _note_success(self, exchange: Exchange, result: ExchangeResult, seconds: float) -> None:
         names = self._services.names
         self._record.add(
-            "exchange-done",
-            {
-                "exchange": exchange.task.exchange,
-                "server_round": exchange.task.server_round,
-                "message_type": exchange.task.message_type,
-                "survivors": self._names(result.survivors),
-                "examples": result.examples,
-                "metrics": dict(result.metrics),
-                "clipped": result.clipped,
-                "seconds": round(seconds, 4),
-                "stage_seconds": dict(exchange.ledger.stage_seconds),
-                "bytes_up": exchange.ledger.up(names),
-                "bytes_down": exchange.ledger.down(names),
-                "aggregation": exchange.task.aggregation,
-                **self._account.figures(),
-            },
+            ExchangeDone(
+                exchange=exchange.task.exchange,
+                server_round=exchange.task.server_round,
+                message_type=exchange.task.message_type,
+                survivors=self._names(result.survivors),
+                examples=result.examples,
+                metrics=dict(result.metrics),
+                clipped=result.clipped,
+                seconds=round(seconds, 4),
+                stage_seconds=dict(exchange.ledger.stage_seconds),
+                bytes_up=exchange.ledger.up(names),
+                bytes_down=exchange.ledger.down(names),
+                epsilon_spent=self._account.epsilon_spent,
+            )
         )
 
     def _note_failure(self, exchange: Exchange, reason: str, retry: bool) -> None:
+        task = exchange.task
         self._record.add(
-            "exchange-failed",
-            {
-                "exchange": exchange.task.exchange,
-                "server_round": exchange.task.server_round,
-                "reason": reason,
-                "retry": retry,
-            },
+            ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=reason, retry=retry)
         )
 
     def _names(self, clients: frozenset[int]) -> list[str]:

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.events import AppPrinted, RunOut
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
-from fedcore.wire import ModelRef, ProblemKind, RunIn, RunOut, RunStatus
+from fedcore.wire import ModelRef, ProblemKind, RunIn, RunStatus
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
 from server_app.runs.app_process import AppConnection, AppProcess, OnLine
@@ -51,7 +53,7 @@ class Coordinator:
         services = self._services
         services.settings.runs_dir.mkdir(parents=True, exist_ok=True)
         left = services.spool.clear()
-        runs = await services.store.interrupt_runs("the server stopped while the run was open")
+        runs = await services.store.interrupt_runs("the server stopped while the run was open", self._now())
         services.presence.installed.update(await services.store.installed_apps())
         if left or runs:
             log.info("cleared %d spooled files; interrupted runs: %s", left, ", ".join(runs) or "none")
@@ -182,6 +184,7 @@ class Coordinator:
             store=self._services.store,
             run=row.run,
             clock=self._services.clock,
+            wall=self._services.wall,
             bell=self._services.run_bell,
         )
         task = asyncio.create_task(self._run(row, record))
@@ -231,11 +234,14 @@ class Coordinator:
         before: tuple[RunStatus, ...] = (RunStatus.WAITING, RunStatus.RUNNING),
     ) -> None:
         ended = await self._services.store.end_run(
-            run, status, reason, seconds=round(seconds, 3), model=model, before=before
+            run, status, reason, seconds=round(seconds, 3), time=self._now(), model=model, before=before
         )
         if ended:
             log.info("run %s %s%s", run, status.value, f": {reason}" if reason else "")
         self._services.run_bell.ring()
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._services.wall(), UTC)
 
     async def _run(self, row: RunRow, record: Record) -> RunEnd:
         plan = RunPlan(
@@ -249,7 +255,7 @@ class Coordinator:
         work = plan.folder / "work"
         work.mkdir(exist_ok=True)
         leader = RunLeader(self._services, plan, record=record, show=self._show)
-        app = await self._start_app(work, lambda line: record.add("log", {"line": line}))
+        app = await self._start_app(work, lambda line: record.add(AppPrinted(line=line)))
         try:
             return await leader.lead(app)
         finally:

@@ -12,6 +12,7 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -23,7 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from fedcore.errors import ConfigurationError, ConflictingMessage, IllegalTransition, StorageFull
-from fedcore.wire import Event, ModelRef, RunStatus
+from fedcore.events import Recorded, RunEnded, stamp
+from fedcore.wire import ModelRef, RunStatus
 from server_app.storage.tables import Base, ClientRow, EventRow, ExchangeRow, ReceiptRow, RunRow
 
 T = TypeVar("T")
@@ -133,6 +135,7 @@ class Store:
         reason: str,
         *,
         seconds: float,
+        time: datetime,
         model: ModelRef | None = None,
         before: tuple[RunStatus, ...] = (RunStatus.WAITING, RunStatus.RUNNING),
     ) -> bool:
@@ -147,39 +150,35 @@ class Store:
         async def work(connection: AsyncConnection) -> bool:
             if (await connection.execute(statement.values(**values))).rowcount != 1:
                 return False
-            ended = Event(
-                seq=(await connection.execute(last)).scalar_one() + 1,
-                seconds=seconds,
-                kind="ended",
-                data={"status": status.value, "reason": reason},
-            )
-            await connection.execute(insert(EventRow).values(run=run, **ended.model_dump()))
+            seq = (await connection.execute(last)).scalar_one() + 1
+            ended = stamp(seq, seconds, time, RunEnded(status=status, reason=reason))
+            await connection.execute(insert(EventRow).values(_event_row(run, ended)))
             return True
 
         return await self._write(work)
 
-    async def interrupt_runs(self, reason: str) -> list[str]:
+    async def interrupt_runs(self, reason: str, time: datetime) -> list[str]:
         """Mark what waited or ran when the last process ended; the ids of those runs."""
         alive = (RunStatus.WAITING.value, RunStatus.RUNNING.value)
         rows = await self._runs(RunRow.status.in_(alive))
         for row in rows:
-            await self.end_run(row.run, RunStatus.INTERRUPTED, reason, seconds=0.0)
+            await self.end_run(row.run, RunStatus.INTERRUPTED, reason, seconds=0.0, time=time)
         return [row.run for row in rows]
 
     # --- events ---------------------------------------------------------------------------------
 
-    async def add_events(self, run: str, events: Sequence[Event]) -> None:
+    async def add_events(self, run: str, events: Sequence[Recorded]) -> None:
         """Append events, which bear their numbers already."""
-        rows = [{"run": run, **item.model_dump()} for item in events]
+        rows = [_event_row(run, item) for item in events]
         await self._write(lambda connection: connection.execute(insert(EventRow), rows))
 
-    async def events(self, run: str, after: int) -> list[Event]:
+    async def events(self, run: str, after: int) -> list[Recorded]:
         """Events of a run with a number above `after`, oldest first."""
-        columns = (EventRow.seq, EventRow.seconds, EventRow.kind, EventRow.data)
+        columns = (EventRow.seq, EventRow.seconds, EventRow.time, EventRow.event)
         statement = select(*columns).where(EventRow.run == run, EventRow.seq > after).order_by(EventRow.seq)
         async with self._reading() as connection:
             rows = await connection.execute(statement)
-            return [Event(**row) for row in rows.mappings()]
+            return [Recorded.model_validate(dict(row)) for row in rows.mappings()]
 
     # --- exchanges ------------------------------------------------------------------------------
 
@@ -322,3 +321,8 @@ def _begin(connection: Connection) -> None:
 def _is_full(error: OperationalError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code == sqlite3.SQLITE_FULL or "is full" in str(error.orig)
+
+
+def _event_row(run: str, item: Recorded) -> dict[str, Any]:
+    event = item.event.model_dump(mode="json")
+    return {"run": run, "seq": item.seq, "seconds": item.seconds, "time": item.time.isoformat(), "event": event}

@@ -68,7 +68,7 @@ class ReceiptRow(Base):
 
 
 class EventRow(Base):
-    """One line of a run's record, see `fedcore.wire.EVENT_KINDS`."""
+    """One event of a run, as `fedcore.events.Recorded`; time: ISO 8601 with a time zone, event: as JSON."""
 
     __tablename__ = "events"
     __table_args__ = (Index("events_by_run", "run", "seq"),)
@@ -76,5 +76,5 @@ class EventRow(Base):
     run: Mapped[str] = mapped_column(ForeignKey("runs.run"), primary_key=True)
     seq: Mapped[int] = mapped_column(primary_key=True)
     seconds: Mapped[float]
-    kind: Mapped[str]
-    data: Mapped[dict[str, Any]]
+    time: Mapped[str]
+    event: Mapped[dict[str, Any]]

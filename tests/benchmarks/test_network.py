@@ -1,6 +1,7 @@
 """What the relay of packets does with them; how the benchmark reads a record."""
 
 import pytest
+from support.events import event
 
 from benchmarks.network import _round_seconds
 from benchmarks.relay import Link, Switch
@@ -56,6 +57,5 @@ def test_what_is_for_nobody_is_dropped() -> None:
 def test_a_round_lasts_from_one_evaluation_to_the_next() -> None:
     record = RunRecord()
     for at, kind in ((1.0, "train"), (2.0, "evaluate"), (4.0, "train"), (7.0, "evaluate")):
-        done = {"server_round": 1, "message_type": kind, "examples": 1, "metrics": {}, "survivors": [], "seconds": 1.0}
-        record.add("exchange-done", done, at)
+        record.add(event("exchange-done", message_type=kind), at)
     assert _round_seconds(record) == [5.0]

@@ -1,6 +1,7 @@
 """The arithmetic of the round benchmark, on a record made by hand, and its app."""
 
 import pytest
+from support.events import event
 
 from benchmarks.common import APPS
 from benchmarks.round import MIB, PLAIN, SECURE, Measured, report
@@ -24,7 +25,7 @@ def record_of(ends, seconds, up):
             "bytes_up": {"a": sent, "b": sent},
             "bytes_down": {"a": 7, "b": 9},
         }
-        record.add("exchange-done", data, end)
+        record.add(event("exchange-done", **data), end)
     return record
 
 
@@ -84,12 +85,12 @@ def test_the_app_trains_nothing_but_moves_the_model():
         clients=2,
         run_config=config,
         settings=app.settings,
-        emit=lambda kind, data: events.append((kind, data)),
+        emit=events.append,
     )
     state = simulation.run().state
     assert sum(array.size for array in state.values()) == 1003
     # Steps of 0.001 and 0.002 average to 0.0015 a round.
     for array in state.values():
         assert array == pytest.approx(0.003, abs=2e-6)
-    done = [data["message_type"] for kind, data in events if kind == "exchange-done"]
+    done = [item.message_type for item in events if item.kind == "exchange-done"]
     assert done == ["train", "train"]

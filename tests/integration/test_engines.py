@@ -15,6 +15,7 @@ from support.deployment import PATIENCE, Deployment
 from fedcore.codec import error_bound
 from fedcore.compare.processes import FEDCORE
 from fedcore.config import JobSettings
+from fedcore.events import ExchangeDone, RunEvent
 from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
@@ -54,9 +55,9 @@ def simulated(**changes: Any) -> tuple[ModelState, dict[str, float]]:
     """The same run in one process, where every client has the plainest engine: final weights and test metrics."""
     metrics: dict[str, float] = {}
 
-    def note(kind: str, data: Mapping[str, Any]) -> None:
-        if kind == "exchange-done" and data["message_type"] == "evaluate":
-            metrics.update(data["metrics"])
+    def note(event: RunEvent) -> None:
+        if isinstance(event, ExchangeDone) and not event.trains:
+            metrics.update({name: float(value) for name, value in event.metrics.items() if isinstance(value, float)})
 
     settings = JobSettings.from_mapping({**APP.settings.to_mapping(), "aggregation": "plain"})
     run_config = {**APP.run_config, **changes}

@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             "killed": made(out / "killed", seed=2, hold="2@2", kill=Kill(site=1, round=1)),
         }.items():
             kinds: list[str] = []
-            result = run_federated(run, lambda kind, data, kinds=kinds: kinds.append(kind), federation)
+            result = run_federated(run, lambda event, kinds=kinds: kinds.append(event.kind), federation)
             found[name] = (result, run.folder, kinds)
             found.setdefault("warm", []).append(bool(federation._warm))
         found["federations"] = len(list((out / "federations").iterdir()))

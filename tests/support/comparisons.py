@@ -69,8 +69,10 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
             "mechanism": "gaussian",
             "noise_multiplier": 1.0,
             "delta": 1e-5,
-            "budget": 8.0,
-            "epsilon": 6.4,
+            "clip_norm": 1.0,
+            "metric_bound": 0.0,
+            "epsilon_budget": 8.0,
+            "epsilon_spent": 6.4,
         }
     return RunResult(**{**values, **changes})
 

@@ -62,7 +62,7 @@ class Ended:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The data of all events of one kind."""
-        return [event["data"] for event in self.events if event["kind"] == kind]
+        return [event for event in self.events if event["kind"] == kind]
 
     def trained(self) -> list[list[str]]:
         """Who was in the sum of each training exchange."""
@@ -93,8 +93,8 @@ class Submitted:
         for line in self.process.stdout:
             entry = json.loads(line)
             with self._news:
-                if "kind" in entry:
-                    self.events.append(entry)
+                if "event" in entry:
+                    self.events.append(entry["event"])
                 else:
                     self._summary = entry
                 self._news.notify_all()
@@ -107,12 +107,7 @@ class Submitted:
 
         def found() -> dict[str, Any] | None:
             return next(
-                (
-                    event["data"]
-                    for event in self.events
-                    if event["kind"] == kind and data.items() <= event["data"].items()
-                ),
-                None,
+                (event for event in self.events if event["kind"] == kind and data.items() <= event.items()), None
             )
 
         with self._news:

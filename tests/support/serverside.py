@@ -21,16 +21,17 @@ import httpx
 import pytest
 
 from fedcore.errors import WorkerDied
+from fedcore.events import RunOut
 from fedcore.federation import ClientKit, Federation, OperatorKit, ServerKit, provision
 from fedcore.flower.bundle import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire import Message, RunIn, RunOut
+from fedcore.wire import Message, RunIn
 from server_app.http.application import Application, make_application
 from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
     ExchangeAsked,
-    ExchangeFailed,
+    ExchangeRefused,
     Finished,
     FromApp,
     NodesAsked,
@@ -42,6 +43,7 @@ from server_app.services import Services
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool
 from server_app.storage.store import Store
+from support.events import told
 
 from .members import Failure, Member
 
@@ -139,7 +141,7 @@ class ScriptedApp:
         *,
         message_type: str = "train",
         configs: Mapping[str, Any] | None = None,
-    ) -> Replies | ExchangeFailed | BudgetReached:
+    ) -> Replies | ExchangeRefused | BudgetReached:
         """One `send_and_receive` of the ServerApp."""
         number = next(self._numbers)
         path = self.folder / f"model-{number}.safetensors"
@@ -158,7 +160,7 @@ class ScriptedApp:
             )
         )
         answer = await self._answers.get()
-        assert isinstance(answer, Replies | ExchangeFailed | BudgetReached)
+        assert isinstance(answer, Replies | ExchangeRefused | BudgetReached)
         return answer
 
     def finish(self, model: ModelState | None = None) -> None:
@@ -305,7 +307,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def events_of(run: RunOut, kind: str) -> list[dict[str, Any]]:
     """The data of all events of a kind."""
-    return [event.data for event in run.events if event.kind == kind]
+    return [told(item.event) for item in run.events if item.event.kind == kind]
 
 
 def as_json(response: httpx.Response) -> Any:

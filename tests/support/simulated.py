@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 
 from fedcore.config import JobSettings, override
+from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
 from fedcore.state import ModelState
+from support.events import told
 from support.tiny import TINY
 
 
 class Finished:
     """What a simulated run left: its final state and its events."""
 
-    def __init__(self, state: ModelState | None, events: list[tuple[str, Mapping[str, Any]]]) -> None:
+    def __init__(self, state: ModelState | None, events: list[RunEvent]) -> None:
         self.state = state
         self.events = events
 
     def of(self, kind: str) -> list[Mapping[str, Any]]:
-        return [data for name, data in self.events if name == kind]
+        return [told(event) for event in self.events if event.kind == kind]
 
 
 Simulate = Callable[..., Finished]
@@ -41,7 +43,7 @@ def simulate() -> Simulate:
         **run_config: Any,
     ) -> Finished:
         flower = FlowerApp.load(app)
-        events: list[tuple[str, Mapping[str, Any]]] = []
+        events: list[RunEvent] = []
         simulation = Simulation(
             app=flower,
             clients=clients,
@@ -49,7 +51,7 @@ def simulate() -> Simulate:
             settings=JobSettings.from_mapping({**flower.settings.to_mapping(), **(settings or {})}),
             drop=drop,
             seed=seed,
-            emit=lambda kind, data: events.append((kind, data)),
+            emit=events.append,
         )
         return Finished(simulation.run().state, events)
 

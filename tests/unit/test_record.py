@@ -1,12 +1,16 @@
 import io
+import math
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from rich.console import Console
+from support.events import event
 
+from fedcore.events import ExchangeDone, Recorded, stamp
 from fedcore.progress import ProgressView, epsilon_line
 from fedcore.record import RunRecord
-from fedcore.wire import EVENT_KINDS
 
 DONE = {
     "exchange": 1,
@@ -30,14 +34,14 @@ def evaluated(server_round: int, accuracy: float) -> dict[str, Any]:
 
 def test_a_record_adds_up() -> None:
     record = RunRecord()
-    record.add("started", {"app": "x", "aggregation": "secure", "rounds": 2}, 0.0)
-    record.add("exchange-done", DONE, 1.0)
-    record.add("exchange-done", evaluated(1, 0.5), 2.0)
-    record.add("dropped", {"exchange": 3, "client": "b", "stage": "input", "reason": "gone"}, 2.5)
-    record.add("exchange-done", {**DONE, "server_round": 2, "bytes_up": {"a": 100}}, 3.0)
-    record.add("exchange-done", evaluated(2, 0.75), 4.0)
-    record.add("log", {"line": "hello"}, 4.0)
-    record.add("ended", {"status": "finished", "reason": ""}, 5.0)
+    record.add(event("started", app="x", aggregation="secure", rounds=2), 0.0)
+    record.add(event("exchange-done", **DONE), 1.0)
+    record.add(event("exchange-done", **evaluated(1, 0.5)), 2.0)
+    record.add(event("dropped", exchange=3, client="b", stage="input", reason="gone"), 2.5)
+    record.add(event("exchange-done", **{**DONE, "server_round": 2, "bytes_up": {"a": 100}}), 3.0)
+    record.add(event("exchange-done", **evaluated(2, 0.75)), 4.0)
+    record.add(event("log", line="hello"), 4.0)
+    record.add(event("ended", status="finished", reason=""), 5.0)
     summary = record.summary()
     assert record.curve("eval_acc") == [(1, 2.0, 0.5), (2, 4.0, 0.75)]
     assert record.curve("per_class") == []
@@ -62,30 +66,30 @@ PRIVACY = {
     "noise_multiplier": 1.25,
     "clip_norm": 0.5,
     "metric_bound": 0.0,
-    "epsilon": 8.0,
+    "epsilon_budget": 8.0,
     "delta": 1e-5,
 }
 
 
 def test_a_private_run_says_what_it_spent_and_hides_its_examples() -> None:
     record = RunRecord()
-    record.add("started", {"app": "x", "aggregation": "secure", "rounds": 2, "privacy": PRIVACY}, 0.0)
-    assert record.summary()["epsilon"] == 0.0
-    record.add("exchange-done", {**DONE, "epsilon": 2.5, "delta": 1e-5}, 1.0)
-    record.add("exchange-done", {**DONE, "epsilon": 3.5, "delta": 1e-5}, 2.0)
+    record.add(event("started", app="x", aggregation="secure", rounds=2, privacy=PRIVACY), 0.0)
+    assert record.summary()["epsilon_spent"] == 0.0
+    record.add(event("exchange-done", **{**DONE, "epsilon_spent": 2.5}), 1.0)
+    record.add(event("exchange-done", **{**DONE, "epsilon_spent": 3.5}), 2.0)
     summary = record.summary()
-    assert [exchange.epsilon for exchange in record.exchanges] == [2.5, 3.5]
-    assert (summary["epsilon"], summary["privacy"], summary["samples"]) == (3.5, PRIVACY, 0)
-    assert epsilon_line(summary) == (
+    assert [exchange.epsilon_spent for exchange in record.exchanges] == [2.5, 3.5]
+    assert (summary["epsilon_spent"], summary["privacy"], summary["samples"]) == (3.5, PRIVACY, 0)
+    assert epsilon_line(record.privacy, summary["epsilon_spent"]) == (
         "each client has (3.500, 1e-05)-differential privacy (budget 8), the whole run together"
     )
 
 
 def test_without_differential_privacy_there_is_no_epsilon() -> None:
     record = RunRecord()
-    record.add("started", {"app": "x", "aggregation": "secure", "rounds": 2, "privacy": None}, 0.0)
-    record.add("exchange-done", DONE, 1.0)
-    assert (record.summary()["epsilon"], record.summary()["privacy"]) == (None, None)
+    record.add(event("started", app="x", aggregation="secure", rounds=2, privacy=None), 0.0)
+    record.add(event("exchange-done", **DONE), 1.0)
+    assert (record.summary()["epsilon_spent"], record.summary()["privacy"]) == (None, None)
 
 
 SHOWN = [
@@ -93,10 +97,11 @@ SHOWN = [
     ("started", {"aggregation": "secure", "privacy": PRIVACY}, "the run stops at epsilon 8"),
     ("started", {"aggregation": "secure", "privacy": PRIVACY}, "asked for no evaluation (set dp-metric-bound"),
     ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "metric_bound": 2.0}}, "clipped to ±2 and noised"),
-    ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "epsilon": None}}, "no budget"),
-    ("exchange-done", {**DONE, "epsilon": 2.5}, "clipped 2  epsilon 2.500"),
+    ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "epsilon_budget": None}}, "no budget"),
+    ("exchange-done", {**DONE, "epsilon_spent": 2.5}, "clipped 2  epsilon 2.500"),
     ("clients", {"online": ["a"], "expected": 2}, "1 of 2 clients joined: a"),
     ("started", {"app": "x", "aggregation": "plain", "rounds": None}, "the server can read every update"),
+    ("exchange-done", DONE, "run  round   1  train     2 clients"),
     ("exchange-done", DONE, "train_loss 1.5000  clipped 2"),
     ("dropped", {"exchange": 1, "client": "b", "stage": "input", "reason": "silent"}, "b dropped out during input"),
     ("exchange-failed", {"exchange": 1, "server_round": 3, "reason": "too few", "retry": True}, "trying again"),
@@ -112,8 +117,7 @@ SHOWN = [
 def test_each_event_has_its_line(kind: str, data: dict[str, Any], text: str) -> None:
     out = io.StringIO()
     with ProgressView(Console(file=out, width=200), "run") as view:
-        view.show(kind, data)
-    assert kind in EVENT_KINDS
+        view.show(event(kind, **data))
     assert text in out.getvalue()
     assert bool(text) == bool(out.getvalue())
 
@@ -122,6 +126,28 @@ def test_a_terminal_sees_the_stage() -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True)
     with ProgressView(console, "run") as view:
-        view.show("exchange", {"server_round": 1, "message_type": "train", "attempt": 2})
-        view.show("stage", {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1})
-        assert "round 1 train (attempt 2): input 1/2" in str(view._status.status)
+        view.show(event("started", rounds=12))
+        view.show(event("exchange", server_round=3, attempt=2))
+        view.show(event("stage"))
+        assert "round   3 of 12 train (attempt 2): input 1/2" in str(view._status.status)
+
+
+def test_who_watches_knows_how_many_rounds_there_are() -> None:
+    out = io.StringIO()
+    with ProgressView(Console(file=out, width=200), "run") as view:
+        view.show(event("started", rounds=15))
+        view.show(event("exchange-done", server_round=3))
+    assert "round   3 of 15  train " in out.getvalue()
+
+
+def test_an_event_with_a_key_too_many_is_refused() -> None:
+    with pytest.raises(ValidationError, match="attempt"):
+        event("exchange-done", attempt=2)
+
+
+def test_what_is_recorded_comes_back_whole() -> None:
+    kept = stamp(7, 1.23456, datetime(2026, 1, 2, tzinfo=UTC), event("exchange-done", metrics={"loss": math.nan}))
+    again = Recorded.model_validate_json(kept.model_dump_json())
+    assert isinstance(again.event, ExchangeDone)
+    assert (again.seq, again.seconds, again.time) == (7, 1.235, kept.time)
+    assert math.isnan(again.event.metrics["loss"])  # type: ignore[arg-type]

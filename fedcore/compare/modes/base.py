@@ -14,7 +14,7 @@ from fedcore.wire import Scalar
 if TYPE_CHECKING:
     from fedcore.compare.results import RunResult
     from fedcore.compare.run import ModeRun
-    from fedcore.record import EventSink
+    from fedcore.events import EventSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ from fedcore.compare.training import (
 )
 from fedcore.compare.workers import ENDED, WorkerEvent, Workers
 from fedcore.errors import EnvironmentFailure, FedcoreError
-from fedcore.record import EventSink
+from fedcore.events import AppPrinted, EventSink, ExchangeDone, RunEnded, RunStarted
 from fedcore.state.files import sha256_file
+from fedcore.wire import RunStatus
 
 GLOBAL_BATCH: Final = {"global-batch": Option(0)}
 """Examples of one step of all workers together; 0 for the default of the mode."""
@@ -74,7 +75,7 @@ def run_baseline(mode: Baseline, run: ModeRun, emit: EventSink) -> RunResult:
     started = time.monotonic()
     run.folder.mkdir(parents=True, exist_ok=True)
     rounds = int(run.config.get(ROUNDS, 0))
-    emit("started", {"app": run.app.name, "aggregation": "none", "rounds": rounds, "privacy": None})
+    emit(RunStarted(app=run.app.name, aggregation="none", rounds=rounds))
     result = RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point)
     try:
         with Workers(run.folder, run.environment()) as workers:
@@ -86,7 +87,7 @@ def run_baseline(mode: Baseline, run: ModeRun, emit: EventSink) -> RunResult:
         result = replace(result, status="failed", reason=result.reason or str(error))
     if result.status == "finished":
         emit_evaluation(result, emit)
-    emit("ended", {"status": result.status, "reason": result.reason})
+    emit(RunEnded(status=RunStatus(result.status), reason=result.reason))
     return replace(result, wall_seconds=time.monotonic() - started)
 
 
@@ -104,11 +105,11 @@ def _train(mode: Baseline, run: ModeRun, workers: Workers, emit: EventSink) -> A
             elif event.kind == EVALUATED:
                 account.evaluated[event.data["round"]] = event.data
             elif event.kind == "log":
-                emit("log", event.data)
+                emit(AppPrinted(**event.data))
             elif event.kind == ENDED and event.data["exitcode"]:
                 _lose(mode, run, workers, account, event)
             for number in account.close_rounds():
-                emit("exchange-done", _done(account, number))
+                emit(_done(account, number))
                 if run.kill is not None and run.kill.round == number:
                     # Centralized training has workers of its own, whatever the sites.
                     workers.kill(account.names[run.kill.site % len(account.names)])
@@ -159,22 +160,20 @@ def _to_blame(workers: Workers, first: WorkerEvent) -> WorkerEvent:
     return first
 
 
-def _done(account: Account, number: int) -> dict[str, object]:
+def _done(account: Account, number: int) -> ExchangeDone:
     """A round as the events of a run tell it."""
     reports = account.rounds[number - 1]
-    return {
-        "exchange": number,
-        "server_round": number,
-        "message_type": "train",
-        "survivors": sorted(reports),
-        "examples": sum(report["samples"] for report in reports.values()),
-        "metrics": {"train_loss": account.train_loss(number)},
-        "clipped": 0,
-        "seconds": max(report["seconds"] for report in reports.values()),
-        "stage_seconds": {},
-        "bytes_up": {name: report["sent"] for name, report in reports.items()},
-        "bytes_down": {name: report["received"] for name, report in reports.items()},
-    }
+    return ExchangeDone(
+        exchange=number,
+        server_round=number,
+        message_type="train",
+        survivors=sorted(reports),
+        examples=sum(report["samples"] for report in reports.values()),
+        metrics={"train_loss": account.train_loss(number)},
+        seconds=max(report["seconds"] for report in reports.values()),
+        bytes_up={name: report["sent"] for name, report in reports.items()},
+        bytes_down={name: report["received"] for name, report in reports.items()},
+    )
 
 
 # --- the result ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fedcore.compare.results import RunResult
 from fedcore.compare.run import ModeRun
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.record import EventSink
+from fedcore.events import EventSink
 
 # What the mode, or another option of the command, decides.
 _DECIDED = {"aggregation", "min-clients"}

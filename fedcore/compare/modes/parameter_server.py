@@ -12,7 +12,7 @@ from fedcore.compare.modes.baseline import GLOBAL_BATCH
 from fedcore.compare.parameter_server import run_parameter_server
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import ModeRun
-from fedcore.record import EventSink
+from fedcore.events import EventSink
 
 
 @dataclass(frozen=True, kw_only=True)

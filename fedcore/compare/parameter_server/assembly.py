@@ -10,12 +10,12 @@ import torch
 from fedcore.compare.parameter_server.keys import FlatModel, KeyRanges
 from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.training import snapshot
-from fedcore.record import EventSink
+from fedcore.compare.workers import ReportSink
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
 
 
-def assemble(report: EventSink, task: Task, rounds: Sequence[int]) -> None:
+def assemble(report: ReportSink, task: Task, rounds: Sequence[int]) -> None:
     """Write the models of some rounds, each with the tensors of the initial one; reports "model" with its size."""
     engine = task.engine(task.problem(), torch.device("cpu"))
     names = list(ModelState.open(task.initial))

@@ -20,8 +20,9 @@ from fedcore.compare.run import MODEL_FILE, ModeRun, worker_name
 from fedcore.compare.training import snapshot
 from fedcore.compare.workers import Workers
 from fedcore.errors import ConfigurationError, FedcoreError
-from fedcore.record import EventSink
+from fedcore.events import EventSink, RunEnded, RunStarted
 from fedcore.state.files import sha256_file
+from fedcore.wire import RunStatus
 
 
 def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) -> RunResult:
@@ -37,7 +38,7 @@ def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) 
     # What an interrupted run left there would be taken for the meeting points of this one.
     shutil.rmtree(task.pieces, ignore_errors=True)
     task.pieces.mkdir(parents=True)
-    emit("started", {"app": run.app.name, "aggregation": "none", "rounds": rounds, "privacy": None})
+    emit(RunStarted(app=run.app.name, aggregation="none", rounds=rounds))
     with Workers(run.folder, run.environment()) as workers:
         training = Training(task, workers, emit)
         try:
@@ -56,7 +57,7 @@ def run_parameter_server(run: ModeRun, emit: EventSink, *, slept: bool = False) 
     shutil.rmtree(task.pieces)
     if result.status == "finished":
         emit_evaluation(result, emit)
-    emit("ended", {"status": result.status, "reason": result.reason})
+    emit(RunEnded(status=RunStatus(result.status), reason=result.reason))
     return replace(result, wall_seconds=time.monotonic() - began)
 
 

@@ -26,12 +26,12 @@ from fedcore.compare.parameter_server.messages import Reply, Request, read_actio
 from fedcore.compare.parameter_server.shard import Shard
 from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.parameter_server.transport import HEADER_BYTES, Pair, be_local, new_header
-from fedcore.record import EventSink
+from fedcore.compare.workers import ReportSink
 
 _GOODBYE_SECONDS: Final = 60.0
 
 
-def run_shard(report: EventSink, task: Task, number: int) -> None:
+def run_shard(report: ReportSink, task: Task, number: int) -> None:
     """Serve one range of the model until no worker is left.
 
     Shard 0 reports "began" when all workers are there, "round" after each round, "lost" for a worker that is gone, and
@@ -121,7 +121,7 @@ class Leader:
     coordinator: Coordinator
     followers: list[Pair]
     inbox: queue.SimpleQueue[Knock]
-    report: EventSink
+    report: ReportSink
     bytes: int
     clock: SimulatedClock | None
     _arrivals: Arrivals[Request] = field(init=False)
@@ -249,7 +249,7 @@ def _leader(
     inbox: queue.SimpleQueue[Knock],
     ranges: KeyRanges,
     round_samples: int,
-    report: EventSink,
+    report: ReportSink,
 ) -> Leader:
     followers = [Pair.serve(task.shard_meeting(shard), seconds=task.seconds) for shard in range(1, task.shards)]
     coordinator = Coordinator.of(task.run.sites, bound=task.bound, together=task.together, round_samples=round_samples)

@@ -16,7 +16,7 @@ from fedcore.compare.results import Loss
 from fedcore.compare.run import worker_name
 from fedcore.compare.workers import ENDED, WorkerEvent, Workers
 from fedcore.errors import EnvironmentFailure, RunFailed
-from fedcore.record import EventSink
+from fedcore.events import ClientDropped, EventSink, ExchangeDone
 
 _BLAME_SECONDS: Final = 30.0
 """How long the end of the shard that was the first to fail is waited for, when one that lost it has ended."""
@@ -105,29 +105,27 @@ class Training:
         if kill is not None and kill.round == data["round"]:
             self._gone[worker_name(kill.site)] = time.monotonic()
             self.workers.kill(worker_name(kill.site))
-        self.emit("exchange-done", self._exchange(data))
+        self.emit(self._exchange(data))
         self.rounds.append(data)
 
-    def _exchange(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """A round as an event of EVENT_KINDS; the bytes are those of the counts that are here already."""
+    def _exchange(self, data: Mapping[str, Any]) -> ExchangeDone:
+        """A round as an event; the bytes are those of the counts that are here already."""
         before = self.rounds[-1] if self.rounds else {"samples": 0, "seconds": 0.0}
         lost = {loss.worker for loss in self.losses}
         names = [worker_name(worker) for worker in range(self.task.run.sites)]
         known = dict(zip(names, self.bytes_at(data["round"]), strict=True))
         earlier = dict(zip(names, self.bytes_at(data["round"] - 1), strict=True))
-        return {
-            "exchange": data["round"],
-            "server_round": data["round"],
-            "message_type": "train",
-            "survivors": [name for name in names if name not in lost],
-            "examples": data["samples"] - before["samples"],
-            "metrics": {"train_loss": data["loss"]},
-            "clipped": 0,
-            "seconds": data["seconds"] - before["seconds"],
-            "stage_seconds": {},
-            "bytes_up": {name: known[name][0] - earlier[name][0] for name in names},
-            "bytes_down": {name: known[name][1] - earlier[name][1] for name in names},
-        }
+        return ExchangeDone(
+            exchange=data["round"],
+            server_round=data["round"],
+            message_type="train",
+            survivors=[name for name in names if name not in lost],
+            examples=data["samples"] - before["samples"],
+            metrics={"train_loss": data["loss"]},
+            seconds=data["seconds"] - before["seconds"],
+            bytes_up={name: known[name][0] - earlier[name][0] for name in names},
+            bytes_down={name: known[name][1] - earlier[name][1] for name in names},
+        )
 
     def _count_loss(self, data: Mapping[str, Any]) -> None:
         name, now = worker_name(int(data["worker"])), time.monotonic()
@@ -138,8 +136,7 @@ class Training:
         )
         seconds = now - self._gone.get(name, now)
         self.losses.append(Loss(worker=name, round=int(data["round"]), consequence=consequence, seconds=seconds))
-        dropped = {"exchange": data["round"], "client": name, "stage": "train", "reason": data["reason"]}
-        self.emit("dropped", dropped)
+        self.emit(ClientDropped(exchange=data["round"], client=name, stage="train", reason=data["reason"]))
 
     def _give_up(self) -> NoReturn:
         """A shard has failed, and with it whoever talked to it: say which was the first."""

@@ -18,7 +18,7 @@ from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.parameter_server.transport import Pair, be_local, new_header
 from fedcore.compare.problem import Problem
 from fedcore.compare.traffic import Traffic
-from fedcore.record import EventSink
+from fedcore.compare.workers import ReportSink
 from fedcore.training.engines import Batch, Engine
 
 
@@ -61,7 +61,7 @@ class ServerLink:
         ]
 
 
-def run_worker(report: EventSink, task: Task, worker: int) -> None:
+def run_worker(report: ReportSink, task: Task, worker: int) -> None:
     """Train on one site's data until its last batch is pushed; reports "traffic" after each round."""
     be_local()
     os.environ["LOCAL_RANK"] = str(worker)  # workers share out the devices of the machine
@@ -78,7 +78,7 @@ class _Worker:
     problem: Problem
     engine: Engine
     link: ServerLink
-    report: EventSink
+    report: ReportSink
     number: int
     _round: int = 0
 

@@ -24,6 +24,7 @@ from fedcore.compare.report.summary import (
     size,
 )
 from fedcore.compare.results import RunResult
+from fedcore.events import PrivacyTerms
 from fedcore.progress import epsilon_line
 
 Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
@@ -145,9 +146,9 @@ def _noise(runs: Runs) -> list[str]:
     sentences = []
     for label, of in runs.items():
         if (privacy := of[0].privacy) is not None:
-            spent = max(run.privacy["epsilon"] for run in of if run.privacy is not None)
-            plan = {**privacy, "epsilon": privacy["budget"]}
-            sentences.append(f"{label}: {epsilon_line({'privacy': plan, 'epsilon': spent})}.")
+            spent = max(run.privacy["epsilon_spent"] for run in of if run.privacy is not None)
+            terms = PrivacyTerms(**{name: privacy[name] for name in PrivacyTerms.model_fields})
+            sentences.append(f"{label}: {epsilon_line(terms, spent)}.")
     return sentences
 
 

@@ -19,9 +19,10 @@ from fedcore.compare.network import Cost, Network
 from fedcore.compare.problem import Problem
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import MODEL_FILE, Kill, ModeRun
-from fedcore.compare.workers import ENDED, Workers
+from fedcore.compare.workers import ENDED, ReportSink, Workers
+from fedcore.events import EventSink, ignore
 from fedcore.flower.app import FlowerApp
-from fedcore.record import EventSink, RunRecord
+from fedcore.record import RunRecord
 from fedcore.state import ModelState
 
 # The fork server may need long to import torch.
@@ -66,7 +67,7 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(mode: str) -> tuple[RunResult, Path]:
         folder = tmp_path_factory.mktemp("run")
         record = RunRecord()
-        result = carry_out(mode_run(mode, folder), lambda kind, data: record.add(kind, data, 0.0))
+        result = carry_out(mode_run(mode, folder), lambda event: record.add(event, 0.0))
         assert (result.status, result.reason) == ("finished", "")
         assert record.status == "finished"
         assert record.samples() == result.samples
@@ -176,7 +177,7 @@ def test_only_the_last_model_stays(carried_out: Run):
 
 @pytest.mark.parametrize("mode", ["centralized", "allreduce", "local-sgd", "local"])
 def test_a_killed_worker_is_told_of_and_nothing_hangs(tmp_path: Path, mode: str):
-    result = carry_out(mode_run(mode, tmp_path, Kill(site=1, round=1)), lambda kind, data: None)
+    result = carry_out(mode_run(mode, tmp_path, Kill(site=1, round=1)), ignore)
     (loss,) = result.losses
     assert loss.round == 1
     assert loss.seconds < 60
@@ -195,11 +196,11 @@ def test_a_killed_worker_is_told_of_and_nothing_hangs(tmp_path: Path, mode: str)
     assert not list(tmp_path.glob("round-*"))
 
 
-def lose_peer(report: EventSink) -> None:
+def lose_peer(report: ReportSink) -> None:
     raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:1] Connection closed by peer")
 
 
-def end_late(report: EventSink) -> None:
+def end_late(report: ReportSink) -> None:
     """As one that was the first to end and is the last to be seen."""
     time.sleep(1.5)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -215,7 +216,7 @@ def test_who_was_killed_is_found_when_another_is_seen_to_end_first(tmp_path: Pat
 
 
 def test_what_the_app_raises_is_the_reason(tmp_path: Path):
-    result = carry_out(mode_run("allreduce", tmp_path, partition="nonsense"), lambda kind, data: None)
+    result = carry_out(mode_run("allreduce", tmp_path, partition="nonsense"), ignore)
     assert result.status == "failed"
     assert "nonsense" in result.reason
     assert result.losses == ()
@@ -223,7 +224,7 @@ def test_what_the_app_raises_is_the_reason(tmp_path: Path):
 
 def test_any_app_is_centralized_by_its_own_server_app(tmp_path: Path):
     run = mode_run("centralized", tmp_path, app="tests/apps/tiny")
-    result = carry_out(run, lambda kind, data: None)
+    result = carry_out(run, ignore)
     assert (result.status, result.reason) == ("finished", "")
     assert result.samples == 64
     assert result.loss is not None

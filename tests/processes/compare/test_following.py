@@ -2,30 +2,35 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.events import event
 
 from fedcore.compare.following import Given, Killing
 from fedcore.compare.processes import ProcessGroup
 from fedcore.compare.run import Kill
 from fedcore.errors import EnvironmentFailure
+from fedcore.events import RunEvent
 from fedcore.record import RunRecord
 
 CLIENTS = ["client-1", "client-2"]
 
 
-def exchange(server_round: int, model: str | None, cohort: list[str] | None = None) -> dict[str, Any]:
-    return {"server_round": server_round, "model": model, "cohort": cohort or CLIENTS, "message_type": "train"}
+def exchange(server_round: int, model: str | None, cohort: list[str] | None = None) -> RunEvent:
+    return event("exchange", server_round=server_round, model=model, cohort=cohort or CLIENTS)
 
 
-def done(server_round: int, message_type: str = "evaluate") -> dict[str, Any]:
-    return {"server_round": server_round, "message_type": message_type}
+def done(server_round: int, message_type: str = "evaluate") -> RunEvent:
+    return event("exchange-done", server_round=server_round, message_type=message_type)
+
+
+def dropped(client: str) -> RunEvent:
+    return event("dropped", client=client, stage="share", reason="silent")
 
 
 def ended(status: str, reason: str = "") -> RunRecord:
     record = RunRecord()
-    record.add("ended", {"status": status, "reason": reason}, 0.0)
+    record.add(event("ended", status=status, reason=reason), 0.0)
     return record
 
 
@@ -33,22 +38,22 @@ def test_a_model_is_fetched_once() -> None:
     held: dict[str, str] = {}
     given = Given(held=held)
     for server_round, model in ((1, "a"), (1, "b"), (2, "b"), (2, "c")):
-        given.see("exchange", exchange(server_round, model))
-        given.see("exchange-done", done(server_round))
+        given.see(exchange(server_round, model))
+        given.see(done(server_round))
     assert given.models == ["a", "b", "b", "c"]
     assert [len(names) for names in given.fetched] == [2, 2, 0, 2]
     # The next run of the same federation.
     again = Given(held=held)
-    again.see("exchange", exchange(1, "c"))
-    again.see("exchange-done", done(1))
+    again.see(exchange(1, "c"))
+    again.see(done(1))
     assert again.fetched == [frozenset()]
 
 
 def test_an_attempt_that_failed_leaves_its_model_with_the_clients() -> None:
     given = Given(held={})
-    given.see("exchange", exchange(1, "a", ["client-1"]))
-    given.see("exchange", exchange(1, "a"))
-    given.see("exchange-done", done(1))
+    given.see(exchange(1, "a", ["client-1"]))
+    given.see(exchange(1, "a"))
+    given.see(done(1))
     assert given.models == ["a"]
     assert given.fetched == [frozenset({"client-2"})]
 
@@ -74,14 +79,14 @@ def living(group: ProcessGroup) -> list[str]:
 def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGroup) -> None:
     watch = killing(group)
     for data in (done(1), done(2, "train")):
-        watch.see("exchange-done", data)
+        watch.see(data)
     assert living(group) == CLIENTS
-    watch.see("exchange-done", done(2))
+    watch.see(done(2))
     assert living(group) == ["client-1"]
     group.check()  # it is not missed
-    watch.see("dropped", {"client": "client-1", "stage": "share", "reason": "silent"})
+    watch.see(dropped("client-1"))
     assert watch.losses(ended("finished"))[0].consequence.startswith("not missed"), "the other one was not to be lost"
-    watch.see("dropped", {"client": "client-2", "stage": "share", "reason": "silent"})
+    watch.see(dropped("client-2"))
     (loss,) = watch.losses(ended("finished"))
     assert loss.consequence == "dropped in stage share (silent); the run went on with 1 of 2 clients"
     assert (loss.worker, loss.round, loss.seconds) == ("client-2", 2, 1.0)
@@ -89,18 +94,18 @@ def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGrou
 
 def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ProcessGroup) -> None:
     watch = killing(group)
-    watch.see("exchange", exchange(2, "a"))
+    watch.see(exchange(2, "a"))
     assert living(group) == CLIENTS
-    watch.see("exchange", exchange(3, "b"))
+    watch.see(exchange(3, "b"))
     assert living(group) == ["client-1"]
-    watch.see("ended", {"status": "failed", "reason": "too few"})
+    watch.see(event("ended", status="failed", reason="too few"))
     (loss,) = watch.losses(ended("failed", "too few"))
     assert loss.consequence == "not missed before the end; the run failed: too few"
 
 
 def test_nobody_is_lost_where_nobody_is_to_be_killed(group: ProcessGroup) -> None:
     watch = Killing(group=group, kill=None, sites=2)
-    watch.see("exchange-done", done(2))
+    watch.see(done(2))
     assert watch.losses(ended("finished")) == ()
     assert living(group) == CLIENTS
 

@@ -24,7 +24,7 @@ APP = Path(__file__).parents[2] / "apps" / "blobs"
 STRAGGLERS = "bandwidth=10Mbit,latency=1ms,transient=0.2:10,slow=2:2,seed=4"
 
 
-def silent(kind, data):
+def silent(event):
     pass
 
 
@@ -70,7 +70,7 @@ def test_one_step_for_all_workers_is_the_step_of_centralized_training(make):
     seen = []
     for word in ("ps-sync[global-batch=12]", "ps-sync[global-batch=12,shards=2]"):
         run = make(word)
-        result, model = train(run, lambda kind, data: seen.append(kind))
+        result, model = train(run, lambda event: seen.append(event.kind))
         assert_same(model, expected)
         assert result.initial_sha256 == central.initial_sha256
         assert [point.samples for point in result.curve] == [point.samples for point in central.curve] == [0, 150, 300]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.compare.workers import ENDED, Workers
+from fedcore.compare.workers import ENDED, ReportSink, Workers
 from fedcore.errors import EnvironmentFailure
-from fedcore.record import EventSink
 
 # The fork server may need long to import torch.
 pytestmark = pytest.mark.timeout(600)
@@ -23,23 +22,23 @@ SECONDS = 60.0
 """What may take a moment may take long on a busy machine."""
 
 
-def talk(report: EventSink, count: int, listener: socket.socket) -> None:
+def talk(report: ReportSink, count: int, listener: socket.socket) -> None:
     for number in range(count):
         report("number", {"value": number, "text": "x" * 100_000})
     sys.stdout.write(f"printed {os.environ['COLOUR']}\n")
     report("port", {"port": listener.getsockname()[1], "pid": os.getpid()})
 
 
-def fail(report: EventSink) -> None:
+def fail(report: ReportSink) -> None:
     report("before", {})
     raise ValueError("no such thing")
 
 
-def leave(report: EventSink) -> None:
+def leave(report: ReportSink) -> None:
     sys.exit(0)
 
 
-def stay(report: EventSink) -> None:
+def stay(report: ReportSink) -> None:
     """With a child that holds the pipe, as a data loader does."""
     child = os.fork()
     if child:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.events import event
 from support.tiny import TINY
 
 from fedcore.compare.evaluation import Evaluated
@@ -25,15 +26,16 @@ SCHEDULE = Schedule(counts=(4, 6), batch_size=2, epochs=2)
 def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), **started: Any) -> Followed:
     """Two rounds; in the second one `survivors` are left, and nobody has to fetch the model."""
     record = RunRecord()
-    record.add("started", {"aggregation": "plain", **started}, 0.0)
+    record.add(event("started", **{"aggregation": "plain", **started}), 0.0)
     for number, left in ((1, tuple(sorted(BOTH))), (2, survivors)):
-        base = {"server_round": number, "survivors": left, "seconds": 2.0}
+        base = {"server_round": number, "survivors": list(left), "seconds": 2.0}
         sent = dict.fromkeys(sorted(BOTH), 10 * number)
         train = {**base, "message_type": "train", "examples": 7, "metrics": {"train_loss": 3.0}, "bytes_up": sent}
-        record.add("exchange-done", {**train, "bytes_down": dict.fromkeys(sorted(BOTH), 110 if number == 1 else 10)}, 1)
+        down = dict.fromkeys(sorted(BOTH), 110 if number == 1 else 10)
+        record.add(event("exchange-done", **train, bytes_down=down), 1)
         found = {"eval_acc": 0.5 * number, "eval_loss": 1.0 / number}
-        record.add("exchange-done", {**base, "message_type": "evaluate", "examples": 5, "metrics": found}, 2)
-    record.add("ended", {"status": "finished", "reason": ""}, 3.0)
+        record.add(event("exchange-done", **base, message_type="evaluate", examples=5, metrics=found), 2)
+    record.add(event("ended"), 3.0)
     return Followed(record=record, losses=(), models=("a", "b", "b", "c"), fetched=(BOTH, BOTH, frozenset(), BOTH))
 
 
@@ -71,8 +73,10 @@ def test_an_app_that_trains_in_its_own_way_tells_its_examples(tmp_path: Path) ->
 
 def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
     about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
-    private = followed(privacy={"epsilon": 8.0, "delta": 1e-5})
-    assert _result(run(tmp_path), private, about).privacy == {"epsilon": 0.0, "budget": 8.0, "delta": 1e-5}
+    terms = {"mechanism": "skellam", "noise_multiplier": 1.0, "clip_norm": 1.0, "metric_bound": 0.0}
+    terms |= {"epsilon_budget": 8.0, "delta": 1e-5}
+    private = followed(privacy=terms)
+    assert _result(run(tmp_path), private, about).privacy == {**terms, "epsilon_spent": 0.0}
     assert _result(run(tmp_path), followed(), about).privacy is None
 
 

@@ -15,6 +15,7 @@ from fedcore.compare.parameter_server.transport import PeerLost
 from fedcore.compare.run import ModeRun
 from fedcore.compare.workers import ENDED, WorkerEvent
 from fedcore.errors import EnvironmentFailure, RunFailed
+from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
 
 APP = Path(__file__).parents[2] / "apps" / "blobs"
@@ -52,7 +53,7 @@ def reason(*ends: tuple[str, dict[str, Any]]) -> str:
     run = ModeRun(
         app=app, mode=mode, config=app.run_config, settings={}, sites=1, seed=3, folder=Path("/nowhere")
     )  # fmt: skip
-    training = Training(Task(run=run), Told(*ends), lambda kind, data: None)  # type: ignore[arg-type]
+    training = Training(Task(run=run), Told(*ends), ignore)  # type: ignore[arg-type]
     with pytest.raises(RunFailed) as caught:
         training.run()
     return str(caught.value)

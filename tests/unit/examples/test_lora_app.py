@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from support.events import told
 
 from fedcore.config import JobSettings, override
 from fedcore.flower.app import FlowerApp
@@ -32,7 +33,7 @@ def simulated(clients, **changes):
         clients=clients,
         run_config=override(app.run_config, {k.replace("_", "-"): v for k, v in changes.items()}, "test"),
         settings=JobSettings.from_mapping(app.settings.to_mapping()),
-        emit=lambda kind, data: exchanges.append(data) if kind == "exchange-done" else None,
+        emit=lambda event: exchanges.append(told(event)) if event.kind == "exchange-done" else None,
     ).run()
     return outcome.state, exchanges
 

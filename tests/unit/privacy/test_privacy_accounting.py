@@ -187,18 +187,17 @@ class TestBudget:
         for _ in range(3):
             account.admit(release)
             account.spend(release)
-        spent = account.epsilon
+        spent = account.epsilon_spent
         with pytest.raises(BudgetSpent, match=r"privacy-budget: epsilon 3\.9") as refused:
             account.admit(release)
-        assert account.epsilon == spent
+        assert account.epsilon_spent == spent
         assert refused.value.exit_code == 6
-        assert account.figures() == {"epsilon": spent, "delta": 1e-5}
 
     def test_without_a_plan_nothing_is_counted(self) -> None:
         account = PrivacyAccount(None)
         account.admit(None)
         account.spend(None)
-        assert account.figures() == {}
+        assert account.epsilon_spent is None
         assert not account.withholds(trains=False)
 
     def test_evaluations_without_a_bound_are_withheld(self) -> None:
@@ -229,7 +228,7 @@ class TestBudget:
         for _ in range(possible):
             account.admit(release)
             account.spend(release)
-        assert 20 < account.epsilon < math.inf
+        assert 20 < account.epsilon_spent < math.inf
         with pytest.raises(BudgetSpent, match="would make it inf; none is set"):
             account.admit(release)
 
@@ -237,8 +236,8 @@ class TestBudget:
         assert PrivacyPlan.of(JobSettings(clip_norm=1.0)) is None
 
     def test_the_record_can_be_json(self) -> None:
-        assert plan().to_json()["epsilon"] is None
-        assert plan(dp_epsilon=9.0).to_json()["epsilon"] == 9.0
+        assert plan().terms().epsilon_budget is None
+        assert plan(dp_epsilon=9.0).terms().epsilon_budget == 9.0
 
 
 def parsed(plain: object) -> Release:

@@ -15,7 +15,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import Federation
 from fedcore.state import ModelState
 from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason
-from server_app.runs.app_messages import ExchangeFailed, Replies
+from server_app.runs.app_messages import ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
 EXAMPLES = {1: 10, 2: 20, 3: 30, 4: 4}
@@ -71,7 +71,7 @@ async def test_secure_exchange_gives_the_weighted_mean(here: Site, model: ModelS
     ended = await here.finish(run, app, model)
     (done,) = events_of(ended, "exchange-done")
     assert done["survivors"] == [f"client-{number}" for number in ALL]
-    assert done["aggregation"] == "secure"
+    assert events_of(ended, "started")[0]["aggregation"] == "secure"
     size = len(members[0].sent["update/parts/0"])
     for name in done["survivors"]:
         assert size < done["bytes_up"][name] < size + 20_000
@@ -207,7 +207,7 @@ async def test_the_run_fails_with_the_reason_of_the_last_attempt(here: Site, mod
         for member in (await here.enter_all())[:2]:
             await member.withdraw()
     answer = await asked
-    assert isinstance(answer, ExchangeFailed)
+    assert isinstance(answer, ExchangeRefused)
     app.fail(answer.reason)
     ended = await here.follow(run)
     assert ended.status == "failed"
@@ -224,7 +224,7 @@ async def test_a_reason_that_all_clients_share_is_not_tried_again(
         for member in await here.enter_all():
             await member.withdraw(WithdrawalReason.APP_FAILED)
         answer = await asked
-        assert isinstance(answer, ExchangeFailed)
+        assert isinstance(answer, ExchangeRefused)
         assert answer.reason.startswith("every client withdrew: app-failed")
 
 
@@ -245,7 +245,7 @@ async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelSt
     ended = await here.finish(run, app)
     assert ended.aggregation == "plain"
     (done,) = events_of(ended, "exchange-done")
-    assert done["aggregation"] == "plain"
+    assert events_of(ended, "started")[0]["aggregation"] == "plain"
     assert done["metrics"]["loss"] == pytest.approx((10 + 40 + 90 + 16) / 64)
 
 
@@ -304,14 +304,14 @@ async def test_too_few_clients_fail_the_exchange_in_time(here: Site, model: Mode
     _, app = await here.begin()
     here.clock.advance(31.0)
     answer = await here.clock.run_until(asyncio.create_task(app.exchange(model, ALL)))
-    assert isinstance(answer, ExchangeFailed)
+    assert isinstance(answer, ExchangeRefused)
     assert "3 clients are needed, 0 are connected after 2 s" in answer.reason
 
 
 async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, model: ModelState) -> None:
     _, app = await here.begin()
     answer = await app.exchange(model, [1])
-    assert isinstance(answer, ExchangeFailed)
+    assert isinstance(answer, ExchangeRefused)
     assert "asks 1 clients, but a sum needs 2" in answer.reason
 
 
@@ -393,6 +393,6 @@ async def test_who_may_not_train_is_counted_where_too_few_are_left(here: Site, m
         hello = JoinIn(app_sha256=installed, version="test", eligible=False)
         await here.members[number].ask("POST", "/v1/join", hello)
     answer = await here.clock.run_until(asyncio.create_task(app.exchange(model, ALL)))
-    assert isinstance(answer, ExchangeFailed)
+    assert isinstance(answer, ExchangeRefused)
     assert "3 clients are needed, 2 are connected after 2 s; 2 more may not train now" in answer.reason
     assert events_of(await here.finish(run, app), "dropped") == []

@@ -14,7 +14,7 @@ from support.serverside import Site, events_of
 from fedcore.codec import encoding_from_json, release_of
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
-from server_app.runs.app_messages import BudgetReached, ExchangeFailed, Replies
+from server_app.runs.app_messages import BudgetReached, ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
 PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 2.0}
@@ -54,11 +54,11 @@ async def test_epsilon_is_in_the_record_after_every_exchange(here: Site, model: 
     done = events_of(ended, "exchange-done")
     metrics = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
     assert metrics is not None
-    assert [data["epsilon"] for data in done] == [
+    assert [data["epsilon_spent"] for data in done] == [
         Accountant((release,)).epsilon(1e-5),
         Accountant((release, metrics)).epsilon(1e-5),
     ]
-    assert (done[0]["delta"], done[0]["examples"], done[0]["metrics"]) == (1e-5, 4, {})
+    assert (done[0]["examples"], done[0]["metrics"]) == (4, {})
     assert events_of(ended, "started")[0]["privacy"]["noise_multiplier"] == 2.0
 
 
@@ -97,12 +97,12 @@ async def test_a_failed_exchange_counts_once_its_survivors_were_named(
     run, app = await here.begin({**PRIVATE, "max-attempts": 1})
     asked = asyncio.create_task(app.exchange(model, ALL))
     await _leave(here, step)
-    assert isinstance(await asked, ExchangeFailed)
+    assert isinstance(await asked, ExchangeRefused)
     await exchange(here, app, model)
     release = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
     ended = await here.finish(run, app, model)
     (done,) = events_of(ended, "exchange-done")
-    assert done["epsilon"] == Accountant([release] * (counts + 1)).epsilon(1e-5)  # type: ignore[list-item]
+    assert done["epsilon_spent"] == Accountant([release] * (counts + 1)).epsilon(1e-5)  # type: ignore[list-item]
 
 
 async def test_a_budget_that_pays_for_nothing_is_refused_at_once(here: Site) -> None:

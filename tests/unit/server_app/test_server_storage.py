@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 from support.serverside import Site, events_of, site
 
 from fedcore.errors import ConflictingMessage, IllegalTransition, UsageError
+from fedcore.events import AppPrinted, stamp
 from fedcore.federation import Federation
 from fedcore.state import ModelState
-from fedcore.wire import Event, RunStatus
+from fedcore.wire import RunStatus
 from server_app.exchanges import fold
 from server_app.storage.store import Store
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("words", [0, 1, 7, 65_537, 1_200_003])
@@ -69,14 +73,16 @@ async def test_a_stage_moves_only_from_where_it_is(store: Store) -> None:
 
 
 async def test_a_run_ends_once(store: Store) -> None:
-    await store.add_events("r1", [Event(seq=1, seconds=0.0, kind="log", data={"line": "x"})])
-    ends = [store.end_run("r1", status, "why", seconds=1.0) for status in (RunStatus.FAILED, RunStatus.CANCELLED)]
+    await store.add_events("r1", [stamp(1, 0.0, NOW, AppPrinted(line="x"))])
+    ends = [
+        store.end_run("r1", status, "why", seconds=1.0, time=NOW) for status in (RunStatus.FAILED, RunStatus.CANCELLED)
+    ]
     assert sorted(await asyncio.gather(*ends)) == [False, True]
     events = await store.events("r1", 0)
-    assert [(event.seq, event.kind) for event in events] == [(1, "log"), (2, "ended")]
+    assert [(item.seq, item.event.kind) for item in events] == [(1, "log"), (2, "ended")]
     row = await store.run("r1")
     assert row is not None
-    assert row.status == events[-1].data["status"]
+    assert row.status == events[-1].event.status
 
 
 async def test_a_restart_interrupts_runs_and_clears_the_spool(

@@ -61,7 +61,7 @@ def test_metrics_come_with_noise(simulate: Simulate) -> None:
     assert max(errors) < SIGMAS * 0.5 / math.sqrt(8 * 12)
     assert len(errors) == 3
     assert any(errors), "there is no noise"
-    spent = [done["epsilon"] for done in exchanges]
+    spent = [done["epsilon_spent"] for done in exchanges]
     assert spent == sorted(set(spent)), "evaluations cost too"
 
 
@@ -73,7 +73,7 @@ def test_without_a_bound_for_metrics_clients_are_not_asked(simulate: Simulate) -
 def test_the_budget_ends_the_run_before_the_exchange_that_would_exceed_it(simulate: Simulate) -> None:
     settings = {"dp-epsilon": 4.0, "dp-rounds": 3}
     done = simulate(4, app=STEADY, settings=settings, num_server_rounds=9, size=50)
-    spent = [data["epsilon"] for data in done.of("exchange-done")]
+    spent = [data["epsilon_spent"] for data in done.of("exchange-done")]
     assert len(spent) == 3
     assert spent == sorted(spent)
     assert 3.98 < spent[-1] <= 4.0
@@ -96,8 +96,8 @@ def test_the_command_says_epsilon_and_ends_with_status_6(tmp_path: Path) -> None
     assert result.exit_code == 6
     summary = json.loads(result.stdout)
     assert summary["status"] == "finished"
-    assert 4.9 < summary["epsilon"] <= 5
-    assert summary["privacy"]["epsilon"] == 5
+    assert 4.9 < summary["epsilon_spent"] <= 5
+    assert summary["privacy"]["epsilon_budget"] == 5
     assert summary["samples"] == 0
     assert (tmp_path / "model.safetensors").exists()
     assert "differential privacy of each client: skellam" in result.stderr

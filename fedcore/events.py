@@ -1,0 +1,190 @@
+"""What happens in a run, as typed values: the one language of servers, simulators, baselines, records and screens.
+
+Whoever carries out a run emits these events in order. The server numbers them, stamps them and keeps them (`Recorded`);
+`fedcore.record` builds from them what a report needs, `fedcore.progress` what a person sees. Clients are named, never
+numbered. No event holds anything that the server could not know anyway: of updates, only what their sum says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AwareDatetime, Field
+
+from fedcore.wire import Message, MetricValue, ModelRef, RunStatus, Sha256, is_training
+
+Aggregation = Literal["secure", "plain", "none"]
+"""`none`: a baseline, in which nobody aggregates updates on a server's behalf."""
+
+
+class PrivacyTerms(Message):
+    """What a run with differential privacy promises to each client.
+
+    epsilon_budget: where the run stops, at `delta`; None for no budget. metric_bound: 0 where clients are asked for no
+    evaluation.
+    """
+
+    mechanism: str
+    noise_multiplier: float
+    clip_norm: float
+    metric_bound: float
+    epsilon_budget: float | None
+    delta: float
+
+
+class ClientsOnline(Message):
+    """Who is connected, of the clients that the next exchange waits for. expected: how many it wants."""
+
+    kind: Literal["clients"] = "clients"
+    online: list[str]
+    expected: int
+
+
+class RunStarted(Message):
+    """The first event of a run. rounds: how many the app plans, where its run config says so."""
+
+    kind: Literal["started"] = "started"
+    app: str
+    aggregation: Aggregation
+    rounds: int | None = None
+    privacy: PrivacyTerms | None = None
+
+
+class ExchangeStarted(Message):
+    """A cohort was asked. field_bits: of the packed update, None without one. model: SHA-256 of what clients fetch."""
+
+    kind: Literal["exchange"] = "exchange"
+    exchange: int
+    server_round: int
+    message_type: str
+    attempt: int
+    cohort: list[str]
+    quorum: int
+    field_bits: int | None
+    aggregation: Aggregation
+    model: str | None
+
+
+class StageProgress(Message):
+    """How far a stage is. seconds: since the exchange began."""
+
+    kind: Literal["stage"] = "stage"
+    exchange: int
+    stage: str
+    done: int
+    expected: int
+    seconds: float
+
+
+class ClientDropped(Message):
+    """A client has no part in an exchange any more; exchange 0: it is not asked at all."""
+
+    kind: Literal["dropped"] = "dropped"
+    exchange: int
+    client: str
+    stage: str
+    reason: str
+
+
+class ExchangeDone(Message):
+    """An exchange was completed.
+
+    examples: reported by all survivors together; with differential privacy the number of survivors. clipped: elements
+    of all updates that met the bound of their field. seconds: its duration. stage_seconds: by stage. bytes_up,
+    bytes_down: sent and received by each client, by name. epsilon_spent: of the whole run up to here, None without
+    differential privacy.
+    """
+
+    kind: Literal["exchange-done"] = "exchange-done"
+    exchange: int
+    server_round: int
+    message_type: str
+    survivors: list[str]
+    examples: int
+    metrics: dict[str, MetricValue]
+    seconds: float
+    clipped: int = 0
+    stage_seconds: dict[str, float] = Field(default_factory=dict)
+    bytes_up: dict[str, int] = Field(default_factory=dict)
+    bytes_down: dict[str, int] = Field(default_factory=dict)
+    epsilon_spent: float | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the exchange made a new model."""
+        return is_training(self.message_type)
+
+
+class ExchangeFailed(Message):
+    """An attempt at an exchange ended without a sum. retry: whether another one follows."""
+
+    kind: Literal["exchange-failed"] = "exchange-failed"
+    exchange: int
+    server_round: int
+    reason: str
+    retry: bool
+
+
+class AppPrinted(Message):
+    """A line that the app printed."""
+
+    kind: Literal["log"] = "log"
+    line: str
+
+
+class RunEnded(Message):
+    """The last event of a run; a run that finished with a reason was ended early, by its privacy budget."""
+
+    kind: Literal["ended"] = "ended"
+    status: RunStatus
+    reason: str = ""
+
+
+RunEvent: TypeAlias = (
+    ClientsOnline
+    | RunStarted
+    | ExchangeStarted
+    | StageProgress
+    | ClientDropped
+    | ExchangeDone
+    | ExchangeFailed
+    | AppPrinted
+    | RunEnded
+)
+EventSink: TypeAlias = Callable[[RunEvent], None]
+
+
+class Recorded(Message):
+    """An event as a server keeps it.
+
+    seq: its number in the run, from 1 on. seconds: since the run began, on a monotonic clock. time: by the wall clock.
+    """
+
+    seq: int
+    seconds: float
+    time: AwareDatetime
+    event: Annotated[RunEvent, Field(discriminator="kind")]
+
+
+class RunOut(Message):
+    """The state of a run, with its events after the one that was asked for."""
+
+    run: str
+    status: RunStatus
+    reason: str
+    aggregation: Literal["secure", "plain"]
+    app: str
+    app_sha256: Sha256
+    events: list[Recorded]
+    model: ModelRef | None
+
+
+def ignore(event: RunEvent) -> None:
+    """An `EventSink` for who does not want to know."""
+
+
+def stamp(seq: int, seconds: float, time: datetime, event: RunEvent) -> Recorded:
+    """Number an event and say when it happened; `time` must have a time zone."""
+    return Recorded(seq=seq, seconds=round(seconds, 3), time=time, event=event)

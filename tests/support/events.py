@@ -1,0 +1,38 @@
+"""Events of runs for tests: made from the few values that a test is about, and taken apart again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fedcore.events import RunEvent
+
+_EVENT: TypeAdapter[RunEvent] = TypeAdapter(RunEvent)
+_ANY: dict[str, dict[str, Any]] = {
+    "clients": {"online": [], "expected": 2},
+    "started": {"app": "x", "aggregation": "secure"},
+    "exchange": {
+        "exchange": 1, "server_round": 1, "message_type": "train", "attempt": 1, "cohort": ["a", "b"], "quorum": 2,
+        "field_bits": 16, "aggregation": "secure", "model": None,
+    },
+    "stage": {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1},
+    "dropped": {"exchange": 1, "client": "b", "stage": "input", "reason": "silent"},
+    "exchange-done": {
+        "exchange": 1, "server_round": 1, "message_type": "train", "survivors": ["a", "b"], "examples": 10,
+        "metrics": {}, "seconds": 0.5,
+    },
+    "exchange-failed": {"exchange": 1, "server_round": 1, "reason": "too few", "retry": True},
+    "log": {"line": "hello"},
+    "ended": {"status": "finished"},
+}  # fmt: skip
+
+
+def event(kind: str, **data: Any) -> RunEvent:
+    """An event of this kind; what a test does not say is filled in."""
+    return _EVENT.validate_python({"kind": kind, **_ANY[kind], **data})
+
+
+def told(of: RunEvent) -> dict[str, Any]:
+    """What an event says, as plain JSON without its kind."""
+    return of.model_dump(mode="json", exclude={"kind"})
