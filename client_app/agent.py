@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +26,8 @@ from fedcore.errors import (
     ServerUnreachable,
     Unauthorized,
 )
-from fedcore.system.concurrency import guarded
+from fedcore.system.concurrency import end, guarded
+from fedcore.system.version import fedcore_version
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason, WithdrawIn
 
 HEARTBEAT_END_SECONDS: Final = 1.0
@@ -92,7 +92,7 @@ class Agent:
     async def _join(self) -> float:
         """Say who we are and which app is installed; returns the seconds between two signs of life."""
         client, kit = self.client, self.client.kit
-        hello = JoinIn(app_sha256=client.app_sha256, version=_version(), eligible=client.eligibility.holds)
+        hello = JoinIn(app_sha256=client.app_sha256, version=fedcore_version(), eligible=client.eligibility.holds)
         joined = await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
         if joined.federation != kit.federation:
             raise ProtocolViolation(
@@ -131,9 +131,7 @@ class Agent:
             # Not cancelled at once: httpx leaves a socket open when it is cancelled in the middle of a TLS handshake.
             leaving.set()
             self._news.set()
-            await asyncio.wait([alive], timeout=HEARTBEAT_END_SECONDS)
-            alive.cancel()
-            await asyncio.gather(alive, return_exceptions=True)
+            await end(alive, within=HEARTBEAT_END_SECONDS)
 
     async def _next_task(self) -> Task | None:
         query: dict[str, str | int] = {"run": self._seen[0], "after": self._seen[1]} if self._seen else {}
@@ -213,14 +211,6 @@ class Agent:
         if not self._away:
             self.client.output.warning("away", f"{error}; trying again until that changes")
         self._away = True
-
-
-def _version() -> str:
-    """The installed version; a source tree that is not installed has none."""
-    try:
-        return importlib.metadata.version("fedcore")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _may_pass(error: FedcoreError) -> bool:

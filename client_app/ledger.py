@@ -9,7 +9,6 @@ together. The file has one JSON object a line and only ever grows.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic import TypeAdapter
 from fedcore.errors import ConfigurationError, EnvironmentFailure, ProtocolViolation, StorageFull
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.privacy import Accountant, Release
+from fedcore.system.files import Lock, full_disk_named, sync_folder
 
 LEDGER_FILE: Final = "ledger.jsonl"
 ENTERED: Final = "entered"
@@ -34,30 +34,10 @@ Place = tuple[str, int]
 """A run and the number of an exchange in it."""
 
 
-class FolderLock:
-    """Holds a folder for one agent alone, until it is closed or the process ends.
-
-    The lock is on the folder itself, so that a kit on a read-only volume can be locked too.
-    Raises ConfigurationError when another process holds it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise EnvironmentFailure(f"{folder} cannot be locked: {error.strerror}") from error
-            raise ConfigurationError(
-                f"another agent uses {folder} already; stop it first, two agents must not share one identity"
-            ) from None
-
-    def close(self) -> None:
-        """Let another agent have the folder; does nothing the second time."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+def lock_folder(folder: Path) -> Lock:
+    """Hold a kit or a state folder for one agent alone; raises ConfigurationError when another one holds it."""
+    taken = f"another agent uses {folder} already; stop it first, two agents must not share one identity"
+    return Lock(folder, taken=taken)
 
 
 class Ledger:
@@ -67,7 +47,7 @@ class Ledger:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lock = FolderLock(folder)
+        self._lock = lock_folder(folder)
         self._highest: dict[str, int] = {}
         self._unmasked: set[Place] = set()
         self._spent = Accountant()
@@ -141,13 +121,14 @@ class Ledger:
         line = json.dumps(entry).encode() + b"\n"
         end = os.fstat(self._descriptor).st_size
         try:
-            if os.write(self._descriptor, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._descriptor)
-        except OSError as error:
+            with full_disk_named("the disk that holds the agent's ledger is full; free some space"):
+                if os.write(self._descriptor, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._descriptor)
+        except (OSError, StorageFull) as error:
             os.ftruncate(self._descriptor, end)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull("the disk that holds the agent's ledger is full; free some space") from error
+            if isinstance(error, StorageFull):
+                raise
             raise EnvironmentFailure(f"the agent's ledger cannot be written: {error.strerror}") from error
         self._apply(event, run, exchange, release)
 
@@ -184,13 +165,9 @@ def _open_file(path: Path) -> int:
     """Open for appending; a new file's name is durable before it is used."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise EnvironmentFailure(f"{path} cannot be opened: {error.strerror}") from error
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
     return descriptor
 
 

@@ -18,7 +18,7 @@ from client_app.agent import Agent
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
 from client_app.export import export
-from client_app.ledger import FolderLock, Ledger
+from client_app.ledger import Ledger, lock_folder
 from client_app.output import Output
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.failures import AppFailed
@@ -128,10 +128,9 @@ async def run(options: Options) -> int:
         raise ConfigurationError("--kit is missing: a folder that `fedcore provision` made for this client")
     kit = ClientKit.load(options.kit)
     settings = group_settings(kit, options)
-    lock = FolderLock(kit.folder)
-    state_dir = _prepared(_state_folder(options, kit))
     output = Output(name=kit.name, as_json=options.json)
-    try:
+    with lock_folder(kit.folder):
+        state_dir = _prepared(_state_folder(options, kit))
         with Ledger(state_dir) as ledger:
             group = _group(settings, options.shape, output)
             transport = Transport(
@@ -153,8 +152,6 @@ async def run(options: Options) -> int:
                     eligibility=Eligibility.of(kit.policy.eligibility),
                 )
                 return await _until_signal(_serve(client_, group), output)
-    finally:
-        lock.close()
 
 
 async def run_node(options: Options) -> int:

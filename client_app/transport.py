@@ -7,7 +7,6 @@ new signature each time; all routes are idempotent. A 4xx is an answer and never
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import ipaddress
 import ssl
@@ -17,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -32,11 +31,12 @@ from fedcore.errors import (
     ProtocolViolation,
     Refused,
     ServerUnreachable,
-    StorageFull,
     Unauthorized,
 )
 from fedcore.federation import ClientKit
 from fedcore.http_signing import sign_headers
+from fedcore.system.concurrency import in_thread
+from fedcore.system.files import full_disk_named, replacing
 from fedcore.wire import Message, Problem
 
 CHUNK: Final = 1 << 20
@@ -207,45 +207,35 @@ class Transport:
         await self._repeat(attempt, None)
 
     async def download(self, path: str, target: Path, *, size: int, sha256: str) -> None:
-        """GET a model into `target`, whole and with the announced digest, or not at all.
+        """GET a model into `target`, which stays as it is unless the bytes have the announced digest.
 
         Raises ProtocolViolation("model-digest") when the bytes are others than announced.
         """
-        part = target.with_name(target.name + ".part")
 
         async def attempt() -> None:
             async with self._open("GET", path, _EMPTY_DIGEST, {}, None) as response:
                 await self._check_status(response)
-                found = await self._spool(response, part, size)
-            if found != sha256:
-                raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
-            part.replace(target)
+                with replacing(target, mode=0o600) as file:
+                    if await self._spool(response, file, size) != sha256:
+                        raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
 
-        try:
+        with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
             await self._repeat(attempt, None)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise StorageFull(f"no space is left in {target.parent} for a model of {size} bytes") from error
-        finally:
-            part.unlink(missing_ok=True)
 
-    async def _spool(self, response: httpx.Response, part: Path, size: int) -> str:
+    async def _spool(self, response: httpx.Response, file: BinaryIO, size: int) -> str:
         digest = hashlib.sha256()
         left = size
 
-        def take(file: Any, chunk: bytes) -> None:
+        def take(chunk: bytes) -> None:
             digest.update(chunk)
             file.write(chunk)
 
-        part.touch(mode=0o600)  # noqa: ASYNC240 - a new file costs no more than the writes
-        with part.open("wb") as file:
-            async for chunk in response.aiter_raw(CHUNK):
-                left -= len(chunk)
-                self.traffic.down += len(chunk)
-                if left < 0:
-                    raise ProtocolViolation("model-digest", "the model is longer than announced")
-                await asyncio.to_thread(take, file, chunk)
+        async for chunk in response.aiter_raw(CHUNK):
+            left -= len(chunk)
+            self.traffic.down += len(chunk)
+            if left < 0:
+                raise ProtocolViolation("model-digest", "the model is longer than announced")
+            await in_thread(take, chunk)
         return digest.hexdigest()
 
     async def _exchange(self, method: str, target: str, body: bytes, retry: Retry | None) -> bytes | None:

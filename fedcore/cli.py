@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import BudgetSpent, FedcoreError
 from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
+from fedcore.system.version import fedcore_version
 
 if TYPE_CHECKING:
     from fedcore.events import RunEvent
@@ -213,7 +214,7 @@ def _root(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if show_version:
-        typer.echo(version("fedcore"))
+        typer.echo(fedcore_version())
         raise typer.Exit
 
 

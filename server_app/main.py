@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from fedcore.errors import FedcoreError
 from fedcore.federation import ServerKit
+from fedcore.system.files import write_file
 from server_app import logs
 from server_app.http import serving
 from server_app.settings import ServerSettings
@@ -46,20 +46,13 @@ def server(
                 kit.federation, len(kit.roster.members), url,
             )  # fmt: skip
             if ready_file is not None:
-                _write_ready(ready_file, url)
+                write_file(ready_file, f"{url}\n")  # somebody waits for it, and may read it at once
 
         serving.run(kit, settings, host=host or kit.host, port=kit.port if port < 0 else port, ready=ready)
     except FedcoreError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(error.exit_code) from None
     log.info("stopped")
-
-
-def _write_ready(path: Path, url: str) -> None:
-    """Whole or not at all: somebody waits for this file."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(f"{url}\n", encoding="utf-8")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 from fedcore.federation import Roster
 from fedcore.secagg import Randomness
@@ -40,11 +39,3 @@ class Services:
     def names(self) -> Mapping[int, str]:
         """Client id -> name, of the whole roster."""
         return {member.id: member.name for member in self.roster.members}
-
-
-def fedcore_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return version("fedcore")
-    except PackageNotFoundError:
-        return "0+unknown"

@@ -8,7 +8,6 @@ import json
 import os
 import ssl
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,6 +39,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
 from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line
 from fedcore.record import RunRecord
+from fedcore.system.files import replacing
 from fedcore.wire import ModelRef, Problem, RunIn, RunStatus
 
 POLL_SECONDS = 20
@@ -145,27 +145,24 @@ class OperatorClient:
         self._request("POST", f"/v1/runs/{run}/cancel")
 
     def fetch_model(self, run: str, model: ModelRef, out: Path) -> None:
-        """Download the final model to `out`, whole and with the right digest or not at all."""
+        """Download the final model to `out`, which stays as it is unless the digest is the announced one."""
         digest = hashlib.sha256()
         out.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
         try:
-            with os.fdopen(handle, "wb") as file, self._http.stream("GET", f"/v1/runs/{run}/model") as answer:
+            with (
+                replacing(out, mode=0o600, durable=True) as file,
+                self._http.stream("GET", f"/v1/runs/{run}/model") as answer,
+            ):
                 _raise_problem(answer)
                 for chunk in answer.iter_bytes(1 << 20):
                     digest.update(chunk)
                     file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            if digest.hexdigest() != model.sha256:
-                raise PeerError("the model that the server sent does not have the digest that it announced")
-            Path(name).replace(out)
+                if digest.hexdigest() != model.sha256:
+                    raise PeerError("the model that the server sent does not have the digest that it announced")
         except OSError as error:
             raise StorageFull(f"cannot write {out}: {error.strerror}") from error
         except httpx.TransportError as error:
             raise self._failure(error) from error
-        finally:
-            Path(name).unlink(missing_ok=True)
 
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         retry = tenacity.Retrying(

@@ -22,6 +22,7 @@ from client_app.ranks.group_size import GroupShape
 from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
 from client_app.ranks.torchrun import Torchrun
 from fedcore.errors import EnvironmentFailure
+from fedcore.system.concurrency import end
 from fedcore.system.json_lines import MAX_LINE, AsyncConnection
 
 SOCKET: Final = "agent"
@@ -67,7 +68,7 @@ class ElasticGroup(RankGroup):
         self._open.callback(server.close)
         torchrun = Torchrun(settings=self.settings, shape=self.shape, folder=folder, output=self.output)
         self._keeping = keeping = asyncio.create_task(torchrun.keep())
-        self._open.push_async_callback(_cancel, keeping)
+        self._open.push_async_callback(end, keeping)
         return keeping
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +87,7 @@ class ElasticGroup(RankGroup):
                     keeping.result()
                 caller = calling.result()
             finally:
-                calling.cancel()
+                await end(calling)
             if not caller.reader.at_eof():
                 return caller
             await caller.close()
@@ -140,8 +141,3 @@ def private_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -20,10 +20,13 @@ from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed
 from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import AppError
+from fedcore.system.concurrency import end
 from fedcore.wire import Scalar, Task
 
 START_SECONDS: Final = 180.0
 """How long ranks may take to import torch and the app, and to find each other."""
+PRINTING_SECONDS: Final = 1.0
+"""What was printed last is still in the pipe; a process that left the group may hold it open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +208,7 @@ class RankGroup(ABC):
     async def _stop_watching(self) -> None:
         watching, self._watching = self._watching, None
         if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end(watching)
 
     def _stays_warm(self, error: BaseException) -> bool:
         """Whether the ranks can serve another task after `error`; of several, nobody knows where the others are."""
@@ -231,10 +233,3 @@ async def relay(output: Output, stream: asyncio.StreamReader) -> None:
             return
         if text := line.decode("utf-8", "replace").rstrip():
             output.info("app", text)
-
-
-async def finish(printing: asyncio.Task[None], seconds: float = 1.0) -> None:
-    """What was printed last is still in the pipe; a process that left the group may hold it open."""
-    await asyncio.wait([printing], timeout=seconds)
-    printing.cancel()
-    await asyncio.gather(printing, return_exceptions=True)

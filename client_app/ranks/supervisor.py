@@ -14,9 +14,19 @@ from typing import Final
 
 from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, PeerLost, RankFailed, failure_from
-from client_app.ranks.group import START_SECONDS, GroupSettings, Life, Limit, RankGroup, check_app, finish, relay
+from client_app.ranks.group import (
+    PRINTING_SECONDS,
+    START_SECONDS,
+    GroupSettings,
+    Life,
+    Limit,
+    RankGroup,
+    check_app,
+    relay,
+)
 from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
 from fedcore.errors import AppError, StorageFull
+from fedcore.system.concurrency import end
 from fedcore.system.json_lines import AsyncConnection
 
 LOOPBACK: Final = "127.0.0.1"
@@ -72,9 +82,7 @@ class _Rank:
             await asyncio.wait((answering,), timeout=_LAST_ANSWER_SECONDS)
             answer = answering.result() if answering.done() else None
         finally:
-            answering.cancel()
-            ending.cancel()
-            await asyncio.gather(answering, ending, return_exceptions=True)
+            await end(answering, ending)
         if answer is None:
             raise RankFailed(await self.ending(), RANK_KILLED)
         if isinstance(answer, Failure):
@@ -111,7 +119,7 @@ class _Rank:
         """Wait for the end of a killed process, and close what leads to it."""
         await self.process.wait()
         await self.connection.close()
-        await finish(self.printing)
+        await end(self.printing, within=PRINTING_SECONDS)
 
 
 @dataclass(slots=True)
@@ -138,18 +146,14 @@ class _LocalLife:
                 raise RankFailed(_silent([asking.index(job) for job in waiting], limit.seconds), RANK_HUNG)
             return [job.result() for job in asking]
         finally:
-            for job in asking:
-                job.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await end(*asking)
 
     async def lost(self) -> str:
         endings = {asyncio.create_task(rank.process.wait()): rank for rank in self.ranks}
         try:
             done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for job in endings:
-                job.cancel()
-            await asyncio.gather(*endings, return_exceptions=True)
+            await end(*endings)
         return await endings[done.pop()].ending()
 
     async def end(self) -> None:

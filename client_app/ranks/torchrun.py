@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from client_app.output import Output
-from client_app.ranks.group import GroupSettings, finish, relay
+from client_app.ranks.group import PRINTING_SECONDS, GroupSettings, relay
 from client_app.ranks.group_size import GroupShape, interface_of, own_address
+from fedcore.system.concurrency import end
 
 RESTART_PAUSE: Final = 1.0
 """Seconds before a torchrun that ended is started again, and between two looks for machine 0."""
@@ -64,8 +65,10 @@ class Torchrun:
             try:
                 return await process.wait()
             finally:
-                await _end(process)
-                await finish(printing)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()  # its ranks see that it is gone, and hold the pipe until they have ended too
+                await process.wait()
+                await end(printing, within=PRINTING_SECONDS)
 
     def _arguments(self, address: str) -> Sequence[str]:
         host, port = self.shape.endpoint
@@ -92,13 +95,6 @@ class Torchrun:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
             environment.setdefault("NCCL_SOCKET_IFNAME", interface)
         return environment
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End torchrun; its ranks see that it is gone, and hold the pipe until they have ended too."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
 
 
 async def _listens(host: str, port: int) -> None:

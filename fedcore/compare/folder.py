@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,6 +16,7 @@ from fedcore.compare.job import CompareJob
 from fedcore.compare.survey import Survey
 from fedcore.errors import ConfigurationError
 from fedcore.flower.bundle import AppBundle
+from fedcore.system.files import Lock, write_file
 
 JOB_FILE = "job.json"
 LOCK_FILE = ".lock"
@@ -76,14 +75,8 @@ class OutFolder:
         """For when the comparison goes on after an interruption, by the same clock."""
         self._write({**self._read(), "survey": survey.to_json()})
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.path / LOCK_FILE).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigurationError(f"another `fedcore compare` runs in {self.path}") from None
-            yield
+    def _locked(self) -> Lock:
+        return Lock(self.path / LOCK_FILE, taken=f"another `fedcore compare` runs in {self.path}")
 
     def _discard(self) -> None:
         """Renamed first, so that a crash in between leaves either the old folder or none."""
@@ -114,9 +107,7 @@ class OutFolder:
         return document
 
     def _write(self, document: Mapping[str, Any]) -> None:
-        draft = self.path / f".{JOB_FILE}"
-        draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, self.path / JOB_FILE)
+        write_file(self.path / JOB_FILE, json.dumps(document, indent=1) + "\n")
 
 
 def _fingerprint(job: CompareJob) -> dict[str, Any]:

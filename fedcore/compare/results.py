@@ -6,7 +6,6 @@ pydantic reads and writes these dataclasses as JSON. A number that JSON lacks, w
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from pydantic_core import to_json
 from safetensors import safe_open
 
+from fedcore.system.files import write_file
 from fedcore.wire import Scalar
 
 RESULT_FILE = "result.json"
@@ -135,9 +135,7 @@ class RunResult:
 
     def save(self, folder: Path) -> None:
         """Write `folder`/result.json atomically."""
-        draft = folder / f".{RESULT_FILE}"
-        draft.write_bytes(to_json(self, indent=1, inf_nan_mode="strings") + b"\n")
-        os.replace(draft, folder / RESULT_FILE)
+        write_file(folder / RESULT_FILE, to_json(self, indent=1, inf_nan_mode="strings") + b"\n")
 
     @staticmethod
     def load(folder: Path) -> RunResult:

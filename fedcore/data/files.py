@@ -6,11 +6,8 @@ changes between check and use changes nothing.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +15,7 @@ from typing import BinaryIO
 import httpx
 
 from fedcore.errors import DataError
+from fedcore.system.files import replacing
 
 DATA_VARIABLE = "FEDCORE_DATA"
 _TIMEOUT_SECONDS = 60.0
@@ -159,7 +157,7 @@ def download(url: str, path: Path, sha256: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as file:
+        with replacing(path, mode=0o600) as file:
             digest = _stream(url, file)
             if digest != sha256:
                 raise DataError(f"{url} sent other content (SHA-256 {digest}, expected {sha256})")
@@ -182,16 +180,3 @@ def _stream(url: str, file: BinaryIO) -> str:
             digest.update(chunk)
             file.write(chunk)
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file beside `path` that takes its place if the block ends without an error."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

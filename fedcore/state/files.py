@@ -12,12 +12,11 @@ Format: https://huggingface.co/docs/safetensors, section "Format".
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
 import json
 import os
 import struct
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from fedcore.errors import PeerError, StorageFull, UsageError
+from fedcore.errors import PeerError, UsageError
 from fedcore.state.layout import Layout, TensorSpec
+from fedcore.system.files import full_disk_named, replacing
 
 _WRITE_CHUNK = 1 << 22
 
@@ -85,14 +85,12 @@ class FileSink:
         self._missing = layout.nbytes
 
     def __enter__(self) -> Self:
-        self._file = tempfile.NamedTemporaryFile(
-            dir=self._path.parent, prefix=f".{self._path.name}.", suffix=".part", buffering=0, delete=False
-        )
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(full_disk_named(full_disk(self._path)))
+            self._descriptor = stack.enter_context(replacing(self._path, mode=0o600, durable=True)).fileno()
             self._write_at(0, memoryview(self._header))
-        except BaseException:
-            self._discard()
-            raise
+            stack.push(self._check_complete)
+            self._leaving = stack.pop_all()
         return self
 
     def __exit__(
@@ -101,11 +99,7 @@ class FileSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if kind is None:
-                self._commit()
-        finally:
-            self._discard()
+        self._leaving.__exit__(kind, error, trace)
 
     def write(self, spec: TensorSpec, start: int, block: NDArray[Any]) -> None:
         """Store `block` (flat, contiguous, storage dtype) as the elements of `spec` from `start`.
@@ -120,43 +114,18 @@ class FileSink:
             self._missing -= block.nbytes
 
     def _write_at(self, offset: int, data: memoryview) -> None:
-        try:
-            while data:
-                written = os.pwrite(self._file.fileno(), data[:_WRITE_CHUNK], offset)
-                data, offset = data[written:], offset + written
-        except OSError as error:
-            raise storage_error(error, self._path) from error
+        while data:
+            written = os.pwrite(self._descriptor, data[:_WRITE_CHUNK], offset)
+            data, offset = data[written:], offset + written
 
-    def _commit(self) -> None:
-        if self._missing:
+    def _check_complete(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._missing:
             raise UsageError(f"{self._missing} bytes of the state were not written")
-        try:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            Path(self._file.name).replace(self._path)
-            sync_folder(self._path.parent)
-        except OSError as error:
-            raise storage_error(error, self._path) from error
-
-    def _discard(self) -> None:
-        self._file.close()
-        Path(self._file.name).unlink(missing_ok=True)
 
 
-def storage_error(error: OSError, path: Path) -> Exception:
-    """StorageFull for a full disk or quota, the error itself for anything else."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFull(f"no space is left to write {path}; free some space and try again")
-    return error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def full_disk(path: Path) -> str:
+    """What to say when there is no space for a file."""
+    return f"no space is left to write {path}; free some space and try again"
 
 
 def _make_header(layout: Layout) -> tuple[bytes, dict[str, int]]:

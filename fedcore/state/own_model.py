@@ -8,16 +8,16 @@ folder holds the old model or the new one, whole.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from fedcore.errors import ConfigurationError, EncodingError, PeerError, UsageError
-from fedcore.state.files import FileSink, storage_error, sync_folder
+from fedcore.state.files import FileSink, full_disk
 from fedcore.state.layout import Layout
 from fedcore.state.model import ModelState, StateSink
+from fedcore.system.files import full_disk_named, write_file
 
 LOCAL_FOLDER: Final = "local"
 """Where an agent's state folder has its local model."""
@@ -139,18 +139,9 @@ class LocalStore:
     def _write_record(self, record: LocalRecord, serial: int) -> None:
         values = {name: getattr(record, name) for name in LocalRecord.__slots__} | {"metrics": dict(record.metrics)}
         path = self.folder / RECORD_FILE
-        staged = self.folder / f".{RECORD_FILE}.part"
-        try:
-            with staged.open("w", encoding="utf-8") as file:
-                file.write(json.dumps({"version": _VERSION, "serial": serial, **values}, indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            staged.replace(path)
-            sync_folder(self.folder)
-        except OSError as error:
-            raise storage_error(error, path) from error
-        finally:
-            staged.unlink(missing_ok=True)
+        text = json.dumps({"version": _VERSION, "serial": serial, **values}, indent=2) + "\n"
+        with full_disk_named(full_disk(path)):
+            write_file(path, text, durable=True)
 
     def _damaged(self, reason: str) -> ConfigurationError:
         return ConfigurationError(

@@ -29,9 +29,19 @@ async def guarded(work: Coroutine[Any, Any, Result], guard: Coroutine[Any, Any, 
             guarding.result()
         return working.result()
     finally:
-        working.cancel()
-        guarding.cancel()
-        await asyncio.gather(working, guarding, return_exceptions=True)
+        await end(working, guarding)
+
+
+async def end(*work: asyncio.Future[Any], within: float = 0.0) -> None:
+    """Give tasks `within` seconds to come to their end, cancel those that have not, and wait for them.
+
+    What they raised is of no interest any more.
+    """
+    if within and work:
+        await asyncio.wait(work, timeout=within)
+    for task in work:
+        task.cancel()
+    await asyncio.gather(*work, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from fedcore.http_signing import NonceCache
+from fedcore.system.version import fedcore_version
 from fedcore.wire import Problem
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
@@ -19,7 +20,7 @@ from server_app.http.guard import Guard
 from server_app.http.problems import install
 from server_app.routes import client, health, operator
 from server_app.runs.queue import Coordinator, StartApp
-from server_app.services import Services, fedcore_version
+from server_app.services import Services
 
 log = logging.getLogger("fedcore.server")
 

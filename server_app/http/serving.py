@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import errno
-import fcntl
 import logging
 import os
 import secrets
@@ -22,6 +21,7 @@ import uvicorn
 
 from fedcore.errors import ConfigurationError, EnvironmentFailure, PortInUse
 from fedcore.federation import ServerKit
+from fedcore.system.files import Lock
 from server_app.http.application import Application, make_application
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.polling import Bell
@@ -157,23 +157,15 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Lock:
     """Hold the data folder: two servers over one database would each lead its runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        (folder / "server.lock").touch(mode=0o600)
     except OSError as error:
         raise ConfigurationError(f"cannot write to the data folder {folder}: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise ConfigurationError(
-            f"another server uses the data folder {folder}; stop it, or choose one with --data-dir"
-        ) from None
-    finally:
-        os.close(descriptor)
+    taken = f"another server uses the data folder {folder}; stop it, or choose one with --data-dir"
+    return Lock(folder / "server.lock", taken=taken)
 
 
 def _share_one_heap() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from fedcore.parts import PART_BYTES
+from fedcore.system.version import fedcore_version
 from fedcore.wire import (
     AdvertisementIn,
     CohortOut,
@@ -42,7 +43,7 @@ from server_app.routes.access import (
     traffic_of,
 )
 from server_app.routes.files import OCTETS, ModelResponse
-from server_app.services import Services, fedcore_version
+from server_app.services import Services
 from server_app.storage.blobs import Body
 
 T = TypeVar("T")

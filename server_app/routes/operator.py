@@ -9,12 +9,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from fedcore.events import RunOut
+from fedcore.system.version import fedcore_version
 from fedcore.wire import ClientOut, ProblemKind, RunIn, ServerOut
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
 from server_app.routes.access import AnyCoordinator, AnyServices, RunId, Wait
 from server_app.routes.files import OCTETS, ModelResponse
-from server_app.services import fedcore_version
 
 router = APIRouter(
     prefix="/v1",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from fedcore.errors import WorkerDied
+from fedcore.system.concurrency import end
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.wire import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
@@ -116,9 +117,7 @@ class AppProcess:
             self._signal(signal.SIGKILL)
         await self._process.wait()
         # What was printed last is still in the pipes; only something that left the group can keep them open.
-        _, pending = await asyncio.wait(self._readers, timeout=LINES_SECONDS)
-        for task in pending:
-            task.cancel()
+        await end(*self._readers, within=LINES_SECONDS)
 
     def _signal(self, number: signal.Signals) -> None:
         # To the group, which outlives its leader while something that the app started is alive.

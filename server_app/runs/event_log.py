@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fedcore.events import AppPrinted, Recorded, RunEvent, stamp
+from fedcore.system.concurrency import end
 from server_app.http.polling import Bell
 from server_app.storage.store import Store
 
@@ -52,10 +53,10 @@ class Record:
         if not self._writer.done():
             flushed = asyncio.create_task(self._queue.join())
             await asyncio.wait({flushed, self._writer}, return_when=asyncio.FIRST_COMPLETED)
-            flushed.cancel()
+            await end(flushed)
         if self._writer.done():
             self._writer.result()
-        self._writer.cancel()
+        await end(self._writer)
 
     async def _write(self) -> None:
         while True:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.config import JobSettings, planned_rounds
@@ -16,6 +16,7 @@ from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, RunSta
 from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
 from fedcore.privacy import PrivacyAccount
 from fedcore.state import Layout, ModelState, sha256_file
+from fedcore.system.concurrency import guarded
 from fedcore.wire import ModelRef, Scalar, Task, is_training
 from server_app.exchanges.context import ExchangeResult, ExchangeSetup
 from server_app.exchanges.exchange import Exchange
@@ -339,17 +340,12 @@ class RunLeader:
 
 async def _unless_ended(app: AppConnection, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; WorkerDied as soon as the app is gone, since nobody waits for it then."""
-    task = asyncio.ensure_future(work)
-    ended = asyncio.ensure_future(app.ended())
-    try:
-        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise WorkerDied("the ServerApp's process ended during an exchange")
-        return task.result()
-    finally:
-        for waiting in (task, ended):
-            waiting.cancel()
-        await asyncio.gather(task, ended, return_exceptions=True)
+
+    async def gone() -> NoReturn:
+        await app.ended()
+        raise WorkerDied("the ServerApp's process ended during an exchange")
+
+    return await guarded(work, gone())
 
 
 def _layout(request: ExchangeRequest) -> Layout | None:

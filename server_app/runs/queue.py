@@ -16,6 +16,7 @@ from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.events import AppPrinted, RunOut
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.bundle import AppBundle
+from fedcore.system.concurrency import end
 from fedcore.wire import ModelRef, ProblemKind, RunIn, RunStatus
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
@@ -62,8 +63,7 @@ class Coordinator:
     async def stop(self) -> None:
         """End the run that is led, and its processes; it stays as interrupted."""
         if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
+            await end(self._worker)
 
     @property
     def alive(self) -> bool:

@@ -7,23 +7,22 @@ leaves at most a nameless file in the spool, which the next start removes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fedcore.errors import StorageFull
+from fedcore.system.concurrency import in_thread
+from fedcore.system.files import full_disk_named, sync_folder
 from fedcore.wire import ProblemKind
 from server_app.http.problems import Rejection
 
 WRITE_BYTES: Final = 1 << 20
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FULL_TEXT: Final = "the server's disk is full; nothing was taken over. Send it again once there is room"
 
 
@@ -61,7 +60,7 @@ class Spool:
 
     def create(self) -> Path:
         """An empty file."""
-        with _full_disk_named():
+        with full_disk_named(_FULL_TEXT):
             descriptor, name = tempfile.mkstemp(dir=self.folder)
         os.close(descriptor)
         return Path(name)
@@ -75,14 +74,14 @@ class Spool:
         # Opened at once, not in a thread: whoever called has just seen that the file is still wanted.
         descriptor = os.open(path, os.O_WRONLY)
         try:
-            with _full_disk_named():
+            with full_disk_named(_FULL_TEXT):
                 await _Sink(descriptor, offset, body, progress).take()
         finally:
             os.close(descriptor)
 
     async def publish(self, path: Path, target: Path, *, size: int) -> None:
         """Cut a file to `size` bytes, make it durable, and move it to `target`. Raises StorageFull."""
-        with _full_disk_named():
+        with full_disk_named(_FULL_TEXT):
             await asyncio.to_thread(_publish, path, target, size)
 
 
@@ -116,17 +115,9 @@ class _Sink:
 
     async def _flush(self, block: bytearray) -> None:
         if block:
-            await self._in_thread(block)
-        self._progress()
-
-    async def _in_thread(self, block: bytearray) -> None:
-        writing = asyncio.ensure_future(asyncio.to_thread(self._write, block))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
             # The descriptor is closed next, and its number may soon be another file's.
-            await asyncio.wait([writing])
-            raise
+            await in_thread(self._write, block)
+        self._progress()
 
     def _write(self, block: bytearray) -> None:
         self._hash.update(block)
@@ -140,25 +131,6 @@ def write_all(descriptor: int, data: bytes | bytearray, offset: int) -> None:
     while view:
         count = os.pwrite(descriptor, view, offset)
         view, offset = view[count:], offset + count
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _full_disk_named() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StorageFull(_FULL_TEXT) from None
-        raise
 
 
 def _publish(path: Path, target: Path, size: int) -> None:

@@ -123,7 +123,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, at: int) ->
 
 
 @pytest.mark.parametrize(
-    ("target", "name", "at"), [(os, "pwrite", 3), (os, "fsync", 1), (os, "fsync", 3), (Path, "replace", 2)]
+    ("target", "name", "at"), [(os, "pwrite", 3), (os, "fsync", 1), (os, "fsync", 3), (os, "replace", 2)]
 )
 def test_a_full_disk_leaves_the_model_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Any, name: str, at: int

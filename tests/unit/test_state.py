@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import struct
 from pathlib import Path
 
@@ -216,8 +217,8 @@ def test_a_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.Mon
     # /dev/full is a real device that answers every write with ENOSPC.
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, flags, mode: real("/dev/full", os.O_WRONLY))
     with pytest.raises(StorageFull, match="free some space"):
         mixed_state().save(tmp_path / "m")
     assert not (tmp_path / "m").exists()

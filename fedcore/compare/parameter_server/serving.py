@@ -6,7 +6,6 @@ about it. Each shard carries the actions out in the leader's order, on its own r
 
 from __future__ import annotations
 
-import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from fedcore.compare.parameter_server.shard import Shard
 from fedcore.compare.parameter_server.tasks import Task
 from fedcore.compare.parameter_server.transport import HEADER_BYTES, Pair, be_local, new_header
 from fedcore.compare.workers import ReportSink
+from fedcore.system.files import replacing
 
 _GOODBYE_SECONDS: Final = 60.0
 
@@ -100,9 +100,8 @@ class ShardProcess:
         return len(self._released)
 
     def _keep(self, path: Path) -> None:
-        draft = path.with_name(f".{path.name}")
-        np.save(draft, self.shard.values.numpy())
-        os.replace(draft, path)
+        with replacing(path) as file:
+            np.save(file, self.shard.values.numpy())
 
     def close(self) -> None:
         """Let the last messages leave."""

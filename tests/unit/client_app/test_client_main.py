@@ -8,7 +8,7 @@ import pytest
 from support.tiny import TINY
 from typer.testing import CliRunner
 
-from client_app.ledger import FolderLock
+from client_app.ledger import lock_folder
 from client_app.main import app
 from fedcore.flower.bundle import AppBundle
 
@@ -94,9 +94,8 @@ class TestBadInput:
         assert "no-data" in message
 
     def test_two_agents_with_one_kit(self, kit: Path, app_dir: Path, tmp_path: Path) -> None:
-        lock = FolderLock(kit)
-        status, message = fails(kit, app_dir, "--state-dir", str(tmp_path / "other"))
-        lock.close()
+        with lock_folder(kit):
+            status, message = fails(kit, app_dir, "--state-dir", str(tmp_path / "other"))
         assert status == 2
         assert "another agent uses" in message
 

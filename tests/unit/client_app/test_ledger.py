@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.ledger import LEDGER_FILE, FolderLock, Ledger
+from client_app.ledger import LEDGER_FILE, Ledger, lock_folder
 from fedcore.errors import ConfigurationError, ProtocolViolation, StorageFull
 from fedcore.privacy import Accountant, Release
 
@@ -103,7 +103,7 @@ def test_a_damaged_ledger_stops_the_agent(tmp_path: Path, line: bytes) -> None:
     (tmp_path / LEDGER_FILE).write_bytes(line)
     with pytest.raises(ConfigurationError, match=r"line 1 .* is damaged"):
         Ledger(tmp_path)
-    FolderLock(tmp_path).close()  # the failed start holds no lock
+    lock_folder(tmp_path).close()  # the failed start holds no lock
 
 
 def test_a_full_disk_is_named_and_nothing_counts_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

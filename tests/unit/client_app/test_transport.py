@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -268,9 +269,12 @@ class TestModels:
                 await self.fetch(client, tmp_path / "new", content)
         assert names_in(tmp_path) == ["global.safetensors", "state"]
 
-    async def test_a_full_disk_is_named(self, script: Script, client: Client, content: bytes, tmp_path: Path) -> None:
+    async def test_a_full_disk_is_named(
+        self, script: Script, client: Client, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         script.lies["model"] = lambda _: content
-        (tmp_path / "disk.part").symlink_to("/dev/full")
+        real = os.open
+        monkeypatch.setattr(os, "open", lambda path, flags, mode: real("/dev/full", os.O_WRONLY))
         async with script.serving():
             with pytest.raises(StorageFull, match="no space is left"):
                 await self.fetch(client, tmp_path / "disk", content)

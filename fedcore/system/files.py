@@ -1,0 +1,97 @@
+"""Files that are either as they were or complete, folders that one process holds alone, and disks that are full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from fedcore.errors import ConfigurationError, EnvironmentFailure, StorageFull
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o666, durable: bool = False) -> Iterator[BinaryIO]:
+    """A new file beside `path` that takes its place when the block ends well; an error leaves `path` as it was.
+
+    mode: of the new file, less the umask. durable: whether file and name are on the disk when the block has ended, so
+    that no power failure takes them back. Raises OSError.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+        if durable:
+            sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: bytes | str, *, mode: int = 0o666, durable: bool = False) -> None:
+    """Write a file at once, as `replacing` does; text is UTF-8. Raises OSError."""
+    with replacing(path, mode=mode, durable=durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable; raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def full_disk_named(text: str) -> Iterator[None]:
+    """Raise StorageFull(text) where the block finds that a disk or a quota is full; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise StorageFull(text) from error
+        raise
+
+
+class Lock:
+    """Held by one process alone, until it is closed or the process ends; use as a context manager.
+
+    path: a folder that is there, which may be on a read-only volume, or a file, which is made.
+    Raises ConfigurationError(taken) when another process holds it, EnvironmentFailure when it cannot be locked.
+    """
+
+    def __init__(self, path: Path, *, taken: str) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
+        try:
+            self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise EnvironmentFailure(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise EnvironmentFailure(f"{path} cannot be locked: {error.strerror}") from error
+            raise ConfigurationError(taken) from None
+
+    def close(self) -> None:
+        """Let another process have it; does nothing the second time."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,57 @@
+"""Files that are replaced as a whole, and locks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedcore.errors import ConfigurationError
+from fedcore.system.files import Lock, replacing, write_file
+
+
+@pytest.fixture
+def umask() -> None:
+    os.umask(0o022)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize(("mode", "found"), [(0o666, 0o644), (0o600, 0o600)])
+def test_a_file_is_replaced_with_the_mode_that_was_asked_for(tmp_path: Path, mode: int, found: int) -> None:
+    path = tmp_path / "file"
+    for text in ("one", "two"):
+        write_file(path, text, mode=mode, durable=True)
+        assert path.read_text() == text
+    assert path.stat().st_mode & 0o777 == found
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("whole")
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "whole"
+    assert path.read_text() == "new"
+
+
+def test_an_error_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("whole")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["", "lock"])
+def test_a_folder_or_a_file_is_held_once(tmp_path: Path, name: str) -> None:
+    lock = Lock(tmp_path / name, taken="taken")
+    with pytest.raises(ConfigurationError, match="taken"):
+        Lock(tmp_path / name, taken="taken")
+    lock.close()
+    lock.close()
+    with Lock(tmp_path / name, taken="taken"):
+        pass
