@@ -11,7 +11,6 @@ After a change of what report.json holds, from the repository's root:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -40,6 +39,7 @@ from fedcore.compare.report.tables import (
     sites_table,
 )
 from fedcore.errors import ConfigurationError
+from fedcore.system.files import write_file
 
 CURVES, SWEEPS = "curves", "sweeps"
 _SECTIONS = {"split": "data", "sites": "data"}
@@ -123,9 +123,9 @@ def drawings_of(comparison: Comparison) -> list[Drawing]:
 def write_report(comparison: Comparison, out: Path) -> str:
     """Write report.json, report.html, report.md and figures/*.png below `out`; returns the content of report.json."""
     content, drawings = Report.of(comparison).to_json(), drawings_of(comparison)
-    _write(out / "report.json", content)
-    _write(out / "report.html", page(comparison, drawings))
-    _write(out / "report.md", markdown(comparison, drawings))
+    write_file(out / "report.json", content)
+    write_file(out / "report.html", page(comparison, drawings))
+    write_file(out / "report.md", markdown(comparison, drawings))
     figures = out / "figures"
     figures.mkdir(exist_ok=True)
     for old in figures.glob("*.png"):
@@ -208,10 +208,3 @@ def _dash(dash: Any) -> str:
 
 def _fields(comparison: Comparison) -> dict[str, Any]:
     return {field.name: getattr(comparison, field.name) for field in fields(Comparison)}
-
-
-def _write(path: Path, text: str) -> None:
-    """Atomically, so that a reader never sees half a report."""
-    draft = path.with_name(f".{path.name}")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
