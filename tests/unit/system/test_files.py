@@ -39,9 +39,14 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
 def test_an_error_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("whole")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
+
+    def broken_off() -> None:
+        with replacing(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
     assert path.read_text() == "whole"
     assert list(tmp_path.iterdir()) == [path]
 
