@@ -5,37 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, NoReturn
-
-import typer
+from typing import NoReturn
 
 from client_app.ledger import LEDGER_FILE
-from fedcore.errors import ConfigurationError, EnvironmentFailure, FedcoreError
+from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.state import LOCAL_FOLDER, LocalModel, LocalStore
 
 
-def export(
-    kit: Annotated[Path, typer.Option(help="This client's kit.")],
-    out: Annotated[Path, typer.Option(help="Save the model here, as safetensors; a file of that name is replaced.")],
-    state_dir: Annotated[
-        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the model is as JSON.")] = False,
-) -> None:
-    """Copy out the model that this client keeps for itself: its personal tensors, and the global ones of their round.
+def export_model(kit: Path, state_dir: Path | None, out: Path, *, as_json: bool = False) -> str:
+    """Copy out the local model of the client whose kit this is; returns what it is, as a sentence or as JSON.
 
-    Example: fedcore client export --kit federation/clients/client-1 --out model.safetensors
-
-    The agent may run meanwhile. Only an app that keeps a local model has one to export.
+    Raises ConfigurationError where there is none, EnvironmentFailure where `out` cannot be written.
     """
-    try:
-        model = local_model(kit, state_dir)
-        _save(model, out)
-    except FedcoreError as error:
-        typer.secho(f"fedcore client export: {error}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(error.exit_code) from None
-    typer.echo(json.dumps(_facts(model, out), indent=2) if as_json else _sentence(model, out))
+    model = local_model(kit, state_dir)
+    _save(model, out)
+    return json.dumps(_facts(model, out), indent=2) if as_json else _sentence(model, out)
 
 
 def local_model(kit: Path, state_dir: Path | None = None) -> LocalModel:

@@ -1,4 +1,9 @@
-"""The `fedcore` command. Commands of the apps are found through entry points, so the library imports neither app."""
+"""The `fedcore` command.
+
+Each command is a function, or a group of them, in a module that imports little more than typer, so that help and
+completion are quick; what a command works with is imported when it runs. Commands of the apps are found through entry
+points, so the library imports neither app.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +13,36 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 import typer
-from rich.console import Console
-from rich.markup import escape
 from typer.core import TyperGroup
 
-from fedcore.config import JobSettings, override, parse_assignments
+import fedcore
 from fedcore.errors import BudgetSpent, FedcoreError
-from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
-from fedcore.system.version import fedcore_version
 
 if TYPE_CHECKING:
     from fedcore.events import RunEvent
     from fedcore.record import RunRecord
 
-INTERRUPTED = 130
-GROUP = "fedcore.commands"
-# Loaded like the commands of the apps, when it is needed.
-COMPARE = EntryPoint(name="compare", value="fedcore.compare.command:compare", group=GROUP)
+GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
-ORDER = ("provision", "server", "client", "run", "simulate", "compare")
+ORDER: Final = ("provision", "server", "client", "run", "simulate", "compare")
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
 RunConfig = Annotated[
-    list[str] | None, typer.Option("--run-config", help="key=value over \\[tool.flwr.app.config]; repeatable.")
+    list[str] | None,
+    typer.Option("--run-config", metavar="'K=V ...'", help="Values over \\[tool.flwr.app.config]; repeatable."),
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value over \\[tool.fedcore]; repeatable.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="'K=V ...'", help="Values over \\[tool.fedcore]; repeatable.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DataFolder = Annotated[
     Path | None, typer.Option("--data-dir", envvar="FEDCORE_DATA", help="Folder that holds the data sets.")
@@ -54,7 +56,7 @@ def provision_command(
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of the server, for its certificate; repeatable.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")] = DEFAULT_PORT,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the server.  \\[default: 8443]")] = None,
     min_cohort: Annotated[int | None, typer.Option(min=2, help="Least cohort in every client's policy.")] = None,
     min_threshold: Annotated[int | None, typer.Option(min=2, help="Least threshold in every client's policy.")] = None,
     max_epsilon: Annotated[
@@ -64,8 +66,13 @@ def provision_command(
 ) -> None:
     """Make a private federation: authority key, roster, private CA, and a kit for every client.
 
-    Example:  fedcore provision fed --clients 4
+    Example: fedcore provision fed --clients 4
     """
+    from rich.console import Console
+
+    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
+
+    port = port or DEFAULT_PORT
     default = Policy.default(clients)
     policy = Policy(
         min_cohort=min_cohort or default.min_cohort,
@@ -73,36 +80,20 @@ def provision_command(
         app_sha256=default.app_sha256,
         max_epsilon=max_epsilon,
     )
-    provision(
-        folder,
-        name=name,
-        clients=clients,
-        now=datetime.now(UTC),
-        hosts=host or list(DEFAULT_HOSTS),
-        port=port,
-        policy=policy,
-    )
+    hosts = host or list(DEFAULT_HOSTS)
+    provision(folder, name=name, clients=clients, now=datetime.now(UTC), hosts=hosts, port=port, policy=policy)
     if as_json:
         _print_json({"folder": str(folder), "federation": name, "clients": clients, "port": port})
         return
-    console = Console()
-    console.print(f"made the federation {name!r} in {folder}, for {clients} clients", highlight=False, soft_wrap=True)
-    console.print(
-        f"  server    {folder}/server        fedcore server --federation {folder}", highlight=False, soft_wrap=True
-    )
-    console.print(
+    console = Console(highlight=False, soft_wrap=True)
+    for line in (
+        f"made the federation {name!r} in {folder}, for {clients} clients",
+        f"  server    {folder}/server        fedcore server --federation {folder}",
         f"  clients   {folder}/clients/*     fedcore client --kit {folder}/clients/client-1 --app APP_DIR",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
         f"  operator  {folder}/operator      fedcore run APP_DIR --operator {folder}/operator",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
-        f"  authority {folder}/authority     keep it offline: it signs the roster", highlight=False, soft_wrap=True
-    )
+        f"  authority {folder}/authority     keep it offline: it signs the roster",
+    ):
+        console.print(line)
 
 
 def simulate_command(
@@ -118,14 +109,18 @@ def simulate_command(
 ) -> None:
     """Run an app in memory, with the same state machines as the real server and clients.
 
-    Example:  fedcore simulate examples/digits --clients 10 --drop 0.1
+    Example: fedcore simulate examples/digits --clients 10 --drop 0.1
     """
-    _use_data(data_dir)
+    from rich.console import Console
+
+    from fedcore.config import JobSettings, override, parse_assignments
     from fedcore.flower.app import FlowerApp
     from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
     from fedcore.simulate import Simulation
 
+    if data_dir is not None:
+        os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
     flower = FlowerApp.load(app)
     settings = JobSettings.from_mapping(
         {**flower.settings.to_mapping(), **parse_assignments(set_ or [])}, where="--set"
@@ -158,69 +153,84 @@ def simulate_command(
         raise typer.Exit(BudgetSpent.exit_code)
 
 
-class _InOrder(TyperGroup):
-    """Lists commands and groups of commands together, in the order of their use."""
+class _Commands(TyperGroup):
+    """The installed commands in the order of their use. One is imported when it is asked for."""
+
+    @cached_property
+    def _installed(self) -> Mapping[str, EntryPoint]:
+        own = {"provision": "fedcore.cli:provision_command", "simulate": "fedcore.cli:simulate_command"}
+        own["compare"] = "fedcore.compare.command:compare"
+        ours = (EntryPoint(name=name, value=value, group=GROUP) for name, value in own.items())
+        return {found.name: found for found in (*ours, *entry_points(group=GROUP))}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        return sorted(self._installed, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._installed and cmd_name not in self.commands:
+            self.commands[cmd_name] = _command(self._installed[cmd_name])
+        return self.commands.get(cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an error of ours becomes one line on standard error and an exit status.
+
+        After Ctrl-C typer ends with status 130, so a command that is interrupted tidies up and raises
+        KeyboardInterrupt again.
+        """
+        try:
+            return super().invoke(ctx)
+        except FedcoreError as error:
+            from rich.console import Console
+            from rich.markup import escape
+
+            text = f"[bold red]error:[/] {escape(str(error))}"
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+            raise typer.Exit(error.exit_code) from None
 
 
-def build(only: str = "") -> typer.Typer:
-    """The command line with all installed commands.
-
-    only: the command that is about to run. If it exists no other is loaded, since that takes longer than many
-    commands take themselves.
-    """
-    app = typer.Typer(
-        name="fedcore",
-        cls=_InOrder,
-        help="Federated learning whose server learns only sums.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    commands: dict[str, Callable[..., Any] | typer.Typer] = {
-        "provision": provision_command,
-        "simulate": simulate_command,
-    }
-    installed = {found.name: found for found in (COMPARE, *entry_points(group=GROUP))}
-    if only in commands:
-        installed = {}
-    elif only in installed:
-        commands, installed = {}, {only: installed[only]}
-    commands |= {name: found.load() for name, found in installed.items()}
-    for name, command in commands.items():
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
-    app.callback()(_root)
-    return app
+def _command(found: EntryPoint) -> click.Command:
+    """What an entry point names, a function or a group, as a command of click's."""
+    loaded = found.load()
+    if not isinstance(loaded, typer.Typer):
+        function, loaded = loaded, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        loaded.command(found.name)(function)
+    command = typer.main.get_command(loaded)
+    command.name = found.name
+    return command
 
 
-def main() -> None:
-    """Run the command line; errors of ours become one line on standard error and an exit status."""
-    try:
-        build(only=next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
-    except FedcoreError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
-        sys.exit(INTERRUPTED)
-
-
-def _root(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if show_version:
-        typer.echo(fedcore_version())
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedcore {fedcore.__version__}")
         raise typer.Exit
 
 
-def _use_data(data_dir: Path | None) -> None:
-    if data_dir is not None:
-        os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
+app = typer.Typer(
+    name="fedcore",
+    cls=_Commands,
+    help="Federated learning whose server learns only sums.",
+    no_args_is_help=True,
+    suggest_commands=False,  # click does
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Federated learning whose server learns only sums.
+
+    Example:  fedcore simulate examples/digits --clients 10
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="fedcore")
 
 
 @contextlib.contextmanager
@@ -235,6 +245,8 @@ def _print_json(value: Mapping[str, Any]) -> None:
 
 
 def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, float))
     Console().print(f"{summary['app']}: {summary['rounds']} rounds, {metrics}", highlight=False)
     if record.privacy is not None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
 from fedcore.errors import ConfigurationError, UnknownKey
 
 ROUNDS_KEY: Final = "num-server-rounds"
+
+# A key, and a value in which spaces stand only within quotes or brackets.
+_ASSIGNMENT = re.compile(r"""("[^"]+"|[^\s="]+)\s*=\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[])*)(?=\s|$)""")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +195,17 @@ class EngineConfig:
                 raise ConfigurationError(f"{_kebab(name)} is for engine {' or '.join(engines)}, not {self.engine}")
 
 
-def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """Read `key=value` words with TOML values, as in `lr=0.1 partition="iid"`; a bare word is a string."""
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read texts of one or several `key=value` with TOML values, as in `lr=0.1 name="a b"`; a bare word is a string.
+
+    Raises ConfigurationError for a text that holds anything else, or nothing.
+    """
     values: dict[str, Any] = {}
-    for text in assignments:
-        key, separator, raw = text.partition("=")
-        key = key.strip().strip('"')
-        if not separator or not key:
-            raise ConfigurationError(f"expected key=value, not {text!r}")
+    for key, raw in (pair for text in assignments for pair in split_assignments(text)):
         try:
-            values[key] = tomllib.loads(f"value = {raw.strip()}")["value"]
+            values[key] = tomllib.loads(f"value = {raw}")["value"]
         except tomllib.TOMLDecodeError:
-            values[key] = raw.strip()
+            values[key] = raw
     return values
 
 
@@ -210,6 +213,22 @@ def planned_rounds(run_config: Mapping[str, Any]) -> int | None:
     """How many rounds an app plans, by Flower's own key; None where its run config does not say so."""
     rounds = run_config.get(ROUNDS_KEY)
     return rounds if type(rounds) is int else None
+
+
+def split_assignments(text: str) -> list[tuple[str, str]]:
+    """The pairs of `a=1 b="x y"`, values as they are written; raises ConfigurationError."""
+    pairs: list[tuple[str, str]] = []
+    rest = text.strip()
+    while rest or not pairs:
+        found = _ASSIGNMENT.match(rest)
+        if found is None:
+            unbalanced = rest.count('"') % 2 or rest.count("'") % 2
+            raise ConfigurationError(
+                f"unbalanced quotes in {rest!r}" if unbalanced else f"expected key=value, not {rest!r}"
+            )
+        pairs.append((found[1].strip('"'), found[2]))
+        rest = rest[found.end() :].lstrip()
+    return pairs
 
 
 def override(defaults: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcore.errors import FedcoreError
-from fedcore.federation import ServerKit
-from fedcore.system.files import write_file
-from server_app import logs
-from server_app.http import serving
-from server_app.settings import ServerSettings
 
-log = logging.getLogger("fedcore.server")
-
-app = typer.Typer(add_completion=False)
-
-
-@app.command()
 def server(
     federation: Annotated[Path, typer.Option(help="Folder that `fedcore provision` made, or its server folder.")],
     host: Annotated[str, typer.Option(help="Address to listen on; default from server.toml.")] = "",
@@ -35,25 +22,23 @@ def server(
 
     Ctrl-C or SIGTERM stop it cleanly, with status 0; a run that was open is then marked as interrupted.
     """
+    import logging
+
+    from fedcore.federation import ServerKit
+    from fedcore.system.files import write_file
+    from server_app import logs
+    from server_app.http import serving
+    from server_app.settings import ServerSettings
+
+    log = logging.getLogger("fedcore.server")
     logs.configure(as_json=log_json)
-    try:
-        kit = ServerKit.load(federation)
-        settings = ServerSettings(data_dir=(data_dir or kit.data_dir).absolute())
+    kit = ServerKit.load(federation)
+    settings = ServerSettings(data_dir=(data_dir or kit.data_dir).absolute())
 
-        def ready(url: str) -> None:
-            log.info(
-                "federation %s: %d members, listening on %s",
-                kit.federation, len(kit.roster.members), url,
-            )  # fmt: skip
-            if ready_file is not None:
-                write_file(ready_file, f"{url}\n")  # somebody waits for it, and may read it at once
+    def ready(url: str) -> None:
+        log.info("federation %s: %d members, listening on %s", kit.federation, len(kit.roster.members), url)
+        if ready_file is not None:
+            write_file(ready_file, f"{url}\n")  # somebody waits for it, and may read it at once
 
-        serving.run(kit, settings, host=host or kit.host, port=kit.port if port < 0 else port, ready=ready)
-    except FedcoreError as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(error.exit_code) from None
+    serving.run(kit, settings, host=host or kit.host, port=kit.port if port < 0 else port, ready=ready)
     log.info("stopped")
-
-
-if __name__ == "__main__":
-    app()

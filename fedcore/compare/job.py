@@ -13,7 +13,7 @@ from fedcore.compare.modes import MODES, ChosenMode
 from fedcore.compare.modes.federated import TOGETHER
 from fedcore.compare.network import Network
 from fedcore.compare.run import Kill, ModeRun
-from fedcore.config import JobSettings, override, parse_assignments
+from fedcore.config import JobSettings, override, parse_assignments, split_assignments
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
@@ -105,19 +105,17 @@ def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:
 
 
 def parse_sweep(words: list[str]) -> dict[str, tuple[Scalar, ...]]:
-    """Read `lr=0.01,0.1` words: a key, and one value or several."""
+    """Read `lr=0.01,0.1 momentum=0.9`: keys, each with one value or several."""
     sweep: dict[str, tuple[Scalar, ...]] = {}
-    for word in words:
-        key, equals, values = word.partition("=")
+    for key, values in (pair for word in words for pair in split_assignments(word)):
         # A comma within quotes belongs to the value.
-        parts = re.findall(r'(?:"[^"]*"|[^,])+', values) if equals else []
+        parts = re.findall(r'(?:"[^"]*"|[^,])+', values)
         if not parts:
-            raise ConfigurationError(f"expected key=value or key=value,value, not {word!r}")
-        found = [(*parse_assignments([f"{key}={part}"]).items(),)[0] for part in parts]
-        name = found[0][0]
-        if name in sweep or len({json.dumps(value) for _, value in found}) != len(found):
-            raise ConfigurationError(f"--set names each key once, with each value once: {word!r}")
-        sweep[name] = tuple(value for _, value in found)
+            raise ConfigurationError(f"expected key=value or key=value,value, not {key}=")
+        found = tuple(parse_assignments([f'"{key}"={part}'])[key] for part in parts)
+        if key in sweep or len({json.dumps(value) for value in found}) != len(found):
+            raise ConfigurationError(f"--set names each key once, with each value once: {key}={values}")
+        sweep[key] = found
     return sweep
 
 

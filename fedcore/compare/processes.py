@@ -157,8 +157,8 @@ class LocalFederation:
 def run_command(
     app: Path, operator: Path, *, out: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> list[str]:
-    """The `fedcore run` command that submits `app` and prints its events as JSON lines."""
-    words = [*FEDCORE, "run", str(app), "--operator", str(operator), "--out", str(out), "--json"]
+    """The `fedcore run` command that submits `app` and prints its events as JSON lines; `out` is replaced."""
+    words = [*FEDCORE, "run", str(app), "--operator", str(operator), "--out", str(out), "--force", "--json"]
     for key, value in run_config.items():
         words += ["--run-config", f"{key}={toml_value(value)}"]
     for key, value in settings.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.cli import build
+from fedcore.cli import app
 from fedcore.config import JobSettings
 from fedcore.secagg.checks import Check
 
@@ -68,7 +68,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("command", ["provision", "server", "client", "run", "simulate", "compare"])
 def test_every_command_shows_an_example(command: str) -> None:
-    done = CliRunner().invoke(build(), [command, "--help"])
+    done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0
     shown = " ".join(done.output.split())
     assert re.search(rf"Example: +fedcore {command} [a-z-]", shown)
@@ -85,5 +85,5 @@ def test_every_command_shows_an_example(command: str) -> None:
 )
 def test_help_keeps_what_stands_in_brackets(command: str, words: list[str]) -> None:
     """Rich takes it for markup unless it is escaped."""
-    shown = CliRunner().invoke(build(), [command, "--help"]).output
+    shown = CliRunner().invoke(app, [command, "--help"]).output
     assert all(word in shown for word in words)

@@ -36,7 +36,7 @@ def test_secagg_loads_nothing_that_talks():
     assert result.stdout.split() == []
 
 
-@pytest.mark.parametrize("module", ["fedcore.flower.clientside", "client_app.main", "client_app.ranks.rank"])
+@pytest.mark.parametrize("module", ["fedcore.flower.clientside", "client_app.startup", "client_app.ranks.rank"])
 def test_an_app_without_torch_runs_without_it(module: str):
     """Its import takes seconds and 200 MB, in every rank of every client."""
     result = _run(sys.executable, "-c", f"import sys, {module};print('torch' in sys.modules)")

@@ -68,7 +68,7 @@ def test_json_of_the_commands_without_a_server(tmp_path: Path) -> None:
 def test_export_says_that_a_client_has_no_model_of_its_own(readable: Deployment) -> None:
     done = fedcore("client", "export", "--kit", readable.kit("client-1"), "--out", readable.folder / "model")
     assert done.returncode == 2
-    assert done.stderr.startswith("fedcore client export: ")
+    assert done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -89,7 +89,15 @@ def test_events_and_summary_of_a_plain_run_say_plain(readable: Deployment) -> No
 @pytest.mark.slow
 @side_by_side
 def test_a_person_is_told_of_a_plain_run_before_and_after_it(readable: Deployment) -> None:
-    command = ("run", TINY, "--operator", readable.federation.operator, "--out", readable.folder / "m.safetensors")
+    command = (
+        "run",
+        TINY,
+        "--operator",
+        readable.federation.operator,
+        "--out",
+        readable.folder / "m.safetensors",
+        "--force",
+    )
     plain = fedcore(*command, "--set", "aggregation=plain")
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.count(PLAIN_WARNING) == 2

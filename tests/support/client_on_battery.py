@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import client_app.main
+import client_app.startup
 from client_app.eligibility import Eligibility, Reading
+from fedcore.cli import main
 from fedcore.federation.eligibility import EligibilityRules
 
 UNPLUGGED: Final = "unplugged"
@@ -32,6 +33,6 @@ class OnBattery(Eligibility):
 
 
 if __name__ == "__main__":
-    OnBattery.file = Path(sys.argv.pop(1))
-    client_app.main.Eligibility = OnBattery  # type: ignore[misc]
-    client_app.main.app()
+    OnBattery.file, sys.argv[1] = Path(sys.argv[1]), "client"
+    client_app.startup.Eligibility = OnBattery  # type: ignore[misc]
+    main()

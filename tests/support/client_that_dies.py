@@ -13,8 +13,9 @@ import signal
 import sys
 from typing import Any
 
-from client_app.main import app
+import client_app.startup
 from client_app.transport import Transport
+from fedcore.cli import main
 from fedcore.wire import Message
 
 
@@ -42,8 +43,6 @@ class DoomedTransport(Transport):
 
 
 if __name__ == "__main__":
-    import client_app.main
-
-    DoomedTransport.fatal = sys.argv.pop(1)
-    client_app.main.Transport = DoomedTransport  # type: ignore[misc]
-    app()
+    DoomedTransport.fatal, sys.argv[1] = sys.argv[1], "client"
+    client_app.startup.Transport = DoomedTransport  # type: ignore[misc]
+    main()

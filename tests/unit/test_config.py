@@ -57,8 +57,37 @@ def test_assignments_are_toml_values_or_bare_words() -> None:
         "partition": "dirichlet:0.5",
         "flag": True,
     }
-    with pytest.raises(ConfigurationError, match="expected key=value"):
-        parse_assignments(["lr"])
+    assert parse_assignments(["strategy="]) == {"strategy": ""}
+
+
+def test_one_text_may_hold_several_assignments_as_flower_writes_them() -> None:
+    text = """num-server-rounds=3 lr = 0.1  name="two words" \"kind\"="a\\"b" site='the north' list=[1, 2] flag=false"""
+    assert parse_assignments([text, "lr=0.2"]) == {
+        "num-server-rounds": 3,
+        "lr": 0.2,
+        "name": "two words",
+        "kind": 'a"b',
+        "site": "the north",
+        "list": [1, 2],
+        "flag": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr", "expected key=value, not 'lr'"),
+        ("", "expected key=value, not ''"),
+        ("=3", "expected key=value, not '=3'"),
+        ("lr=0.1 rounds", "expected key=value, not 'rounds'"),
+        ("name=two words", "expected key=value, not 'words'"),
+        ("lr=0.1 name='two", 'unbalanced quotes in "name=\'two"'),
+        ('name="a"b" c=1', "unbalanced quotes"),
+    ],
+)
+def test_what_is_no_assignment_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_assignments([text])
 
 
 def test_an_override_keeps_types() -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from client_app.main import app
+from fedcore.cli import app
 from fedcore.federation import provision
 from fedcore.flower.bundle import AppBundle
 from fedcore.wire import Task, WithdrawalReason
@@ -60,18 +60,19 @@ def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PATIENT = """
 from functools import partial
-from client_app import main
+from client_app import startup
 from client_app.agent import Agent, Pauses
+from fedcore.cli import main
 
-main.Agent = partial(Agent, pauses=Pauses(farewell=60.0))
-main.app()
+startup.Agent = partial(Agent, pauses=Pauses(farewell=60.0))
+main()
 """
 """`fedcore client`, with all the time in the world to say that it leaves."""
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "ignore", "-c", PATIENT, *arguments),
+        *(sys.executable, "-W", "ignore", "-c", PATIENT, "client", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -139,6 +140,6 @@ def test_an_app_that_does_not_load(kit: Path, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "sleeper.py").write_text("1 / 0\n")
-    result = CliRunner().invoke(app, ["--kit", str(kit), "--app", str(folder)])
+    result = CliRunner().invoke(app, ["client", "--kit", str(kit), "--app", str(folder)])
     assert result.exit_code == 2
     assert result.stderr.strip().splitlines()[-1].endswith("rank 0 raised ZeroDivisionError: division by zero")

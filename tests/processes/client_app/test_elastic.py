@@ -44,7 +44,7 @@ def shape() -> Iterator[GroupShape]:
 @contextmanager
 def second_machine(app: Path, shape: GroupShape, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`fedcore client` as on the second machine, without a kit; killed at the end, with no chance to tidy up."""
-    command = [sys.executable, "-m", "client_app.main", "--app", str(app), "--nnodes", "2", "--node-rank", "1"]
+    command = [sys.executable, "-m", "fedcore", "client", "--app", str(app), "--nnodes", "2", "--node-rank", "1"]
     with (
         log.open("ab") as output,
         subprocess.Popen([*command, "--rdzv-endpoint", shape.rdzv_endpoint], stdout=output, stderr=output) as process,

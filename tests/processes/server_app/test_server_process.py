@@ -19,9 +19,9 @@ from support.ports import reserved_port
 from support.serverside import events_of, site, until
 from typer.testing import CliRunner
 
+from fedcore.cli import app
 from fedcore.errors import WorkerDied
 from fedcore.federation import Federation, OperatorKit, provision
-from server_app.main import app as command
 from server_app.runs.app_messages import Start
 from server_app.runs.app_process import AppProcess
 
@@ -118,7 +118,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: Federation, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     arguments = ["--federation", str(fleet.folder), "--ready-file", str(ready), "--log-json"]
-    server = subprocess.Popen([sys.executable, "-m", "server_app.main", *arguments], stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "fedcore", "server", *arguments], stderr=subprocess.PIPE, text=True
+    )
     try:
         while not ready.exists():
             assert server.poll() is None
@@ -128,11 +130,11 @@ def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: Federation, tm
         bearer = {"Authorization": f"Bearer {kit.token}"}
         with httpx.Client(base_url=kit.server_url, verify=context, headers=bearer, timeout=WAIT_SECONDS) as http:
             assert http.get("/v1/clients").json()["federation"] == "fleet"
-        second = CliRunner().invoke(command, ["--federation", str(fleet.folder)])
+        second = CliRunner().invoke(app, ["server", "--federation", str(fleet.folder)])
         assert second.exit_code == 2
         assert "another server uses the data folder" in second.stderr
-        other = ["--federation", str(fleet.folder), "--data-dir", str(tmp_path / "other")]
-        third = CliRunner().invoke(command, other)
+        other = ["server", "--federation", str(fleet.folder), "--data-dir", str(tmp_path / "other")]
+        third = CliRunner().invoke(app, other)
         assert third.exit_code == 4
         assert "choose one with --port" in third.stderr
         server.send_signal(signal.SIGTERM)

@@ -9,7 +9,7 @@ from support.tiny import TINY
 from typer.testing import CliRunner
 
 from client_app.ledger import lock_folder
-from client_app.main import app
+from fedcore.cli import app
 from fedcore.flower.bundle import AppBundle
 
 
@@ -21,7 +21,7 @@ def app_dir() -> Path:
 
 def fails(kit: Path, app_dir: Path, *more: str) -> tuple[int, str]:
     """Run the command in this process; returns the exit status and the one line on standard error."""
-    result = CliRunner().invoke(app, ["--kit", str(kit), "--app", str(app_dir), *more])
+    result = CliRunner().invoke(app, ["client", "--kit", str(kit), "--app", str(app_dir), *more])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.stderr.strip()
 
@@ -80,11 +80,11 @@ class TestBadInput:
         assert text in message
 
     def test_only_machine_0_needs_a_kit(self, app_dir: Path) -> None:
-        result = CliRunner().invoke(app, ["--app", str(app_dir)])
+        result = CliRunner().invoke(app, ["client", "--app", str(app_dir)])
         assert result.exit_code == 2
         assert "'--kit'" in result.stderr
         nodes = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "nowhere.invalid:1"]
-        result = CliRunner().invoke(app, ["--app", str(app_dir), *nodes])
+        result = CliRunner().invoke(app, ["client", "--app", str(app_dir), *nodes])
         assert result.exit_code == 2
         assert "nowhere.invalid cannot be reached" in result.stderr
 
@@ -106,6 +106,6 @@ class TestBadInput:
         assert "--state-dir" in message
 
     def test_help_shows_an_example(self) -> None:
-        result = CliRunner().invoke(app, ["--help"])
+        result = CliRunner().invoke(app, ["client", "--help"])
         assert result.exit_code == 0
         assert "Example: fedcore client --kit" in result.stdout.replace("\n", " ")

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from client_app.main import app
-from fedcore import cli
+from fedcore.cli import app
 from fedcore.federation import Federation
 from fedcore.state import LocalRecord, LocalStore, ModelState
 
@@ -28,7 +26,7 @@ def kit(federation: Federation, tmp_path: Path) -> Path:
 
 def export(kit: Path, out: Path, *more: str | Path) -> tuple[int, str, str]:
     """Exit status, standard output, standard error."""
-    words = ["export", "--kit", kit, "--out", out, *more]
+    words = ["client", "export", "--kit", kit, "--out", out, *more]
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert done.exception is None or isinstance(done.exception, SystemExit)
     return done.exit_code, done.stdout, done.stderr
@@ -89,16 +87,6 @@ def test_a_place_that_cannot_be_written(kit: Path, tmp_path: Path) -> None:
     ("words", "missing"), [((), "--kit"), (("--app", "x"), "--kit"), (("--kit", "x"), "--app"), (("export",), "--kit")]
 )
 def test_what_is_required_is_still_asked_for(words: tuple[str, ...], missing: str) -> None:
-    done = CliRunner().invoke(app, list(words))
+    done = CliRunner().invoke(app, ["client", *words])
     assert done.exit_code == 2
     assert f"Missing option '{missing}'" in done.stderr
-
-
-def test_a_group_of_commands_has_its_place_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is installed names the group; here it is named by hand, as a package's metadata would."""
-    found = type("EntryPoint", (), {"name": "client", "load": staticmethod(lambda: app)})
-    monkeypatch.setattr(cli, "entry_points", lambda group: [found])
-    help_of = CliRunner().invoke(cli.build(only="client"), ["client", "export", "--help"])
-    assert isinstance(app, typer.Typer)
-    assert help_of.exit_code == 0
-    assert "fedcore client export --kit" in help_of.stdout

@@ -133,7 +133,7 @@ def test_the_number_of_seeds_needs_the_first() -> None:
 
 
 def test_values_of_a_sweep() -> None:
-    words = ["lr=0.01,0.1", 'name="a,b",c', "s=inf,0", "partition=dirichlet:0.3,iid"]
+    words = ["lr=0.01,0.1", 'name="a,b",c s=inf,0', "partition=dirichlet:0.3,iid"]
     assert parse_sweep(words) == {
         "lr": (0.01, 0.1), "name": ("a,b", "c"), "s": (float("inf"), 0), "partition": ("dirichlet:0.3", "iid"),
     }  # fmt: skip

@@ -14,10 +14,10 @@ import uvicorn
 from support.serverside import Site, site, until
 from typer.testing import CliRunner
 
+from fedcore.cli import app
 from fedcore.federation import Federation
 from server_app.http.application import Application
 from server_app.http.head_limits import GuardedProtocol
-from server_app.main import app as command
 
 WAIT_SECONDS = 90.0
 """For what should come at once, on a machine that is busy."""
@@ -143,13 +143,13 @@ async def test_a_truncated_upload_leaves_nothing_and_can_come_again(
 
 
 def test_a_missing_kit_is_a_clear_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(command, ["--federation", str(tmp_path / "none")])
+    result = CliRunner().invoke(app, ["server", "--federation", str(tmp_path / "none")])
     assert result.exit_code == 2
     assert "there is no such folder" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_help_has_an_example() -> None:
-    result = CliRunner().invoke(command, ["--help"])
+    result = CliRunner().invoke(app, ["server", "--help"])
     assert result.exit_code == 0
     assert "fedcore server --federation federation" in result.stdout

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.cli import build
+from fedcore.cli import app
 from fedcore.errors import EncodingError
 from fedcore.privacy import grid_scale, rounded_norm_squared
 
@@ -91,8 +91,8 @@ def test_integer_tensors_are_refused_with_the_alternative(simulate: Simulate) ->
 
 def test_the_command_says_epsilon_and_ends_with_status_6(tmp_path: Path) -> None:
     command = ["simulate", str(STEADY), "--clients", "3", "--run-config", "num-server-rounds=3", "--json"]
-    command += ["--set", "dp-epsilon=5", "--set", "dp-rounds=2", "--out", str(tmp_path / "model.safetensors")]
-    result = CliRunner().invoke(build(only="simulate"), command)
+    command += ["--set", "dp-epsilon=5 dp-rounds=2", "--out", str(tmp_path / "model.safetensors")]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 6
     summary = json.loads(result.stdout)
     assert summary["status"] == "finished"

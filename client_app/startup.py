@@ -1,0 +1,202 @@
+"""Starts what `fedcore client` runs, from what its command line says, and ends it at a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from client_app.agent import Agent
+from client_app.eligibility import Eligibility
+from client_app.exchange import Client, prepare_state_dir
+from client_app.ledger import Ledger, lock_folder
+from client_app.output import Output
+from client_app.ranks.elastic import ElasticGroup, serve_node
+from client_app.ranks.group import GroupSettings, RankGroup
+from client_app.ranks.group_size import GroupShape
+from client_app.ranks.supervisor import LocalGroup
+from client_app.transport import Transport, signer, tls_context
+from fedcore.config import EngineConfig, parse_assignments
+from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
+from fedcore.federation import ClientKit
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.bundle import AppBundle
+from fedcore.state import LOCAL_FOLDER
+from fedcore.wire import Scalar
+
+_MASK_THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says."""
+
+    kit: Path | None
+    app: Path
+    node_config: str = ""
+    data_dir: Path | None = None
+    state_dir: Path | None = None
+    shape: GroupShape = field(default_factory=GroupShape)
+    engine: Mapping[str, Scalar] = field(default_factory=dict)
+    json: bool = False
+
+
+def engine_settings(name: str, assignments: Sequence[str]) -> dict[str, Scalar]:
+    """What `--engine` and `--engine-set` say; raises ConfigurationError."""
+    settings = _scalars(parse_assignments(assignments), "--engine-set")
+    return {"engine": name, **settings} if name else settings
+
+
+def start(options: Options) -> None:
+    """Run the agent, or on a machine other than 0 its ranks, until it is told to stop.
+
+    Raises FedcoreError, KeyboardInterrupt after Ctrl-C; returns after SIGTERM.
+    """
+    asyncio.run(_run_agent(options) if options.shape.node_rank == 0 else _run_node(options))
+
+
+async def _run_agent(options: Options) -> None:
+    if options.kit is None:
+        raise ConfigurationError("--kit is missing: a folder that `fedcore provision` made for this client")
+    kit = ClientKit.load(options.kit)
+    settings = group_settings(kit, options)
+    output = Output(name=kit.name, as_json=options.json)
+    with lock_folder(kit.folder):
+        state_dir = _prepared(_state_folder(options, kit))
+        with Ledger(state_dir) as ledger:
+            group = _group(settings, options.shape, output)
+            transport = Transport(
+                url=kit.server_url,
+                tls=tls_context(kit.ca_file),
+                sign=signer(kit),
+                notice=lambda text: output.warning("waiting", text),
+            )
+            async with transport:
+                client_ = Client(
+                    kit=kit,
+                    app_sha256=settings.app_sha256,
+                    transport=transport,
+                    work=group,
+                    ledger=ledger,
+                    state_dir=state_dir,
+                    output=output,
+                    threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
+                    eligibility=Eligibility.of(kit.policy.eligibility),
+                )
+                await _until_signal(_serve(client_, group), output)
+
+
+async def _run_node(options: Options) -> None:
+    kit = ClientKit.load(options.kit) if options.kit is not None else None
+    settings = group_settings(kit, options)
+    output = Output(name=f"node-{options.shape.node_rank}", as_json=options.json)
+    output.info("start", f"app {settings.app_sha256}")
+    _warn(options.shape, output)
+    await _until_signal(serve_node(settings, options.shape, output), output)
+
+
+def _group(settings: GroupSettings, shape: GroupShape, output: Output) -> RankGroup:
+    _warn(shape, output)
+    if shape.nnodes == 1:
+        return LocalGroup(settings, output)
+    return ElasticGroup(settings, output, shape=shape)
+
+
+def _warn(shape: GroupShape, output: Output) -> None:
+    if warning := shape.warning():
+        output.warning("ranks", warning)
+
+
+def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
+    """Check the installed app against the policy, and put together what the ranks need.
+
+    Without a kit, on a machine other than 0, the ranks get identity and node config from there, and check that the
+    app is the same.
+    """
+    FlowerApp.load(options.app)  # a broken pyproject.toml shows here, before anything is started
+    sha256 = AppBundle.from_folder(options.app).sha256
+    pinned = kit.policy.app_sha256 if kit is not None else None
+    if pinned is not None and pinned != sha256:
+        raise AppError(
+            f"policy.toml agrees to the app {pinned[:12]}… only, {options.app} is {sha256}; install the agreed app, "
+            "or change app-sha256"
+        )
+    shape = options.shape
+    EngineConfig.from_mapping(options.engine, ranks=shape.nproc_per_node * shape.nnodes)
+    if options.data_dir is not None and not options.data_dir.is_dir():
+        raise ConfigurationError(f"--data-dir: there is no folder {options.data_dir}")
+    return GroupSettings(
+        app=options.app.resolve(),
+        app_sha256=sha256,
+        client_id=kit.client_id if kit is not None else 0,
+        node_config={**(kit.node_config if kit is not None else {}), **_node_config(options.node_config)},
+        data_dir=options.data_dir.resolve() if options.data_dir else None,
+        local_folder=_state_folder(options, kit) / LOCAL_FOLDER if kit is not None else None,
+        engine=options.engine,
+        ranks=shape.nproc_per_node,
+    )
+
+
+async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None:
+    """Do `work` until SIGINT or SIGTERM; the first signal cancels it, and a second one those who tidy up."""
+    loop = asyncio.get_running_loop()
+    working = asyncio.ensure_future(work)
+    caught: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        caught.append(number)
+        working.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await working
+    except asyncio.CancelledError:
+        output.info("stopped", f"by {caught[0].name}" if caught else "")
+    if signal.SIGINT in caught:
+        raise KeyboardInterrupt
+
+
+async def _serve(client_: Client, group: RankGroup) -> None:
+    output = client_.output
+    output.info("start", f"app {client_.app_sha256}, policy: {_policy_text(client_)}")
+    try:
+        await group.start()
+        await Agent(client_).run()
+    finally:
+        await group.stop()
+
+
+def _policy_text(client_: Client) -> str:
+    policy = client_.kit.policy
+    plain = ", plain aggregation allowed: the server may read updates" if policy.allow_plain else ""
+    epsilon = f", epsilon at most {policy.max_epsilon:g} at delta {policy.delta:g}" if policy.max_epsilon else ""
+    return f"at least {policy.min_cohort} clients, threshold at least {policy.min_threshold}{plain}{epsilon}"
+
+
+def _node_config(text: str) -> dict[str, Scalar]:
+    return _scalars(parse_assignments([text] if text else []), "--node-config")
+
+
+def _scalars(values: Mapping[str, Any], where: str) -> dict[str, Scalar]:
+    for key, value in values.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigurationError(f"{where}: {key} must be a number, a string, true or false")
+    return dict(values)
+
+
+def _state_folder(options: Options, kit: ClientKit) -> Path:
+    return (options.state_dir or kit.folder / "state").resolve()
+
+
+def _prepared(folder: Path) -> Path:
+    try:
+        return prepare_state_dir(folder)
+    except OSError as error:
+        raise EnvironmentFailure(
+            f"the state folder {folder} cannot be used ({error.strerror}); name another with --state-dir"
+        ) from error

@@ -1,0 +1,82 @@
+"""A comparison on a terminal: its progress, its report, the list of modes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedcore.compare.execution import RunStart, carry_out
+from fedcore.compare.job import CompareJob, describe
+from fedcore.compare.modes import MODES
+from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
+from fedcore.errors import ConfigurationError
+from fedcore.events import EventSink
+from fedcore.progress import ProgressView
+
+
+def watch(job: CompareJob, console: Console, *, drop: bool, force: bool) -> Comparison:
+    """Carry out a comparison with its progress on the console."""
+
+    @contextlib.contextmanager
+    def progress(start: RunStart) -> Iterator[EventSink]:
+        left = f", about {_duration(start.seconds_left)} left" if start.seconds_left else ""
+        console.print(
+            f"run {start.number} of {start.total}: {escape(describe(start.run))}{left}", highlight=False, soft_wrap=True
+        )
+        with ProgressView(console, start.run.mode.label) as view:
+            yield view.show
+
+    try:
+        comparison = carry_out(job, progress, drop=drop, force=force)
+    except KeyboardInterrupt:
+        text = f"interrupted; runs that finished are kept in {job.out}, and the same command without --force goes on"
+        console.print(text, highlight=False, soft_wrap=True)
+        raise
+    for run in comparison.runs:
+        if run.status == "failed":
+            text = f"{run.mode}, seed {run.seed} failed: {run.reason}"
+            console.print(f"[red]{escape(text)}[/]", highlight=False, soft_wrap=True)
+    return comparison
+
+
+def overlay(reports: list[Path], out: Path, console: Console, *, force: bool, as_json: bool) -> None:
+    """Lay reports over one another, and write the report of all of them."""
+    if out.exists() and not out.is_dir():
+        raise ConfigurationError(f"--out: {out} is a file; name a folder")
+    if out.exists() and any(out.iterdir()) and not (force and (out / "report.json").is_file()):
+        raise ConfigurationError(f"{out} is not empty; choose another --out, or --force to replace a report in it")
+    comparison = merge(read_reports(reports))
+    out.mkdir(parents=True, exist_ok=True)
+    show(comparison, out, console, as_json=as_json)
+
+
+def show(comparison: Comparison, out: Path, console: Console, *, as_json: bool) -> None:
+    """Write the report, and print it."""
+    report = write_report(comparison, out)
+    if as_json:
+        sys.stdout.write(report)
+        return
+    console.print(terminal_table(comparison))
+    console.print(f"report: {out}/report.html, report.md, report.json", highlight=False, soft_wrap=True)
+
+
+def modes_table() -> Table:
+    """Every mode with its options and their defaults."""
+    table = Table("mode", "what it is", "options", box=box.SIMPLE_HEAVY, pad_edge=False)
+    for name, mode in MODES.items():
+        options = ", ".join(f"{key}={option.default}" for key, option in mode.options.items())
+        table.add_row(name, mode.title, escape(options))
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
