@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.config import JobSettings
+from fedcore.events import RunEvent
 from fedcore.secagg.checks import Check
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,13 @@ def test_every_setting_is_documented_with_its_default() -> None:
         assert row, f"docs/operating.md says nothing of {key}"
         shown = row.group(1).strip().strip("`").split()[0]
         assert shown == (f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value).removesuffix(".0"))
+
+
+def test_every_event_is_documented_with_its_keys() -> None:
+    text = read("docs/operating.md")
+    for event in typing.get_args(RunEvent):
+        keys = ", ".join(f"`{key}`" for key in event.model_fields if key != "kind")
+        assert f"| `{event.model_fields['kind'].default}` | {keys} |" in text
 
 
 def test_the_threat_model_names_only_checks_that_exist() -> None:
