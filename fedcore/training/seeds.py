@@ -28,24 +28,46 @@ def derive_seed(*parts: int | str) -> int:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Run a block with the global generators of random, NumPy and torch at `seed`.
+def generators_kept() -> Iterator[None]:
+    """Run a block that may seed the global generators of random, NumPy and torch, and draw from them.
 
-    The states from before come back afterwards, so that seeding in one place never decides what is
-    drawn in another. Initial weights and dropout draw from these generators.
+    The states from before come back afterwards, so that seeding in one place never decides what is drawn in another.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     # Only the device that this process computes on; a loader process that was forked must not ask which it is.
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
         try:
             yield
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def seed_generators(seed: int) -> None:
+    """Set the global generators of random, NumPy and torch, the last on the devices that are in use already.
+
+    They draw the same as after `torch.manual_seed`, which takes fifty times as long: for each kind of accelerator that
+    is not in use it keeps the seed for later, together with a trace of the stack.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run a block with the global generators at `seed`: initial weights and dropout draw from them.
+
+    The states from before come back afterwards.
+    """
+    with generators_kept():
+        seed_generators(seed)
+        # The block may be the first to use a device.
+        torch.manual_seed(seed)
+        yield
 
 
 def be_deterministic() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedcore.data.types import Split
 from fedcore.training.engines.batches import Batch, Rows
 from fedcore.training.losses import as_features
-from fedcore.training.seeds import derive_seed, seeded
+from fedcore.training.seeds import derive_seed, generators_kept, seed_generators
 
 TrainingData: TypeAlias = Split | Dataset[tuple[Tensor, Tensor]]
 """Arrays in memory, or a map-style dataset of pairs (x, y)."""
@@ -41,16 +41,20 @@ class _Order:
 class _Seeded(Dataset[Any]):
     """A dataset whose random augmentation depends on seed, step and row alone, whatever process reads the example.
 
-    A worker that stays would otherwise draw on from where the last round left it.
+    A worker that stays would otherwise draw on from where the last round left it. To keep the generators as they were
+    costs more than an example, so that it is done once for a batch.
     """
 
     def __init__(self, data: Dataset[Any]) -> None:
         self._data = data
 
-    def __getitem__(self, place: _Place) -> Any:
-        row, seed = place
-        with seeded(seed):
-            return self._data[row]
+    def __getitems__(self, places: list[_Place]) -> list[Any]:
+        with generators_kept():
+            return [self._read(*place) for place in places]
+
+    def _read(self, row: int, seed: int) -> Any:
+        seed_generators(seed)
+        return self._data[row]
 
 
 class Loaders:

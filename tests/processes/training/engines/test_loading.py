@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from fedcore.config import EngineConfig
 from fedcore.data import Split
 from fedcore.training.engines import Recipe, World, make_engine
+from fedcore.training.seeds import derive_seed, seeded
 from tests.support.engine_runs import MODELS, OPTIMIZERS
 
 
@@ -64,6 +65,28 @@ def test_random_augmentation_follows_the_seed_whoever_reads(engine):
     assert torch.equal(alone[:, columns], helped[:, columns])
     assert len(alone[:, 2:].unique()) == alone[:, 2:].numel()
     assert not set(alone[:, 2].tolist()) & set(other[:, 2].tolist())
+
+
+def test_an_example_draws_from_its_own_seed(engine):
+    drawn = walk(engine, Noisy(), workers=0, seed=1)
+    for place, (row, _, *draws) in enumerate(drawn.tolist()):
+        with seeded(derive_seed("example", 1, place // 4, int(row))):
+            assert draws == [random.random(), np.random.rand(), float(torch.rand(()))]
+
+
+def test_generators_are_kept_and_restored_once_for_a_batch(engine, monkeypatch):
+    """Each costs more than a small example; torch.manual_seed would cost most of all."""
+    calls = []
+    for module, name in ((torch, "manual_seed"), (np.random, "get_state"), (np.random, "set_state")):
+        real = getattr(module, name)
+
+        def counted(*arguments, name=name, real=real):
+            calls.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, counted)
+    walk(engine, Noisy(), workers=0, seed=1)
+    assert calls == ["get_state", "set_state"] * 3
 
 
 def test_reading_leaves_the_global_generators_alone(engine):
