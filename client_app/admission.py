@@ -125,8 +125,6 @@ def _sound_encoding(task: Task) -> AnyEncoding:
         return encoding_of(task)
     except ConfigurationError as error:
         raise ProtocolViolation("encoding-refused", str(error)) from None
-    except (TypeError, ValueError, OverflowError):
-        raise ProtocolViolation("encoding-refused", "the encoding is malformed") from None
 
 
 def check_privacy(task: Task, encoding: AnyEncoding, policy: Policy, spent: Accountant) -> None:

@@ -7,12 +7,14 @@ numbered. No event holds anything that the server could not know anyway: of upda
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field
 
+from fedcore.privacy import PrivacyPlan
 from fedcore.wire import Message, MetricValue, ModelRef, RunStatus, Sha256, is_training
 
 Aggregation = Literal["secure", "plain", "none"]
@@ -32,6 +34,20 @@ class PrivacyTerms(Message):
     metric_bound: float
     epsilon_budget: float | None
     delta: float
+
+    @classmethod
+    def of(cls, plan: PrivacyPlan | None) -> Self | None:
+        """The terms of a plan; None for a run without one."""
+        if plan is None:
+            return None
+        return cls(
+            mechanism=plan.mechanism,
+            noise_multiplier=plan.noise_multiplier,
+            clip_norm=plan.clip_norm,
+            metric_bound=plan.metric_bound,
+            epsilon_budget=plan.epsilon if math.isfinite(plan.epsilon) else None,
+            delta=plan.delta,
+        )
 
 
 class ClientsOnline(Message):

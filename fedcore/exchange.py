@@ -9,26 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import numpy as np
+from pydantic import InstanceOf, PlainSerializer
 
 from fedcore.codec import (
     AnyEncoding,
     CodecSettings,
+    Decoded,
     Statistics,
-    encoding_from_json,
-    encoding_to_json,
     first_encoding,
     next_encoding,
     private_encoding,
 )
 from fedcore.config import JobSettings
-from fedcore.errors import ConfigurationError
+from fedcore.errors import ConfigurationError, EncodingError, UsageError
 from fedcore.privacy import PrivacyPlan
 from fedcore.secagg import Agreement, RoundParameters, cohort_graph, corrupt_clients, default_quorum
 from fedcore.state import Layout, ModelState
 from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task
 
 NO_MODEL = b"\x00" * 32
+COHORT: Final = 0
+"""The node of a reply that is the whole cohort's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +54,46 @@ class ExchangeRequest:
     timeout: float | None = None
 
 
+def _path_of(state: ModelState | Path | None) -> str | None:
+    path = state.path if isinstance(state, ModelState) else state
+    if state is not None and path is None:
+        raise UsageError("a model that is only in memory cannot be sent to another process")
+    return str(path) if path else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeReply:
-    """One reply: the whole cohort's weighted mean (node 0) in secure mode, one client's answer in plain mode."""
+    """One reply: the whole cohort's weighted mean (node 0) in secure mode, one client's answer in plain mode.
+
+    state: None where no model was asked for. The path of a safetensors file stands for a state that nobody has needed
+    yet, and in JSON for any state, so that a reply can be sent to another process.
+    """
 
     node: int
-    state: ModelState | None
+    state: Annotated[InstanceOf[ModelState] | Path | None, PlainSerializer(_path_of)]
     examples: int
     metrics: Mapping[str, MetricValue]
+
+    @classmethod
+    def of_cohort(cls, decoded: Decoded) -> Self:
+        """What a secure exchange replies."""
+        return cls(node=COHORT, state=decoded.state, examples=decoded.examples, metrics=decoded.metrics)
+
+    def model(self) -> ModelState | None:
+        """The state, mapped where it is a file."""
+        return ModelState.open(self.state) if isinstance(self.state, Path) else self.state
+
+
+def mean_metrics(replies: Sequence[ExchangeReply]) -> dict[str, MetricValue]:
+    """Mean of every metric of single clients' replies, weighted by examples; lists element by element."""
+    weights = [reply.examples for reply in replies]
+    if not sum(weights):
+        return {}
+    means = {
+        name: np.average([reply.metrics[name] for reply in replies], axis=0, weights=weights)
+        for name in replies[0].metrics
+    }
+    return {name: mean.tolist() if isinstance(mean, np.ndarray) else float(mean) for name, mean in means.items()}
 
 
 @dataclass(slots=True)
@@ -152,7 +189,7 @@ def make_task(
         cohort=sorted(cohort),
         quorum=quorum_for(settings, len(cohort)),
         protection=protection_for(settings, len(cohort)),
-        encoding=encoding_to_json(encoding) if encoding else None,
+        encoding=encoding,
         seconds=seconds,
     )
 
@@ -193,4 +230,6 @@ def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_h
 
 def encoding_of(task: Task) -> AnyEncoding:
     """The encoding that a secure task announces; raises EncodingError where it is none."""
-    return encoding_from_json(task.encoding or {})
+    if task.encoding is None:
+        raise EncodingError("a secure exchange names its encoding, and this one names none that can be read")
+    return task.encoding

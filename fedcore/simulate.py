@@ -26,6 +26,7 @@ from fedcore.events import (
     EventSink,
     ExchangeDone,
     ExchangeFailed,
+    PrivacyTerms,
     RunEnded,
     RunStarted,
     ignore,
@@ -35,6 +36,7 @@ from fedcore.exchange import (
     ExchangeReply,
     ExchangeRequest,
     make_task,
+    mean_metrics,
     round_parameters,
 )
 from fedcore.flower.app import FlowerApp
@@ -45,7 +47,7 @@ from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.privacy import PrivacyAccount
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
 from fedcore.state import ModelState
-from fedcore.wire import MetricValue, ModelRef, RunStatus, Scalar, Task, is_training
+from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_training
 
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
@@ -99,7 +101,7 @@ class Simulation:
                 app=self.app.name,
                 aggregation=self.settings.aggregation,
                 rounds=planned_rounds(self.run_config),
-                privacy=self._plan.privacy.terms() if self._plan.privacy else None,
+                privacy=PrivacyTerms.of(self._plan.privacy),
             )
         )
         outcome = run_server_app(
@@ -166,7 +168,7 @@ class Simulation:
         if not replies:
             raise RoundFailed("every client dropped out")
         size = request.model.layout.nbytes if request.model and task.trains else 0
-        mean = weighted_metrics(replies)
+        mean = mean_metrics(replies)
         self._done(request, [r.node for r in replies], sum(r.examples for r in replies), mean, started, size, 0)
         return replies
 
@@ -194,7 +196,7 @@ class Simulation:
         clipped = sum(decoded.statistics.clipped)
         size = encoding.words * 8
         self._done(request, survivors, decoded.examples, decoded.metrics, started, size, clipped)
-        return [ExchangeReply(node=0, state=decoded.state, examples=decoded.examples, metrics=decoded.metrics)]
+        return [ExchangeReply.of_cohort(decoded)]
 
     def _doomed(self, cohort: Sequence[int]) -> dict[int, str]:
         """Which clients drop out of this exchange, and before which step."""
@@ -315,21 +317,6 @@ def model_ref(model: ModelState | None) -> ModelRef | None:
     for array in model.values():
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
-
-
-def weighted_metrics(replies: Sequence[ExchangeReply]) -> dict[str, MetricValue]:
-    """Mean of every metric, weighted by examples; lists element by element."""
-    weights = [reply.examples for reply in replies]
-    if not sum(weights):
-        return {}
-    return {
-        name: _plain_number(np.average([reply.metrics[name] for reply in replies], axis=0, weights=weights))
-        for name in replies[0].metrics
-    }
-
-
-def _plain_number(value: Any) -> MetricValue:
-    return value.tolist() if isinstance(value, np.ndarray) else float(value)
 
 
 def _encoded(

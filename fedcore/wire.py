@@ -15,9 +15,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
-API_VERSION = "v1"
+from fedcore.codec import AnyEncoding
+from fedcore.errors import FedcoreError
+
 MAX_COHORT = 10_000
 SHA256_HEX = r"^[0-9a-f]{64}$"
 
@@ -182,6 +192,15 @@ class Protection(Message):
     agreement: Name
 
 
+def _encoding_or_none(value: object, validate: ValidatorFunctionWrapHandler) -> AnyEncoding | None:
+    """What is no encoding becomes None, as which every client refuses a secure exchange and can say why it leaves."""
+    try:
+        encoding: AnyEncoding | None = validate(value)
+    except (FedcoreError, TypeError, ValueError, OverflowError):
+        return None
+    return encoding
+
+
 class Task(Message):
     """One exchange that a client is asked to take part in: one `send_and_receive` of the ServerApp.
 
@@ -204,7 +223,7 @@ class Task(Message):
     cohort: list[ClientId] = Field(min_length=1, max_length=MAX_COHORT)
     quorum: int = Field(ge=1)
     protection: Protection | None
-    encoding: dict[str, Any] | None
+    encoding: Annotated[AnyEncoding | None, WrapValidator(_encoding_or_none)]
     seconds: float = Field(gt=0, description="time that is left for the local work")
 
     @property

@@ -254,9 +254,9 @@ class ExchangeGrid(Grid):
     def _reply(self, reply: ExchangeReply, message: Message, request: ExchangeRequest) -> Message:
         metrics = MetricRecord({self.weight_key: reply.examples, **reply.metrics})
         content = RecordDict({"metrics": metrics})
-        if reply.state is not None:
-            self._last_state = reply.state
-            content[request.arrays_key or "arrays"] = arrays_from_state(reply.state)
+        if (state := reply.model()) is not None:
+            self._last_state = state
+            content[request.arrays_key or "arrays"] = arrays_from_state(state)
         metadata = Metadata(
             run_id=self.run_id,
             message_id=uuid.uuid4().hex,

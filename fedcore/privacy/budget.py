@@ -8,7 +8,6 @@ from typing import Self
 
 from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError
-from fedcore.events import PrivacyTerms
 from fedcore.privacy.accounting import Accountant, calibrated_multiplier, coarsest_release
 from fedcore.privacy.release import Release
 from fedcore.privacy.tables import Mechanism
@@ -59,17 +58,6 @@ class PrivacyPlan:
         )
         plan._check_one_exchange()
         return plan
-
-    def terms(self) -> PrivacyTerms:
-        """What the record of a run says about its privacy."""
-        return PrivacyTerms(
-            mechanism=self.mechanism,
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            metric_bound=self.metric_bound,
-            epsilon_budget=self.epsilon if math.isfinite(self.epsilon) else None,
-            delta=self.delta,
-        )
 
     def _check_one_exchange(self) -> None:
         cost = Accountant((coarsest_release(self.mechanism, self.noise_multiplier),)).epsilon(self.delta)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcore.config import JobSettings
+from fedcore.exchange import ExchangeReply
 from fedcore.wire import MetricValue, Task
 from server_app.http.guard import Account
 from server_app.http.polling import Bell
@@ -43,20 +44,10 @@ class ExchangeSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyFile:
-    """A reply for the ServerApp, its model as a safetensors file; node 0 is the whole cohort."""
-
-    node: int
-    state: Path | None
-    examples: int
-    metrics: Mapping[str, MetricValue]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeResult:
     """What came out: the replies, whose contribution is in them, and figures to show."""
 
-    replies: tuple[ReplyFile, ...]
+    replies: tuple[ExchangeReply, ...]
     survivors: frozenset[int]
     examples: int
     metrics: Mapping[str, MetricValue]

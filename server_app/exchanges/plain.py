@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.errors import EncodingError, PeerError
+from fedcore.exchange import ExchangeReply, mean_metrics
 from fedcore.state import ModelState
-from fedcore.wire import ManifestIn, MetricValue, ProblemKind
-from server_app.exchanges.context import ExchangeResult, ExchangeSetup, ReplyFile
+from fedcore.wire import ManifestIn, ProblemKind
+from server_app.exchanges.context import ExchangeResult, ExchangeSetup
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
@@ -28,7 +29,7 @@ class PlainExchange(Exchange):
         model = setup.task.model if setup.task.trains else None
         longest = model.size + setup.upload_slack_bytes if model else 0
         super().__init__(setup, UpdateLimits(longest=longest, exact=not model))
-        self._replies: dict[int, ReplyFile] = {}
+        self._replies: dict[int, ExchangeReply] = {}
 
     def seconds_for(self, stage: str) -> float:
         """For the local work and the upload together."""
@@ -76,29 +77,9 @@ class PlainExchange(Exchange):
 
     async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
         """The reply; where no model is asked for, the manifest is all of it."""
-        self._replies[client] = ReplyFile(
+        self._replies[client] = ExchangeReply(
             node=client,
             state=path,
             examples=manifest.examples or 0,
             metrics=dict(manifest.values or {}),
         )
-
-
-def mean_metrics(replies: tuple[ReplyFile, ...]) -> dict[str, MetricValue]:
-    """Means weighted by examples, to show beside the secure ones; lists element by element."""
-    total = sum(reply.examples for reply in replies)
-    if not total:
-        return {}
-    means: dict[str, MetricValue] = {}
-    for name, first in replies[0].metrics.items():
-        pairs = [(reply.examples / total, reply.metrics[name]) for reply in replies]
-        if isinstance(first, list):
-            rows = [[weight * item for item in _as_list(value)] for weight, value in pairs]
-            means[name] = [sum(column) for column in zip(*rows, strict=True)]
-        else:
-            means[name] = sum(weight * _as_list(value)[0] for weight, value in pairs)
-    return means
-
-
-def _as_list(value: MetricValue) -> list[float]:
-    return value if isinstance(value, list) else [value]

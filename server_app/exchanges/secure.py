@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from fedcore import conversions
 from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import FedcoreError, RoundFailed
-from fedcore.exchange import encoding_of, round_parameters
+from fedcore.exchange import ExchangeReply, encoding_of, round_parameters
 from fedcore.secagg import Randomness, ServerRound, ServerStage, apply_masks
 from fedcore.state import ModelState
 from fedcore.wire import (
@@ -29,7 +28,7 @@ from fedcore.wire import (
     SurvivorsOut,
     UnmaskIn,
 )
-from server_app.exchanges.context import ExchangeResult, ExchangeSetup, ReplyFile
+from server_app.exchanges.context import ExchangeResult, ExchangeSetup
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.fold import WORD_BYTES, fold_file
 from server_app.exchanges.uploads import UpdateLimits
@@ -43,7 +42,6 @@ ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
     ServerStage.CONSISTENCY.value,
     ServerStage.UNMASK.value,
 )
-COHORT: Final = 0
 
 
 class SecureExchange(Exchange):
@@ -120,14 +118,12 @@ class SecureExchange(Exchange):
         survivors = frozenset(self._round.survivors().survivors)
         decoded = await asyncio.to_thread(self._decode, len(survivors))
         self.decoded = decoded
-        state = decoded.state.path if decoded.state is not None else None
-        reply = ReplyFile(node=COHORT, state=state, examples=decoded.examples, metrics=decoded.metrics)
         return ExchangeResult(
-            replies=(reply,),
+            replies=(ExchangeReply.of_cohort(decoded),),
             survivors=survivors,
             examples=decoded.examples,
             metrics=decoded.metrics,
-            clipped=clipped_elements(decoded),
+            clipped=sum(decoded.statistics.clipped),
         )
 
     def _decode(self, survivors: int) -> Decoded:
@@ -229,8 +225,3 @@ class SecureExchange(Exchange):
             failure = RoundFailed(f"a vector could not be added to the sum: {error}")
             self.spoil(failure)
             raise failure from error
-
-
-def clipped_elements(decoded: Decoded) -> int:
-    """How many elements of all updates together exceeded their scale."""
-    return int(sum(decoded.statistics.clipped))

@@ -19,7 +19,6 @@ from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import run_server_app
-from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
 from server_app.runs.app_messages import (
     TO_APP,
@@ -31,7 +30,6 @@ from server_app.runs.app_messages import (
     Nodes,
     NodesAsked,
     Replies,
-    ReplyOut,
     Start,
     ToApp,
 )
@@ -69,7 +67,7 @@ class ServerBackend:
             self._server.send(self._asked(request))
             match self._server.receive():
                 case Replies(replies=replies):
-                    return [_reply(reply) for reply in replies]
+                    return replies
                 case BudgetReached(reason=reason):
                     raise BudgetSpent(reason)
                 case ExchangeRefused(reason=reason):
@@ -121,15 +119,6 @@ def run(server: BlockingConnection[ToApp]) -> int:
         server.send(Broken(reason=f"the ServerApp raised {type(error).__name__}: {error}"))
         return 1
     return 0
-
-
-def _reply(reply: ReplyOut) -> ExchangeReply:
-    return ExchangeReply(
-        node=reply.node,
-        state=ModelState.open(Path(reply.state)) if reply.state else None,
-        examples=reply.examples,
-        metrics=reply.metrics,
-    )
 
 
 def main(arguments: Sequence[str]) -> int:

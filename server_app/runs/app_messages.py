@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from fedcore.wire import ClientId, Message, MetricValue, Name, Scalar
+from fedcore.exchange import ExchangeReply
+from fedcore.wire import ClientId, Message, Name, Scalar
 
 
 class Start(Message):
@@ -50,20 +51,11 @@ class ExchangeAsked(Message):
     timeout: float | None
 
 
-class ReplyOut(Message):
-    """One reply, its model by path."""
-
-    node: int
-    state: str | None
-    examples: int
-    metrics: dict[str, MetricValue]
-
-
 class Replies(Message):
-    """Server to app: the replies of an exchange."""
+    """Server to app: the replies of an exchange, their models by path."""
 
     op: Literal["replies"] = "replies"
-    replies: list[ReplyOut]
+    replies: list[ExchangeReply]
 
 
 class ExchangeRefused(Message):

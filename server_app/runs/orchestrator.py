@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import BudgetSpent, ConfigurationError, RoundFailed, RunFailed, WorkerDied
-from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, RunStarted
+from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, PrivacyTerms, RunStarted
 from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
 from fedcore.privacy import PrivacyAccount
 from fedcore.state import Layout, ModelState, sha256_file
@@ -32,7 +32,6 @@ from server_app.runs.app_messages import (
     Nodes,
     NodesAsked,
     Replies,
-    ReplyOut,
     Start,
 )
 from server_app.runs.app_process import AppConnection
@@ -156,16 +155,7 @@ class RunLeader:
         finally:
             if model:
                 self._leftovers.append(model)
-        replies = [
-            ReplyOut(
-                node=reply.node,
-                state=str(reply.state) if reply.state else None,
-                examples=reply.examples,
-                metrics=dict(reply.metrics),
-            )
-            for reply in result.replies
-        ]
-        return Replies(replies=replies)
+        return Replies(replies=list(result.replies))
 
     async def _attempts(
         self, request: ExchangeRequest, model: Path | None, reference: ModelRef | None
@@ -251,7 +241,7 @@ class RunLeader:
 
     async def _carry_out(self, exchange: Exchange) -> ExchangeResult:
         task = exchange.task
-        encoding = task.encoding or {}
+        encoding = task.encoding
         self._record.add(
             ExchangeStarted(
                 exchange=task.exchange,
@@ -260,7 +250,7 @@ class RunLeader:
                 attempt=task.attempt,
                 cohort=self._names(frozenset(task.cohort)),
                 quorum=task.quorum,
-                field_bits=encoding.get("field_bits") if encoding.get("layout") else None,
+                field_bits=encoding.field_bits if encoding and encoding.layout else None,
                 aggregation=task.aggregation,
                 model=task.model.sha256 if task.model else None,
             )
@@ -277,13 +267,12 @@ class RunLeader:
     # --- the record -----------------------------------------------------------------------------
 
     def _note_start(self) -> None:
-        privacy = self._encodings.privacy
         self._record.add(
             RunStarted(
                 app=self._plan.app,
                 aggregation=self._plan.settings.aggregation,
                 rounds=planned_rounds(self._plan.run_config),
-                privacy=privacy.terms() if privacy else None,
+                privacy=PrivacyTerms.of(self._encodings.privacy),
             )
         )
 

@@ -18,7 +18,7 @@ from fastapi import Response
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
 from client_app.ranks.failures import AppFailed, RankFailed
-from fedcore.codec import CodecSettings, encoding_to_json, first_encoding
+from fedcore.codec import CodecSettings, first_encoding
 from fedcore.compare import clock
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.secagg import Agreement
@@ -425,7 +425,7 @@ class TestTask:
             ({"encoding": None}, "encoding-refused", WithdrawalReason.PROTOCOL_VIOLATION),
             ({"encoding": {"n_max": "x"}}, "encoding-refused", WithdrawalReason.PROTOCOL_VIOLATION),
             (
-                {"encoding": encoding_to_json(first_encoding(CodecSettings(), None, 4))},
+                {"encoding": first_encoding(CodecSettings(), None, 4)},
                 "layout-mismatch",
                 WithdrawalReason.PROTOCOL_VIOLATION,
             ),
@@ -479,7 +479,7 @@ class TestTask:
     async def test_an_encoding_that_does_not_fit_is_refused(
         self, script: Script, client: Client, make_task: Callable[..., Task], field: str, value: Any
     ) -> None:
-        encoding = {**script.task.encoding, field: value}
+        encoding = {**script.task.model_dump(mode="json")["encoding"], field: value}
         if field == "layout":
             encoding["scales"] = encoding["scales"][:1]
         script.task = make_task(encoding=encoding)

@@ -55,7 +55,7 @@ async def test_a_noised_exchange_goes_into_the_sum_and_the_ledger(
     script: Script, demanding: Callable[[float], Client], make_task: Callable[..., Task], tmp_path: Path
 ) -> None:
     encoding = noised(script)
-    script.task = make_task(encoding=encoding_to_json(encoding))
+    script.task = make_task(encoding=encoding)
     client = demanding(8.0)
     async with script.serving():
         await take_part(script.task, client)
@@ -75,7 +75,7 @@ async def test_it_is_spent_before_the_update_leaves(
     script: Script, demanding: Callable[[float], Client], make_task: Callable[..., Task]
 ) -> None:
     encoding = noised(script)
-    script.task = make_task(encoding=encoding_to_json(encoding))
+    script.task = make_task(encoding=encoding)
     client = demanding(8.0)
     spent: list[float] = []
     original = script.take
@@ -110,7 +110,7 @@ async def test_a_server_that_announces_too_little_noise(
 ) -> None:
     honest = noised(script)
     lying = replace(honest, release=replace(honest.release, **lie))
-    script.task = make_task(encoding=encoding_to_json(lying))
+    script.task = make_task(encoding=lying)
     client = demanding(cost(honest) * 1.01)
     await offer(script, client)
     assert refusal(script) == ("too-little-noise", WithdrawalReason.POLICY)
@@ -123,7 +123,7 @@ async def test_noise_that_counts_on_clients_that_may_drop_out(
     script: Script, demanding: Callable[[float], Client], make_task: Callable[..., Task], max_epsilon: float
 ) -> None:
     """A sum may be made of three: a server that shares the noise out among four promises more than it keeps."""
-    script.task = make_task(encoding=encoding_to_json(noised(script, noise_clients=4)))
+    script.task = make_task(encoding=noised(script, noise_clients=4))
     await offer(script, demanding(max_epsilon))
     assert refusal(script) == ("noise-shares", WithdrawalReason.PROTOCOL_VIOLATION)
 
@@ -134,7 +134,7 @@ async def test_the_budget_holds_for_all_runs_together(
     encoding = noised(script)
     client = demanding(cost(encoding) * 1.01)
     client.ledger.spend("an earlier run", 7, encoding.release)
-    script.task = make_task(encoding=encoding_to_json(encoding))
+    script.task = make_task(encoding=encoding)
     await offer(script, client)
     assert refusal(script) == ("privacy-budget", WithdrawalReason.POLICY)
     assert client.ledger.spent.epsilon(DELTA) == cost(encoding)
@@ -144,7 +144,7 @@ async def test_without_a_demand_the_account_is_kept_all_the_same(
     script: Script, client: Client, make_task: Callable[..., Task]
 ) -> None:
     encoding = noised(script)
-    script.task = make_task(encoding=encoding_to_json(encoding))
+    script.task = make_task(encoding=encoding)
     await offer(script, client)
     assert not script.withdrawals
     assert client.ledger.spent.epsilon(DELTA) == cost(encoding)

@@ -15,6 +15,7 @@ from support.privacy import encoding_for, plan
 
 from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
+from fedcore.events import PrivacyTerms
 from fedcore.plain_json import from_plain
 from fedcore.privacy import Accountant, PrivacyAccount, PrivacyPlan, Release, calibrated_multiplier, grid_scale
 from fedcore.privacy.accounting import ORDERS, coarsest_release
@@ -236,8 +237,8 @@ class TestBudget:
         assert PrivacyPlan.of(JobSettings(clip_norm=1.0)) is None
 
     def test_the_record_can_be_json(self) -> None:
-        assert plan().terms().epsilon_budget is None
-        assert plan(dp_epsilon=9.0).terms().epsilon_budget == 9.0
+        assert PrivacyTerms.of(plan()).epsilon_budget is None
+        assert PrivacyTerms.of(plan(dp_epsilon=9.0)).epsilon_budget == 9.0
 
 
 def parsed(plain: object) -> Release:

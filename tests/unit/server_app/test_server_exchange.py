@@ -38,7 +38,7 @@ def check_mean(reply: Any, model: ModelState, survivors: list[int]) -> None:
     assert reply.node == 0
     assert reply.examples == total
     delta = sum(EXAMPLES[client] / total * 2.0**-client for client in survivors)
-    mean = ModelState.open(Path(reply.state))
+    mean = reply.model()
     np.testing.assert_allclose(mean["weight"], model["weight"] + delta, atol=1e-5)
     np.testing.assert_allclose(mean["half"].astype(float), model["half"] + delta, atol=2e-3)
     assert mean["counter"] == model["counter"] + 1
@@ -238,7 +238,7 @@ async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelSt
     assert isinstance(answer, Replies)
     assert [reply.node for reply in answer.replies] == ALL
     for reply in answer.replies:
-        state = ModelState.open(Path(str(reply.state)))
+        state = reply.model()
         np.testing.assert_array_equal(state["weight"], model["weight"] + np.float32(2.0**-reply.node))
         assert reply.examples == EXAMPLES[reply.node]
         assert reply.metrics["loss"] == reply.node

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from support.members import Failure, Local
 from support.serverside import Site, events_of
 
-from fedcore.codec import encoding_from_json, release_of
+from fedcore.codec import release_of
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
 from server_app.runs.app_messages import BudgetReached, ExchangeRefused, Replies
@@ -40,19 +39,19 @@ async def test_epsilon_is_in_the_record_after_every_exchange(here: Site, model: 
     give_locals(here)
     run, app = await here.begin({**PRIVATE, "dp-metric-bound": 1.0})
     trained = await exchange(here, app, model)
-    release = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
+    release = release_of(here.members[1].task.encoding)  # type: ignore[union-attr]
     assert release is not None
     assert release.shares == 3, "the smallest cohort, not the present one"
     (reply,) = trained.replies
     assert (reply.examples, reply.metrics) == (4, {}), "every client weighs the same, and sends no metrics"
-    noise = ModelState.open(Path(reply.state))["weight"].std()
+    noise = reply.model()["weight"].std()
     # Seven standard deviations of the estimate.
     assert noise == pytest.approx(2 / np.sqrt(3 * 4), rel=0.1), "four shares, each for one of three"
     evaluated = await exchange(here, app, model, message_type="evaluate")
     assert set(evaluated.replies[0].metrics) == {"acc"}
     ended = await here.finish(run, app, model)
     done = events_of(ended, "exchange-done")
-    metrics = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
+    metrics = release_of(here.members[1].task.encoding)  # type: ignore[union-attr]
     assert metrics is not None
     assert [data["epsilon_spent"] for data in done] == [
         Accountant((release,)).epsilon(1e-5),
@@ -99,7 +98,7 @@ async def test_a_failed_exchange_counts_once_its_survivors_were_named(
     await _leave(here, step)
     assert isinstance(await asked, ExchangeRefused)
     await exchange(here, app, model)
-    release = release_of(encoding_from_json(here.members[1].task.encoding))  # type: ignore[union-attr, arg-type]
+    release = release_of(here.members[1].task.encoding)  # type: ignore[union-attr]
     ended = await here.finish(run, app, model)
     (done,) = events_of(ended, "exchange-done")
     assert done["epsilon_spent"] == Accountant([release] * (counts + 1)).epsilon(1e-5)  # type: ignore[list-item]

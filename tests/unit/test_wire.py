@@ -1,0 +1,72 @@
+"""The task: what all clients of a cohort are told alike, and bind into the protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedcore.codec import AnyEncoding, CodecSettings, encoding_to_json, first_encoding, private_encoding
+from fedcore.config import JobSettings
+from fedcore.errors import EncodingError
+from fedcore.exchange import encoding_of
+from fedcore.privacy import PrivacyPlan
+from fedcore.state import Layout, TensorSpec
+from fedcore.wire import Task
+
+LAYOUT = Layout(
+    specs=(TensorSpec(name="weight", dtype="F32", shape=(3, 4)), TensorSpec(name="scale", dtype="BF16", shape=()))
+)
+EXACT = first_encoding(CodecSettings(w_max=100, clip_norm=3.0), LAYOUT, 4)
+PLAN = PrivacyPlan.of(JobSettings(dp_noise_multiplier=1.0, clip_norm=1.0))
+assert PLAN is not None
+NOISED = private_encoding(CodecSettings(), LAYOUT, 4, plan=PLAN, noise_clients=3)
+
+
+def task(encoding: object) -> Task:
+    return Task(
+        run="run",
+        exchange=1,
+        attempt=1,
+        server_round=0,
+        message_type="train",
+        aggregation="secure",
+        app_sha256="a" * 64,
+        run_config={"x": 1.0},
+        arrays_key="arrays",
+        configs={},
+        weight_key="num-examples",
+        model=None,
+        cohort=[1, 2, 3, 4],
+        quorum=3,
+        protection=None,
+        encoding=encoding,  # type: ignore[arg-type]
+        seconds=3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("encoding", "digest"),
+    [
+        (EXACT, "08f0be5a9b6495e7270b42647b6b7a90036418c84b8c378829af9bbbaa5d2a8a"),
+        (NOISED, "66e07b9ff9638b4ae60b97e6f36426aaa30c966a4c28854d1241bf2c14b03d86"),
+        (None, "f603b5bb3cda71ae8574ee70aac6c133674d37a180e9951f710b73056679c6d6"),
+    ],
+)
+def test_a_task_survives_its_json_and_its_digest_is_the_one_of_version_1(
+    encoding: AnyEncoding | None, digest: str
+) -> None:
+    sent = task(encoding)
+    received = Task.model_validate_json(sent.model_dump_json())
+    assert received == sent
+    assert received.encoding == encoding
+    assert sent.digest().hex() == received.digest().hex() == digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n_max": "x"}, {"n_max": 1 << 40}, {"scales": [1e400]}, {"scales": "x"}, {"layout": [["w"]]}, {"more": 1}],
+)
+def test_what_is_no_encoding_is_none_that_a_secure_exchange_can_use(changes: dict[str, object]) -> None:
+    sent = task({**encoding_to_json(EXACT), **changes})
+    assert sent.encoding is None
+    with pytest.raises(EncodingError):
+        encoding_of(sent)
