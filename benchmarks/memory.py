@@ -37,7 +37,7 @@ from fedcore.config import EngineConfig
 from fedcore.data import Split
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
 from fedcore.training.engines import Recipe, make_engine
-from fedcore.training.engines.plan import ParallelPlan
+from fedcore.training.engines.building import ParallelPlan
 
 BLOCKS = 10
 FLOAT32_BYTES = 4

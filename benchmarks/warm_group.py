@@ -14,8 +14,7 @@ from client_app.ranks.group import GroupSettings
 from client_app.ranks.supervisor import LocalGroup
 from fedcore.config import EngineConfig, JobSettings
 from fedcore.exchange import ExchangeRequest, make_task
-from fedcore.flower.app import FlowerApp
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.simulate import model_ref
 from fedcore.state import ModelState
 from fedcore.training.models import mlp

@@ -23,8 +23,7 @@ from client_app.transport import Transport, signer, tls_context
 from fedcore.config import EngineConfig, parse_assignments
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
-from fedcore.flower.app import FlowerApp
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import LOCAL_FOLDER
 from fedcore.wire import Scalar
 

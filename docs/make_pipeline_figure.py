@@ -28,7 +28,7 @@ from torch.multiprocessing.spawn import start_processes
 from fedcore.config import EngineConfig
 from fedcore.data.types import Split
 from fedcore.training.engines import Recipe, World, make_engine
-from fedcore.training.engines.schedules import ScheduleName, bubble_fraction
+from fedcore.training.engines.stages import ScheduleName, bubble_fraction
 
 RANKS, MICRO_BATCHES, RUNS = 4, 8, 2
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved")

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
-    from fedcore.flower.engine_app import LocalJob, local_app
+    from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
     from fedcore.flower.strategies import averaging_server, make_strategy
-    from fedcore.flower.supervised import supervised_app
     from fedcore.record import RunRecord
     from fedcore.simulate import Simulation
     from fedcore.state import ModelState
@@ -61,9 +60,8 @@ _HOMES = {
     "fedcore.errors": ("FedcoreError",),
     "fedcore.federation": ("Policy", "provision"),
     "fedcore.flower.app": ("FlowerApp",),
-    "fedcore.flower.engine_app": ("LocalJob", "local_app"),
+    "fedcore.flower.engine_app": ("LocalJob", "local_app", "supervised_app"),
     "fedcore.flower.strategies": ("averaging_server", "make_strategy"),
-    "fedcore.flower.supervised": ("supervised_app",),
     "fedcore.record": ("RunRecord",),
     "fedcore.simulate": ("Simulation",),
     "fedcore.state": ("ModelState",),

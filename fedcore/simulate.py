@@ -39,11 +39,10 @@ from fedcore.exchange import (
     mean_metrics,
     round_parameters,
 )
-from fedcore.flower.app import FlowerApp
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
-from fedcore.flower.result import LocalResult
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
+from fedcore.flower.tensor_app import LocalResult
 from fedcore.privacy import PrivacyAccount
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
 from fedcore.state import ModelState

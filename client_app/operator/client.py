@@ -18,8 +18,7 @@ from fedcore.config import JobSettings, override
 from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.events import RunOut
 from fedcore.federation import OperatorKit
-from fedcore.flower.app import FlowerApp
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.system.files import replacing
 from fedcore.wire import ModelRef, Problem, RunIn
 

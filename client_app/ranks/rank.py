@@ -83,8 +83,7 @@ def received(agent: BlockingConnection[ToRank], kind: type[Kind]) -> Kind:
 def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
     """Import the app; raises what that raises. The message says which app it was."""
     from fedcore.config import EngineConfig
-    from fedcore.flower.app import FlowerApp
-    from fedcore.flower.bundle import AppBundle
+    from fedcore.flower.app import AppBundle, FlowerApp
     from fedcore.flower.clientside import ClientRunner
 
     folder = Path(greeting.app)

@@ -8,7 +8,7 @@ privacy it is `private_encoding` and private.py.
 from fedcore.codec.decoder import Decoded, error_bound
 from fedcore.codec.dispatch import decode, encode
 from fedcore.codec.encoder import Encoded
-from fedcore.codec.encoding import Encoding
+from fedcore.codec.encoding import CodecSettings, Encoding
 from fedcore.codec.metrics import MetricName, MetricValue
 from fedcore.codec.private import (
     AnyEncoding,
@@ -18,7 +18,6 @@ from fedcore.codec.private import (
     private_encoding,
     release_of,
 )
-from fedcore.codec.settings import CodecSettings
 from fedcore.codec.statistics import Statistics, first_encoding, next_encoding
 
 __all__ = [

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, Block, Span, blocks, for_each
 from fedcore.codec.encoding import Encoding
+from fedcore.codec.fields import padding, unpack
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.metrics import MetricName, check_names, decode_metrics, names_tag
-from fedcore.codec.packing import padding, unpack
 from fedcore.codec.statistics import Statistics, read_statistics
 from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.state import FileSink, MemorySink, ModelState, StateSink, TensorSpec, from_float

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, Block, Span, blocks, for_each
 from fedcore.codec.encoding import Encoding
+from fedcore.codec.fields import BlockSummary, StochasticRounder, field_view, largest_magnitude, pack
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.metrics import MetricName, MetricValue, encode_metrics, names_tag
-from fedcore.codec.packing import field_view, pack
-from fedcore.codec.rounding import BlockSummary, StochasticRounder, largest_magnitude
 from fedcore.codec.statistics import power_word, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec

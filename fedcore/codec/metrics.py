@@ -12,8 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from fedcore.codec.encoding import Encoding
-from fedcore.codec.settings import CodecSettings
+from fedcore.codec.encoding import CodecSettings, Encoding
 from fedcore.errors import EncodingError, PeerError
 
 MetricName = tuple[str, int | None]

@@ -22,8 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, StrictFloat, StrictInt, Tag, TypeAdapter
 
-from fedcore.codec.encoding import Encoding, PlainLayout, hash_of_parts
-from fedcore.codec.settings import CodecSettings
+from fedcore.codec.encoding import CodecSettings, Encoding, PlainLayout, hash_of_parts
 from fedcore.errors import EncodingError
 from fedcore.plain_json import NO_OTHER_KEYS, from_plain, to_plain
 from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance

@@ -20,8 +20,7 @@ import math
 import statistics as descriptive
 from dataclasses import dataclass
 
-from fedcore.codec.encoding import Encoding
-from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, CodecSettings, carry_bits
+from fedcore.codec.encoding import MAX_SCALE, MIN_SCALE, CodecSettings, Encoding, carry_bits
 from fedcore.errors import PeerError, UsageError
 from fedcore.state import Layout
 

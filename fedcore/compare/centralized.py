@@ -24,8 +24,7 @@ from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import ConfigurationError
 from fedcore.events import EventSink, ExchangeDone, RunEnded, RunEvent, RunStarted
 from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
-from fedcore.flower.app import FlowerApp
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.serverside import run_server_app
 from fedcore.simulate import model_ref

@@ -15,7 +15,7 @@ from typing import Any
 from fedcore.compare.job import CompareJob
 from fedcore.compare.survey import Survey
 from fedcore.errors import ConfigurationError
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle
 from fedcore.system.files import Lock, write_file
 
 JOB_FILE = "job.json"

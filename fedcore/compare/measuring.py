@@ -11,8 +11,7 @@ import torch
 from fedcore.compare.network import Cost
 from fedcore.compare.problem import Problem
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
-from fedcore.training.engines.batches import Rows
-from fedcore.training.engines.loading import TrainingData
+from fedcore.training.engines.batches import Rows, TrainingData
 
 WARM_STEPS = 3
 REPETITIONS = 25

@@ -13,11 +13,11 @@ from fedcore.compare.schedule import Schedule
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.engine_app import SupervisedApp
 from fedcore.flower.loading import load_object
-from fedcore.flower.record_bypass import LocalJob
-from fedcore.flower.supervised import SupervisedApp
+from fedcore.flower.tensor_app import LocalJob
 from fedcore.training.engines import MakeOptimizer, Recipe
-from fedcore.training.engines.loading import TrainingData
+from fedcore.training.engines.batches import TrainingData
 from fedcore.wire import Scalar
 
 ROUNDS = "num-server-rounds"
@@ -46,7 +46,7 @@ class Problem:
         except AppError as error:
             raise ConfigurationError(
                 f"{error}; this mode trains the app's model itself and needs a ClientApp made by "
-                "fedcore.flower.supervised.supervised_app (centralized and the federated modes take any Flower app)"
+                "fedcore.flower.engine_app.supervised_app (centralized and the federated modes take any Flower app)"
             ) from None
         for key in (ROUNDS, "batch-size", "local-epochs", "seed"):
             if key not in config:

@@ -20,7 +20,7 @@ from fedcore.compare.run import ModeRun, worker_name
 from fedcore.compare.workers import ReportSink, Workers
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
-from fedcore.training.engines.loading import TrainingData
+from fedcore.training.engines.batches import TrainingData
 
 # A large data set may have to be read from a slow disk.
 _SILENCE_SECONDS = 900.0

@@ -40,8 +40,7 @@ from fedcore.state.files import FileSink
 from fedcore.system import process_group
 from fedcore.training.averaging import Averager, outer_sgd
 from fedcore.training.engines import Batch, Engine, World, make_engine
-from fedcore.training.engines.batches import Rows
-from fedcore.training.engines.loading import TrainingData
+from fedcore.training.engines.batches import Rows, TrainingData
 from fedcore.training.engines.transfer import load_entries
 
 READY: Final = "ready"

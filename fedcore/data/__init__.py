@@ -1,8 +1,7 @@
 """Data sets and the ways to divide them among clients. NumPy only; no loader ever unpickles."""
 
-from fedcore.data.cifar import load_cifar10
 from fedcore.data.heart import load_heart_disease
-from fedcore.data.images import load_digits, load_fashion_mnist, load_femnist, load_mnist
+from fedcore.data.images import load_cifar10, load_digits, load_fashion_mnist, load_femnist, load_mnist
 from fedcore.data.partition import Part, client_data, partition
 from fedcore.data.shakespeare import load_shakespeare
 from fedcore.data.types import Dataset, Split

@@ -22,7 +22,6 @@ from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.own_models import ContextStore, DiskStore, Store
-from fedcore.flower.record_bypass import DirectApp, LocalJob
 from fedcore.flower.records import (
     arrays_from_state,
     config_from_json,
@@ -31,7 +30,7 @@ from fedcore.flower.records import (
     run_id_of,
     state_from_arrays,
 )
-from fedcore.flower.result import LocalResult, take_examples, write_state
+from fedcore.flower.tensor_app import DirectApp, LocalJob, LocalResult, take_examples, write_state
 from fedcore.state import Layout, LocalStore, ModelState
 from fedcore.wire import MetricValue, Scalar, Task
 

@@ -11,10 +11,9 @@ import torch
 from fedcore.errors import ConfigurationError
 from fedcore.flower.own_models import Kept, Store
 from fedcore.state import Layout, MemorySink, ModelState, StateSink
-from fedcore.training.adapters import adapter_names
 from fedcore.training.engines import Engine, Proximal
-from fedcore.training.engines.history import parameter_of
-from fedcore.training.personal import personal_names
+from fedcore.training.engines.transfer import parameter_of
+from fedcore.training.shared_tensors import adapter_names, personal_names
 from fedcore.wire import MetricValue
 
 PREFIX = "personal_"

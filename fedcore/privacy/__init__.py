@@ -5,11 +5,25 @@ epsilon, `budget` is what a run keeps. How updates become noised words is in `fe
 docs/adr/0007-distributed-differential-privacy.md.
 """
 
-from fedcore.privacy.accounting import Accountant, calibrated_multiplier, share_variance
+from fedcore.privacy.accounting import (
+    Accountant,
+    Release,
+    calibrated_multiplier,
+    grid_scale,
+    rounded_norm_squared,
+    share_variance,
+)
 from fedcore.privacy.budget import PrivacyAccount, PrivacyPlan
-from fedcore.privacy.release import Release, grid_scale, rounded_norm_squared
-from fedcore.privacy.sampler import BLOCK, ROUNDING, KeyStream, NoiseSampler
-from fedcore.privacy.tables import Mechanism, NoiseTable, noise_bound, noise_table
+from fedcore.privacy.noise import (
+    BLOCK,
+    ROUNDING,
+    KeyStream,
+    Mechanism,
+    NoiseSampler,
+    NoiseTable,
+    noise_bound,
+    noise_table,
+)
 
 __all__ = [
     "BLOCK",

@@ -1,16 +1,154 @@
-"""Composition of releases and what it means: Renyi divergences add up, dp-accounting converts the sum to epsilon."""
+"""What one exchange reveals about one client, and what all of them do: Renyi divergences add up to an epsilon.
+
+Neighbours are two runs that differ in one client: its update is whatever it is, or zero; its noise share stays. The
+cohort itself is public, so this is what adding or removing a client means here (Kairouz, Liu, Steinke 2021, section 2).
+
+All figures are in steps of the grid to which updates are rounded: a client's update is an integer vector whose norm is
+checked after rounding, so the sensitivity holds exactly, whatever floating point did before. dp-accounting converts the
+sum of the divergences to epsilon.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import StrictFloat, StrictInt
 
-from fedcore.errors import ConfigurationError
-from fedcore.privacy.release import MIN_SCALE, Release, rounded_norm_squared
-from fedcore.privacy.tables import Mechanism
+from fedcore.errors import ConfigurationError, EncodingError
+from fedcore.plain_json import NO_OTHER_KEYS
+from fedcore.privacy.noise import MECHANISMS, Mechanism, noise_bound, table_distance
+
+ROUNDING_BETA = 2.0**-32
+"""Chance that a rounded update is longer than its bound and is rounded again; the bias of the mean is of this order."""
+
+MIN_SCALE = 1 << 10
+MAX_SCALE = 1 << 22
+_STEPS_PER_ROOT = 8
+
+
+def grid_scale(dimension: int) -> int:
+    """Steps in the clipping norm: the smallest power of two that is at least 8 sqrt(dimension) and 1024.
+
+    Rounding then adds less than 1.1 % to the squared sensitivity, and the noise is hundreds of steps wide, so that its
+    discreteness costs nothing worth mentioning.
+    """
+    scale = MIN_SCALE
+    while scale < _STEPS_PER_ROOT * math.sqrt(dimension):
+        scale *= 2
+    return scale
+
+
+def rounded_norm_squared(scale: int, dimension: int, beta: float = ROUNDING_BETA) -> int:
+    """Largest squared L2 norm of an update after rounding, in steps; the update has at most norm `scale` before.
+
+    The smaller of two bounds: every coordinate moves by less than one step; or, except with probability `beta`,
+    c^2 + d / 4 + sqrt(2 log(1 / beta)) (c + sqrt(d) / 2) (Kairouz, Liu, Steinke 2021, Theorem 1 and Proposition 22,
+    with the granularity as the unit). A client rounds again until the bound holds.
+    """
+    root = math.sqrt(dimension)
+    sure = (scale + root) ** 2
+    likely = scale**2 + dimension / 4 + math.sqrt(2 * math.log(1 / beta)) * (scale + root / 2)
+    return math.floor(min(sure, likely))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One noised sum.
+
+    mechanism
+        Distribution of each client's noise share.
+    variance
+        Variance of one share, in squared steps (of the discrete Gaussian: sigma^2).
+    shares
+        Number of independent shares that are in the sum at least, and that nobody else knows.
+    scale
+        Steps in the clipping norm.
+    dimension
+        Coordinates of the vector.
+
+    Raises EncodingError for parameters that are no mechanism.
+    """
+
+    __pydantic_config__ = NO_OTHER_KEYS
+
+    mechanism: Mechanism
+    variance: StrictFloat
+    shares: StrictInt
+    scale: StrictInt
+    dimension: StrictInt
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in MECHANISMS:
+            raise EncodingError(f"the noise mechanism is none of {', '.join(MECHANISMS)}")
+        for name, low, high in (("shares", 1, 1 << 28), ("scale", 1, MAX_SCALE), ("dimension", 1, 1 << 40)):
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise EncodingError(f"{name} of the noise is {value!r}; use a whole number from {low} to {high}")
+        if type(self.variance) is not float:
+            raise EncodingError("the variance of the noise is not a number with a point")
+        noise_bound(self.mechanism, self.variance)
+
+    @property
+    def norm_squared(self) -> int:
+        """Square of the L2 sensitivity, in squared steps."""
+        return rounded_norm_squared(self.scale, self.dimension)
+
+    @property
+    def total_variance(self) -> float:
+        """Variance of the noise in the smallest sum, in squared steps."""
+        return self.variance * self.shares
+
+    @property
+    def distance(self) -> float:
+        """Total variation distance of the noise in the smallest sum, all draws together, from the ideal."""
+        return self.dimension * self.shares * table_distance(noise_bound(self.mechanism, self.variance))
+
+    def rdp(self, order: int) -> float:
+        """Upper bound on the Renyi divergence of this order, a whole number above 1, between neighbours."""
+        square = self.norm_squared
+        if self.mechanism == "skellam":
+            # Integers: |x| <= x^2 in each coordinate.
+            l1 = min(math.sqrt(self.dimension * square), square)
+            return skellam_rdp(order, l2_squared=square, l1=l1, variance=self.total_variance)
+        tau = sum_distance(self.variance, self.shares)
+        return gaussian_rdp(order, l2_squared=square, variance=self.total_variance, tau=tau, dimension=self.dimension)
+
+
+def skellam_rdp(order: int, *, l2_squared: float, l1: float, variance: float) -> float:
+    """Renyi divergence of Skellam noise under an integer shift (Agarwal, Kairouz, Liu 2021, Corollary 3.6).
+
+    a D2^2 / (2 mu) + min(((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu)), for whole orders a > 1. `variance`, their
+    mu, is that of all shares together: a sum of Skellam variables is one.
+    """
+    discrete = min(((2 * order - 1) * l2_squared + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
+    return order * l2_squared / (2 * variance) + discrete
+
+
+def gaussian_rdp(order: int, *, l2_squared: float, variance: float, tau: float, dimension: int) -> float:
+    """Renyi divergence of a sum of discrete Gaussians (Kairouz, Liu, Steinke 2021, Theorem 1).
+
+    a / 2 (D2 / sqrt(n sigma^2) + tau sqrt(d))^2; `variance` is n sigma^2.
+    """
+    return order / 2 * (math.sqrt(l2_squared / variance) + tau * math.sqrt(dimension)) ** 2
+
+
+def sum_distance(variance: float, shares: int) -> float:
+    """The tau of Kairouz, Liu, Steinke 2021, Theorem 1: how far a sum of discrete Gaussians is from one.
+
+    10 * sum over k from 1 to n - 1 of e^(-2 pi^2 sigma^2 k / (k + 1)), a bound on log ratios; 0 for one share.
+    """
+    if shares == 1:
+        return 0.0
+    # The terms fall with k: the first few singly, the others by the largest of them.
+    exact = min(shares - 1, 64)
+    total = sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, exact + 1))
+    rest = shares - 1 - exact
+    return 10 * (total + rest * math.exp(-2 * math.pi**2 * variance * (exact + 1) / (exact + 2)))
+
 
 ORDERS = (*range(2, 129), *range(136, 257, 8), 320, 384, 512, 768, 1024, 2048, 4096)
 """Orders of the Renyi divergence; whole numbers, since Skellam's bound is proved for these only."""

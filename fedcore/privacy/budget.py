@@ -8,9 +8,8 @@ from typing import Self
 
 from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError
-from fedcore.privacy.accounting import Accountant, calibrated_multiplier, coarsest_release
-from fedcore.privacy.release import Release
-from fedcore.privacy.tables import Mechanism
+from fedcore.privacy.accounting import Accountant, Release, calibrated_multiplier, coarsest_release
+from fedcore.privacy.noise import Mechanism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

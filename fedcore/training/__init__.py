@@ -1,8 +1,7 @@
 """Training on one client: models, engines, the local loop, seeds. Knows torch, never the network."""
 
 from fedcore.training.engines import Batch, Engine, EngineConfig, Proximal, Recipe, World, make_engine
-from fedcore.training.loop import Evaluation, TrainSummary, evaluate, local_engine, train
-from fedcore.training.optimizers import OptimizerConfig
+from fedcore.training.loop import Evaluation, OptimizerConfig, TrainSummary, evaluate, local_engine, train
 from fedcore.training.seeds import derive_seed, seeded
 
 __all__ = [

@@ -14,8 +14,7 @@ from typing import Final
 from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.events import AppPrinted, RunOut
-from fedcore.flower.app import FlowerApp
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.system.concurrency import end
 from fedcore.wire import ModelRef, ProblemKind, RunIn, RunStatus
 from server_app.exchanges.exchange import Exchange

@@ -7,7 +7,7 @@ from benchmarks import groups
 from benchmarks.engines import _ratio
 from benchmarks.groups import on_ranks
 from benchmarks.memory import SETUPS, Layers, _layout
-from fedcore.training.engines.plan import plan_of
+from fedcore.training.engines.building import plan_of
 from tests.support.forking import CONTEXT
 
 

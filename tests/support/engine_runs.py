@@ -17,7 +17,7 @@ from fedcore.data import Split
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import seeded
 from fedcore.training.engines import Engine, Proximal, Recipe, World, make_engine
-from fedcore.training.engines.plan import ParallelPlan
+from fedcore.training.engines.building import ParallelPlan
 
 FEATURES, CLASSES, LENGTH = 12, 5, 6
 

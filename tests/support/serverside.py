@@ -23,7 +23,7 @@ import pytest
 from fedcore.errors import WorkerDied
 from fedcore.events import RunOut
 from fedcore.federation import ClientKit, Federation, OperatorKit, ServerKit, provision
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Message, RunIn
 from server_app.http.application import Application, make_application

@@ -2,8 +2,7 @@
 
 from fashion_mnist_app.task import initial_model, local_data, optimizer
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob
-from fedcore.flower.supervised import supervised_app
+from fedcore.flower.engine_app import LocalJob, supervised_app
 
 
 def data(job: LocalJob) -> tuple[Split, Split]:

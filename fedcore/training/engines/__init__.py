@@ -5,10 +5,9 @@ from __future__ import annotations
 from fedcore.config import EngineConfig
 from fedcore.training.engines.base import Engine, MakeOptimizer, PerExampleLoss, Proximal, Recipe
 from fedcore.training.engines.batches import Batch
-from fedcore.training.engines.ddp import DdpEngine
 from fedcore.training.engines.fsdp import FsdpEngine
 from fedcore.training.engines.pp import PipelineEngine
-from fedcore.training.engines.single import SingleEngine
+from fedcore.training.engines.replicated import DdpEngine, SingleEngine
 from fedcore.training.engines.tp import TensorEngine
 from fedcore.training.engines.world import World
 

@@ -22,10 +22,17 @@ from torch.distributed.tensor import DTensor
 from fedcore.config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.state import Layout, ModelState, StateSink
-from fedcore.training.engines.batches import Batch, Rows, ordered_rows, own_rows, shared_rows, steps_of
-from fedcore.training.engines.history import optimizer_entries
-from fedcore.training.engines.loading import Loaders, TrainingData
-from fedcore.training.engines.transfer import Entry, load_entries, save_entries
+from fedcore.training.engines.batches import (
+    Batch,
+    Loaders,
+    Rows,
+    TrainingData,
+    ordered_rows,
+    own_rows,
+    shared_rows,
+    steps_of,
+)
+from fedcore.training.engines.transfer import Entry, load_entries, optimizer_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import per_example_cross_entropy
 from fedcore.training.proximal import add_proximal_gradient

@@ -1,15 +1,108 @@
-"""A model whose weights have no memory yet, and memory for the part of it that a rank keeps."""
+"""How a model is made ready for an engine: where it can be divided, its blocks, memory for the part that a rank keeps.
+
+Only the author of a model knows how it can be divided among ranks; `ParallelPlan` says so. `prepare` checkpoints and
+compiles blocks. It replaces their forward functions and not the modules: the names in a state stay as they are, and the
+hooks that gather a sharded block's parameters stay outside, so that they are not traced and do not run again when a
+block is computed again. A model can be built without memory for its weights, for a rank that keeps only a part of it.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from fedcore.config import EngineConfig
+from fedcore.errors import ConfigurationError
 from fedcore.training.engines.base import Recipe
+
+Split = Literal["colwise", "rowwise", "embedding", "output"]
+"""How a layer is split: see `ParallelPlan.tensor`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan:
+    """What a module's method `parallel_plan()` returns. Names are those of `named_modules`.
+
+    blocks: modules of similar size that make up most of the model; gathered, checkpointed and compiled one by one.
+    tensor: pattern of names, where * stands for one part -> how tensor parallelism splits the layer: "colwise" (a
+        linear layer by its outputs, of which a rank goes on with its own), "rowwise" (by its inputs, of which a rank
+        has its own; the outputs are summed), "embedding" (by its rows), "output" (by its outputs, then gathered).
+    heads: what the layers of `tensor` cannot be cut inside of, such as attention heads; the ranks must divide it.
+    layers: modules that, called one after another, each with the output of the one before, are the model.
+    """
+
+    blocks: tuple[str, ...] = ()
+    tensor: Mapping[str, Split] = field(default_factory=dict)
+    heads: int = 0
+    layers: tuple[str, ...] = ()
+
+
+def plan_of(module: nn.Module) -> ParallelPlan:
+    """The plan that the module gives; else, of a Sequential, its children are blocks and layers."""
+    own = getattr(module, "parallel_plan", None)
+    if own is not None:
+        plan: ParallelPlan = own()
+        return plan
+    if isinstance(module, nn.Sequential):
+        children = [(name, child) for name, child in module.named_children()]
+        blocks = tuple(name for name, child in children if any(True for _ in child.parameters()))
+        return ParallelPlan(blocks=blocks, layers=tuple(name for name, _ in children))
+    return ParallelPlan()
+
+
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+def prepare(module: nn.Module, config: EngineConfig) -> nn.Module:
+    """The same module, whose blocks are checkpointed and compiled as `config` says; names stay as they are.
+
+    Raises ConfigurationError where there are no blocks to checkpoint, or no compiler.
+    """
+    blocks = [module.get_submodule(name) for name in plan_of(module).blocks]
+    if config.compile:
+        _check_compiler()
+        for part in blocks or [module]:
+            part.forward = _compiled(part.forward)
+    if config.checkpoint:
+        if not blocks:
+            raise ConfigurationError(
+                f"checkpoint needs blocks, and {type(module).__name__} names none; give it a method parallel_plan()"
+            )
+        for block in blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    return module
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, compiled when it is first called.
+
+    Not nn.Module.compile: it leaves out the modules that torch brings along, whose own frames are never traced.
+    """
+
+    def traced(*arguments: Any, **named: Any) -> Any:
+        return forward(*arguments, **named)
+
+    compiled: Callable[..., Any] = torch.compile(traced)
+    return compiled
+
+
+def _check_compiler() -> None:
+    named = os.environ.get("CXX")
+    if not any(shutil.which(name) for name in ([named] if named else _COMPILERS)):
+        raise ConfigurationError(
+            f"compile needs a C++ compiler, and there is no {named or ' or '.join(_COMPILERS)}; install one or name it "
+            "in CXX"
+        )
 
 
 def unplaced(recipe: Recipe) -> nn.Module:

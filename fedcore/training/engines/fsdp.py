@@ -14,9 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcore.training.engines.base import Engine, local
 from fedcore.training.engines.batches import Batch
-from fedcore.training.engines.blocks import prepare
-from fedcore.training.engines.building import unplaced
-from fedcore.training.engines.plan import plan_of
+from fedcore.training.engines.building import plan_of, prepare, unplaced
 
 _HOST = torch.device("cpu")
 

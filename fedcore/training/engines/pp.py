@@ -1,7 +1,7 @@
 """Consecutive layers on consecutive ranks: a pipeline through which micro-batches flow.
 
 A rank computes on one micro-batch while its neighbours are busy with others (Huang et al. 2019, "GPipe"). The orders of
-work come from torch.distributed.pipelining; see `fedcore.training.engines.schedules` for what they cost in idle time.
+work come from torch.distributed.pipelining; see `fedcore.training.engines.stages` for what they cost in idle time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from torch.distributed.pipelining import PipelineStage
 
 from fedcore.training.engines.base import Engine, state_entries
 from fedcore.training.engines.batches import Batch
-from fedcore.training.engines.blocks import prepare
-from fedcore.training.engines.building import tied_names, unplaced
-from fedcore.training.engines.history import optimizer_entries, parameter_of
-from fedcore.training.engines.schedules import Schedule, check_micro_batches, make_schedule
-from fedcore.training.engines.stages import Cut, Stage, cut
-from fedcore.training.engines.transfer import Entry
+from fedcore.training.engines.building import prepare, tied_names, unplaced
+from fedcore.training.engines.stages import Cut, Schedule, Stage, check_micro_batches, cut, make_schedule
+from fedcore.training.engines.transfer import Entry, optimizer_entries, parameter_of
 from fedcore.training.seeds import derive_seed, seeded
 
 _KEPT = 4

@@ -19,9 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from fedcore.errors import ConfigurationError
 from fedcore.training.engines.base import Engine, local
-from fedcore.training.engines.blocks import prepare
-from fedcore.training.engines.building import place, tied_names, unplaced
-from fedcore.training.engines.plan import ParallelPlan, Split, plan_of
+from fedcore.training.engines.building import ParallelPlan, Split, place, plan_of, prepare, tied_names, unplaced
 from fedcore.training.engines.transfer import Entry
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcore.errors import ConfigurationError, UsageError
-from fedcore.training.engines.plan import ParallelPlan, Split
+from fedcore.training.engines.building import ParallelPlan, Split
 
 _SIZES = {
     # layers, heads, width; with a vocabulary of 256 and a context of 256 within 6 % of what the name says

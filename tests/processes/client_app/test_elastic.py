@@ -26,7 +26,7 @@ from client_app.ranks.group import GroupSettings
 from client_app.ranks.group_size import GroupShape
 from client_app.ranks.rendezvous import Place
 from fedcore.errors import AppError
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Task
 

@@ -25,7 +25,7 @@ from client_app.ranks.failures import AppFailed, RankFailed
 from client_app.ranks.group import GroupSettings
 from client_app.ranks.supervisor import LocalGroup
 from fedcore.errors import AppError
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.system.json_lines import AsyncConnection
 from fedcore.wire import Task

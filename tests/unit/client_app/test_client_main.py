@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from client_app.ledger import lock_folder
 from fedcore.cli import app
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle
 
 
 @pytest.fixture

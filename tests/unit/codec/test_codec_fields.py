@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.codec.packing import field_dtype, pack, padding, unpack
-from fedcore.codec.rounding import StochasticRounder
+from fedcore.codec.fields import StochasticRounder, field_dtype, pack, padding, unpack
 
 WIDTHS = (16, 21, 32)
 BLOCK = 1 << 15

@@ -25,7 +25,7 @@ from fedcore.codec import (
 )
 from fedcore.codec.noised import _round
 from fedcore.errors import EncodingError, PeerError, UsageError
-from fedcore.privacy import ROUNDING, KeyStream, noise_bound, release
+from fedcore.privacy import ROUNDING, KeyStream, accounting, noise_bound
 from fedcore.state import ModelState
 
 QUIET = 2.0**-9
@@ -172,7 +172,7 @@ class TestSensitivity:
             fill(self, out)
 
         monkeypatch.setattr(KeyStream, "fill", counted)
-        monkeypatch.setattr(release, "rounded_norm_squared", lambda scale, dimension: limit)
+        monkeypatch.setattr(accounting, "rounded_norm_squared", lambda scale, dimension: limit)
         for seed in range(20):
             lanes = np.zeros(values.size, np.int32)
             _round(encoding, lanes, lambda: iter((values,)), 1.0, seeded(seed))

@@ -11,7 +11,7 @@ from fedcore.config import JobSettings, override
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
 from fedcore.training import evaluate, local_engine
-from fedcore.training.adapters import adapter_state, load_adapter_state
+from fedcore.training.shared_tensors import adapter_state, load_adapter_state
 from tests.unit.examples.flower_messages import EXAMPLES, app_modules, context, message, run_config
 
 # Rank 8 beside the seven linear layers of each of two blocks, and the model that they belong to.

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import AppError
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle
 
 PYPROJECT = {"pyproject.toml": b"[project]\n"}
 

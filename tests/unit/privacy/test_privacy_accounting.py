@@ -18,8 +18,14 @@ from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
 from fedcore.events import PrivacyTerms
 from fedcore.plain_json import from_plain
 from fedcore.privacy import Accountant, PrivacyAccount, PrivacyPlan, Release, calibrated_multiplier, grid_scale
-from fedcore.privacy.accounting import ORDERS, coarsest_release
-from fedcore.privacy.release import gaussian_rdp, rounded_norm_squared, skellam_rdp, sum_distance
+from fedcore.privacy.accounting import (
+    ORDERS,
+    coarsest_release,
+    gaussian_rdp,
+    rounded_norm_squared,
+    skellam_rdp,
+    sum_distance,
+)
 
 RELEASE = Release(mechanism="skellam", variance=1e5, shares=10, scale=1024, dimension=1000)
 

@@ -19,7 +19,7 @@ from support.members import Failure, Member, digest_of
 from support.serverside import TINY, ScriptedApp, Site, as_json
 
 from fedcore.errors import StorageFull, UsageError
-from fedcore.flower.bundle import AppBundle
+from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import MetricSlots, ProblemKind, RunIn, WithdrawIn
 from server_app.exchanges import secure

@@ -9,8 +9,8 @@ from torch import nn
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
 from fedcore.training import OptimizerConfig, local_engine, seeded, train
-from fedcore.training.adapters import adapter_names, adapter_state, freeze_all_but, load_adapter_state
 from fedcore.training.models import mlp
+from fedcore.training.shared_tensors import adapter_names, adapter_state, freeze_all_but, load_adapter_state
 
 HEAD = ("output.weight", "output.bias")
 

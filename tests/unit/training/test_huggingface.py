@@ -11,9 +11,9 @@ import torch
 import fedcore.training
 from fedcore.errors import ConfigurationError
 from fedcore.training import seeded
-from fedcore.training.adapters import adapter_names, freeze_all_but
 from fedcore.training.huggingface import load_pretrained, load_tokenizer, with_lora
 from fedcore.training.losses import loss_of
+from fedcore.training.shared_tensors import adapter_names, freeze_all_but
 
 LINEAR_LAYERS = 2 * 7
 MODULE = "fedcore.training.huggingface"

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from fedcore.errors import ConfigurationError
-from fedcore.training.personal import batch_norm_names, personal_names, split_names
+from fedcore.training.shared_tensors import batch_norm_names, personal_names, split_names
 
 NAMES = ("body.0.weight", "body.0.bias", "head.weight", "head.bias", "counter")
 

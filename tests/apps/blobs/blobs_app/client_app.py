@@ -8,8 +8,7 @@ from flwr.app import UserConfig
 from torch import nn
 
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob
-from fedcore.flower.supervised import supervised_app
+from fedcore.flower.engine_app import LocalJob, supervised_app
 from fedcore.training import OptimizerConfig, seeded
 
 FEATURES = 6

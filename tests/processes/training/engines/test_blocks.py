@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from fedcore.config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.training.engines import Batch, Recipe, World, make_engine
-from fedcore.training.engines.blocks import prepare
+from fedcore.training.engines.building import prepare
 from tests.support.engine_runs import MODELS, Case, data_of, engine_of, train
 from tests.support.ranks import Ranks
 

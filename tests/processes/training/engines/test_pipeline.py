@@ -18,7 +18,7 @@ from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training import seeded
-from fedcore.training.engines.schedules import bubble_fraction
+from fedcore.training.engines.stages import bubble_fraction
 from tests.support.gpt_runs import (
     TINY,
     Run,

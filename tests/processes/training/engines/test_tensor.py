@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
-from fedcore.training.engines.plan import ParallelPlan
+from fedcore.training.engines.building import ParallelPlan
 from tests.support.gpt_runs import (
     TINY,
     Run,

@@ -1,14 +1,27 @@
-"""What the local work of one task gave."""
+"""ClientApps that exchange models with fedcore tensor by tensor, past Flower's records: a task, and its result.
+
+Without torch: not every app needs it.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from flwr.app import UserConfig
+from flwr.clientapp import ClientApp
+
+from fedcore.config import EngineConfig
 from fedcore.errors import AppError
+from fedcore.flower.own_models import Store
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire import MetricValue
+
+if TYPE_CHECKING:
+    from fedcore.training.engines import Proximal
 
 Write = Callable[[StateSink | None], None]
 """Writes the new model tensor by tensor. Every rank of a client calls it, all but rank 0 with None."""
@@ -67,3 +80,39 @@ def take_examples(metrics: dict[str, MetricValue], key: str) -> int:
     if isinstance(examples, list) or examples != int(examples) or examples < 0:
         raise AppError(f"{key!r} must be a whole number of examples, not {examples!r}")
     return int(examples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalJob:
+    """What one task asks of this client.
+
+    config: the app's run config. node: this node's own. message: the values that the strategy sent along. client: the
+    node's id. proximal: where the steps of this training are to be pulled to, by FedProx or Ditto; for `train`.
+    """
+
+    config: UserConfig
+    node: UserConfig
+    message: Mapping[str, Any]
+    client: int
+    proximal: Proximal | None = None
+
+    @property
+    def server_round(self) -> int:
+        """The round, from 1 on."""
+        return int(self.message.get("server-round", 0))
+
+
+class DirectApp(ClientApp, ABC):
+    """A Flower ClientApp that fedcore calls by `run`, on every rank of a client."""
+
+    @abstractmethod
+    def run(
+        self,
+        job: LocalJob,
+        model: ModelState | None,
+        *,
+        trains: bool,
+        store: Store,
+        engine_config: EngineConfig | None = None,
+    ) -> LocalResult:
+        """Do one task; `model` is the global one, which ranks other than 0 need not have."""

@@ -14,8 +14,7 @@ from support.privacy import seeded
 
 from fedcore.errors import EncodingError
 from fedcore.privacy import BLOCK, ROUNDING, KeyStream, Mechanism, NoiseSampler, NoiseTable, noise_bound, noise_table
-from fedcore.privacy.sampler import NOISE
-from fedcore.privacy.tables import MAX_BOUND, MECHANISMS
+from fedcore.privacy.noise import MAX_BOUND, MECHANISMS, NOISE
 
 VARIANCES = (0.05, 0.9, 7.7, 123.4)
 ONE = mpmath.mpf(1)

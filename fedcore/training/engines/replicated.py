@@ -1,0 +1,101 @@
+"""The whole model on every rank: on one alone, or on several whose gradients are averaged during the backward pass.
+
+No `from __future__ import annotations` here: DDP looks at the annotations of a hook, and wants types and not names.
+"""
+
+import contextlib
+import gc
+from contextlib import AbstractContextManager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from fedcore.training.engines.base import Engine
+from fedcore.training.engines.building import prepare
+
+
+class SingleEngine(Engine):
+    """The model as it is, on this process's device."""
+
+    def _build(self) -> None:
+        self.module = self.model = prepare(self.recipe.build(), self.config).to(self.device)
+
+
+class DdpEngine(Engine):
+    """DistributedDataParallel over all ranks (Li et al. 2020, "PyTorch Distributed").
+
+    The wrapper stays from round to round: a new state is loaded in place.
+    """
+
+    model: DistributedDataParallel
+
+    def _build(self) -> None:
+        self.module = prepare(self.recipe.build(), self.config).to(self.device)
+        self.model = DistributedDataParallel(
+            self.module,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            # The gradients live in the buckets that are sent, and not beside them a second time.
+            gradient_as_bucket_view=True,
+            static_graph=self.config.static_graph,
+            # Running statistics are each rank's own until `save` averages them; sending rank 0's before every forward
+            # pass would drop what the others saw.
+            forward_sync_buffers=False,
+        )
+        register_hook(self.model, self.config.hook)
+        self._traced = not self.config.static_graph
+
+    def _synchronised(self, last: bool) -> AbstractContextManager[object]:
+        if not self._traced:
+            # With a static graph the first backward pass decides what is sent when, and may not be left out.
+            self._traced = True
+            return contextlib.nullcontext()
+        return contextlib.nullcontext() if last else self.model.no_sync()
+
+    def close(self) -> None:
+        """Drop wrapper and optimizer: a wrapper that outlives the process group may abort the process at its exit."""
+        super().close()
+        del self.model, self.optimizer
+        gc.collect()
+
+
+_POWERSGD_RANK = 4
+"""Rank of the approximation: 2 is enough for a ResNet, 4 for an LSTM (Vogels et al. 2019, section 5)."""
+
+_POWERSGD_START = 10
+"""Steps with exact gradients first: early gradients change too fast for an approximation that builds on the last."""
+
+
+def register_hook(model: DistributedDataParallel, hook: str) -> None:
+    """Let DDP send what `EngineConfig.hook` names. What PowerSGD learns stays as long as the wrapper."""
+    if hook == "fp16":
+        model.register_comm_hook(None, fp16_compress_hook)
+    elif hook == "bf16":
+        model.register_comm_hook(None, bf16_hook)
+    elif hook == "powersgd":
+        state = PowerSGDState(
+            process_group=None, matrix_approximation_rank=_POWERSGD_RANK, start_powerSGD_iter=_POWERSGD_START
+        )
+        model.register_comm_hook(state, powerSGD_hook)
+
+
+def bf16_hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket of gradients, rounded to bfloat16, over the ranks; a Future of the bucket's buffer.
+
+    gloo cannot add bfloat16. There the rounded values are sent as float32, which saves nothing, but trains as over
+    NCCL.
+    """
+    buffer = bucket.buffer()
+    sent = (buffer / dist.get_world_size()).to(torch.bfloat16)
+    if dist.get_backend() == "gloo":
+        sent = sent.to(buffer.dtype)
+
+    def unpack(reduced: torch.futures.Future[list[Tensor]]) -> Tensor:
+        return buffer.copy_(reduced.value()[0])
+
+    averaged: torch.futures.Future[Tensor] = dist.all_reduce(sent, async_op=True).get_future().then(unpack)
+    return averaged
