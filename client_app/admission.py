@@ -189,9 +189,7 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
             return None
         case RoundFailed():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="timeout")
-        case FedcoreError():
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")
-    return WithdrawIn(reason=WithdrawalReason.STOPPED)
+    return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")
 
 
 def _local_failure(error: FedcoreError) -> WithdrawIn:

@@ -62,6 +62,7 @@ class Agent:
     jitter: Callable[[], float] = random.random
     _working_on: Place | None = field(default=None, init=False)
     _seen: Place | None = field(default=None, init=False)
+    _joined: bool = field(default=False, init=False)
     _away: bool = field(default=False, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -72,18 +73,29 @@ class Agent:
         Later the same may be a server in the middle of a restart, so the agent keeps trying.
         """
         await self._check_eligibility()
-        await guarded(self._stay(), self._watch_eligibility())
+        try:
+            await guarded(self._stay(), self._watch_eligibility())
+        except asyncio.CancelledError:
+            await self._say_goodbye()
+            raise
+
+    async def _say_goodbye(self) -> None:
+        """A server that does not know that this client stops would ask it, and wait for it in vain."""
+        if self._joined and not self._away:
+            with contextlib.suppress(FedcoreError, TimeoutError):
+                async with asyncio.timeout(self.pauses.farewell):
+                    await self.client.transport.send("POST", "/v1/heartbeat", HeartbeatIn(stopping=True), retry=ONCE)
 
     async def _stay(self) -> NoReturn:
         self._seen = self.client.ledger.last
-        joined, pause = False, self.pauses.first
+        pause = self.pauses.first
         while True:
             try:
                 heartbeat = await self._join()
-                joined, pause = True, self.pauses.first
+                self._joined, pause = True, self.pauses.first
                 await self._serve(heartbeat)
             except (ServerUnreachable, Refused, Unauthorized, ProtocolViolation) as error:
-                if not (joined or _may_pass(error)):
+                if not (self._joined or _may_pass(error)):
                     raise
                 self._note_away(error)
             await asyncio.sleep(pause * (0.5 + self.jitter()))

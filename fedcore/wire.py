@@ -165,12 +165,14 @@ class JoinOut(Message):
 class HeartbeatIn(Message):
     """A sign of life: which exchange the client works on, if any, and whether it may train now.
 
-    One that may not (its owner's rules on hours, power and load) stays connected and is not asked.
+    One that may not (its owner's rules on hours, power and load) stays connected and is not asked. Nor is one that is
+    `stopping`, until it joins again; this is its last word.
     """
 
     run: str = ""
     exchange: int = 0
     eligible: bool = True
+    stopping: bool = False
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------
@@ -354,7 +356,10 @@ class WithdrawalReason(StrEnum):
 
 
 class WithdrawIn(Message):
-    """A client drops out of an exchange. `check` is the fixed name of the failed check, if there is one."""
+    """A client drops out of an exchange. `check` is the fixed name of the failed check, if there is one.
+
+    `stopped` without a check: the agent is being stopped, and is not to be asked until it joins again.
+    """
 
     reason: WithdrawalReason
     check: str = Field(default="", max_length=64, pattern=r"^[a-z0-9-]*$")

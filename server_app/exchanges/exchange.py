@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -178,8 +179,8 @@ class Exchange(ABC):
     def _drop_silent(self) -> None:
         limit = self.setup.settings.liveness_seconds
         for client in self.clients.missing - self.clients.being_taken:
-            if self.setup.presence.silent_for(client) > limit:
-                self.give_up(client, f"silent for more than {limit:g} s")
+            if (silent := self.setup.presence.silent_for(client)) > limit:
+                self.give_up(client, "has stopped" if math.isinf(silent) else f"silent for more than {limit:g} s")
 
     async def _record_stage(self, before: str) -> None:
         await self.setup.store.move_exchange(self.task.run, self.task.exchange, before, self.stages.current)

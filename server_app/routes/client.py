@@ -73,8 +73,7 @@ _NOT_YET: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing yet; 
 async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     """A client says that it is there and which app its owner installed."""
     await services.store.remember_client(client.client_id, body.app_sha256, body.version)
-    services.presence.installed[client.client_id] = body.app_sha256
-    services.presence.note_eligible(client.client_id, body.eligible)
+    services.presence.join(client.client_id, body.app_sha256, eligible=body.eligible)
     return JoinOut(
         federation=services.roster.federation,
         name=services.names[client.client_id],
@@ -90,6 +89,8 @@ async def heartbeat(
 ) -> None:
     """A sign of life; the signature itself is what counts."""
     services.presence.note_eligible(client.client_id, body.eligible)
+    if body.stopping:
+        services.presence.stop(client.client_id)
     shown = coordinator.exchange
     if shown is not None and (shown.task.run, shown.task.exchange) == (body.run, body.exchange):
         traffic_of(request).account = shown.ledger.account(client.client_id)
@@ -239,6 +240,8 @@ async def withdraw(body: WithdrawIn, exchange: AnyExchange, services: AnyService
     if body.reason is WithdrawalReason.NOT_ELIGIBLE:
         # Its next heartbeat says so too, but the next attempt may come before that.
         services.presence.note_eligible(client.client_id, False)
+    elif body.reason is WithdrawalReason.STOPPED and not body.check:
+        services.presence.stop(client.client_id)
     await exchange.withdraw(client.client_id, body)
 
 

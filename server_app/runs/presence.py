@@ -64,6 +64,17 @@ class Presence:
     installed: dict[int, str] = field(default_factory=dict)
     _seen: dict[int, float] = field(default_factory=dict)
     _waiting: set[int] = field(default_factory=set)
+    _stopped: set[int] = field(default_factory=set)
+
+    def join(self, client: int, app_sha256: str, *, eligible: bool) -> None:
+        """The client has started, or has found this server again."""
+        self.installed[client] = app_sha256
+        self._stopped.discard(client)
+        self.note_eligible(client, eligible)
+
+    def stop(self, client: int) -> None:
+        """The client says that it stops: it is gone, whatever it still sends, until it joins again."""
+        self._stopped.add(client)
 
     def touch(self, client: int) -> None:
         """A signed request of `client` arrived."""
@@ -78,8 +89,8 @@ class Presence:
         return client in self._waiting
 
     def silent_for(self, client: int) -> float:
-        """Seconds since the client's last sign of life; infinite if there was none."""
-        seen = self._seen.get(client)
+        """Seconds since the client's last sign of life; infinite if there was none, or it was that it stops."""
+        seen = self._seen.get(client) if client not in self._stopped else None
         return math.inf if seen is None else self.clock() - seen
 
     def online(self, within: float) -> frozenset[int]:

@@ -277,7 +277,7 @@ class Member:
         await self.send(body)
         await self.put("manifest", manifest)
 
-    async def withdraw(self, reason: WithdrawalReason = WithdrawalReason.STOPPED) -> None:
+    async def withdraw(self, reason: WithdrawalReason = WithdrawalReason.WORKER_DIED) -> None:
         await self.ask("POST", self.at("withdrawal"), WithdrawIn(reason=reason))
 
     @property

@@ -42,7 +42,7 @@ async def test_takes_one_exchange_after_the_other(
 
 async def test_says_that_it_is_alive_while_the_worker_trains(script: Script, client: Client) -> None:
     client.work.goes_on = asyncio.Event()
-    working = {"run": script.task.run, "exchange": 1, "eligible": True}
+    working = {"run": script.task.run, "exchange": 1, "eligible": True, "stopping": False}
     script.tasks.append(script.task)
     async with script.serving(), agent_running(client) as running:
         await until(lambda: script.heartbeats.count(working) >= 3, running)
@@ -131,10 +131,19 @@ async def test_stopping_withdraws_from_the_open_exchange(script: Script, client:
         async with agent_running(client) as running:
             await until(lambda: "PUT key-shares" in script.requests, running)
         [withdrawal] = script.withdrawals
-    assert withdrawal.reason is WithdrawalReason.STOPPED
+    assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.STOPPED, "")
+    assert script.heartbeats[-1]["stopping"]
     assert client.work.cancelled
     assert client.ledger.open_exchange is None
     assert not list(client.state_dir.glob("exchange-*"))
+
+
+async def test_an_idle_agent_says_that_it_stops(script: Script, client: Client) -> None:
+    async with script.serving():
+        async with agent_running(client) as running:
+            await until(lambda: script.polls, running)
+        assert [heartbeat["stopping"] for heartbeat in script.heartbeats][-1:] == [True]
+    assert script.withdrawals == []
 
 
 async def test_json_lines_carry_the_exchange(script: Script, client: Client) -> None:

@@ -164,7 +164,7 @@ async def test_says_at_once_whether_it_may_train(
         assert b'"eligible":false' in script.bodies["join"]
         for plugged in (True, False):
             given.plug_in(plugged)
-            expected = {"run": "", "exchange": 0, "eligible": plugged}
+            expected = {"run": "", "exchange": 0, "eligible": plugged, "stopping": False}
             await until(lambda: script.heartbeats[-1:] == [expected], running)  # noqa: B023 - awaited in the loop
     said = [line.split("eligibility", 1)[1].strip() for line in log.getvalue().splitlines() if "eligibility" in line]
     assert said == ["not eligible: on battery", "eligible again after 0:00:00", "not eligible: on battery"]

@@ -33,6 +33,17 @@ def test_a_client_that_is_silent_is_gone() -> None:
     assert 15.0 < presence.silent_for(1) < 15.5
 
 
+def test_a_client_that_stops_is_gone_until_it_joins_again() -> None:
+    presence = Presence(clock=Clock())
+    presence.join(1, "app", eligible=True)
+    presence.touch(1)
+    presence.stop(1)
+    presence.touch(1)
+    assert presence.online(SECONDS) == frozenset(), "a request that was on its way changes nothing"
+    presence.join(1, "app", eligible=True)
+    assert presence.eligible("app", SECONDS) == {1}
+
+
 async def test_time_is_counted_while_the_loop_runs() -> None:
     clock = Clock()
     async with Uptime.counted(clock) as uptime:

@@ -197,7 +197,7 @@ async def test_below_the_threshold_the_exchange_is_tried_again(here: Site, model
     (failed,) = events_of(ended, "exchange-failed")
     assert failed["retry"] is True
     assert "2 clients are left at step 'input', 3 are needed" in failed["reason"]
-    assert "client-1: withdrew: stopped" in failed["reason"]
+    assert "client-1: withdrew: worker-died" in failed["reason"]
 
 
 async def test_the_run_fails_with_the_reason_of_the_last_attempt(here: Site, model: ModelState) -> None:
@@ -384,6 +384,41 @@ async def test_a_client_that_may_not_train_is_not_asked(here: Site, model: Model
     assert [(client["online"], client["eligible"]) for client in listed] == [(True, number != 2) for number in ALL]
     (dropped,) = events_of(await here.finish(run, app), "dropped")
     assert (dropped["client"], dropped["reason"]) == ("client-2", "withdrew: not-eligible")
+
+
+@pytest.mark.parametrize("idle", [False, True])
+async def test_a_client_that_stops_is_not_asked_until_it_joins_again(here: Site, model: ModelState, idle: bool) -> None:
+    """It says so when it leaves an exchange, or in its last heartbeat."""
+    give_locals(here)
+    run, app = await here.begin()
+    stopped = here.members[2]
+    others = [member for member in here.members.values() if member.id != 2]
+    if idle:
+        await stopped.ask("POST", "/v1/heartbeat", HeartbeatIn(stopping=True))
+    else:
+        first = asyncio.create_task(app.exchange(model, ALL))
+        await here.enter_all()
+        await stopped.withdraw(WithdrawalReason.STOPPED)
+        await together(others)
+        assert isinstance(await first, Replies)
+    await stopped.ask("POST", "/v1/heartbeat", HeartbeatIn())  # one that was on its way
+    listed = json.loads((await here.operator("GET", "/v1/clients")).content)["clients"]
+    assert [client["online"] for client in listed] == [number != 2 for number in ALL]
+
+    second = asyncio.create_task(app.exchange(model, ALL))
+    await asyncio.gather(*(member.enter() for member in others))
+    assert others[0].task is not None
+    assert others[0].task.cohort == [1, 3, 4]
+    await together(others)
+    assert isinstance(await second, Replies)
+
+    hello = JoinIn(app_sha256=here.services.presence.installed[1], version="test")
+    await stopped.ask("POST", "/v1/join", hello)
+    third = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await together(members)
+    assert isinstance(await third, Replies)
+    await here.finish(run, app)
 
 
 async def test_who_may_not_train_is_counted_where_too_few_are_left(here: Site, model: ModelState) -> None:
