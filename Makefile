@@ -10,10 +10,10 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test test-slow test-all coverage check format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv with the locked dependencies and this project
 
@@ -28,8 +28,24 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)  ## train digits over four clients, secure and centralized, and compare
 	$(VENV)/bin/fedcore compare examples/digits --modes federated,centralized --clients 4 --out demo-out --force
 
-test: $(STAMP)  ## run all tests
-	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q tests
+# As many tests at once as there are cores; each of them uses one.
+WORKERS ?= logical
+PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal
+ONE_FEDERATION := tests/integration/test_one_federation.py
+SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile thorough
+
+test: $(STAMP)  ## run all that is quick, and one real federation
+	$(PYTEST) --maxprocesses 8 --test-seconds 2 tests/unit tests/architecture $(ONE_FEDERATION)
+	@echo "Not run: tests that start processes, train for long or measure (tests/processes, integration, thorough,"
+	@echo "benchmarks), and the many examples of property tests. All of these: make test-slow"
+
+test-slow: $(STAMP)  ## run what `make test` leaves out
+	$(PYTEST) --maxprocesses 3 $(SLOW) --ignore $(ONE_FEDERATION) tests
+
+test-all: test test-slow  ## run all tests
+
+coverage: $(STAMP)  ## run all tests and say which lines they reach
+	$(PYTEST) --maxprocesses 3 $(addprefix --cov ,$(PACKAGES)) --cov-report term:skip-covered tests
 
 check: $(STAMP)  ## formatting, lint, types and import rules
 	$(VENV)/bin/ruff format --check $(SOURCES)
@@ -42,5 +58,5 @@ format: $(STAMP)  ## put the sources into shape
 	$(VENV)/bin/ruff check --fix $(SOURCES)
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) build dist demo-out *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo-out *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,7 +33,7 @@ from fedcore.errors import ConfigurationError
 SECAGG = Subject(
     root=Path(__file__).resolve().parents[1],
     package="fedcore/secagg",
-    tests=("tests/unit/secagg",),
+    tests=("tests/unit/secagg", "tests/thorough/secagg"),
     copied=("pyproject.toml", "fedcore", "tests"),
 )
 ALLOWED = Path(__file__).with_name("mutation_allowed.toml")

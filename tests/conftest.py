@@ -1,13 +1,30 @@
-"""What all tests share."""
+"""What all tests share: the layers, the profiles of hypothesis, the folder with the real data sets.
+
+The first folder of a test's path is its layer and its marker (CONTRIBUTING.md). A test of `unit` starts no process;
+under `--test-seconds` it may also take no longer than that.
+"""
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing.process
 import os
 import signal
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+TESTS = Path(__file__).parent
+FIRST_LAYER = ("unit", "architecture")
+STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
+"""Audit events of a process that starts another one."""
+LATE = ("dp_accounting.rdp", "sklearn.datasets")
+"""What the code imports when it is needed. Whichever test needs it first is not slow for that."""
 
 # Before anything imports flwr, which would otherwise report to its makers.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -16,19 +33,75 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell without job control has its background jobs ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# How long an example takes, or its making, says what else the machine does, and nothing about the code. Whoever runs
-# the tests under a profile of its own keeps it.
-if hypothesis.settings.get_current_profile_name() == "default":
-    hypothesis.settings.register_profile(
-        "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-    )
-    hypothesis.settings.load_profile("unhurried")
+
+# How long an example takes, or its making, says what else the machine does, and nothing about the code.
+UNHURRIED: Any = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+# The same few examples in every run, so that what fails once fails always; and many new ones in each run.
+hypothesis.settings.register_profile("quick", max_examples=25, derandomize=True, database=None, **UNHURRIED)
+hypothesis.settings.register_profile("thorough", max_examples=250, **UNHURRIED)
+# Whoever runs the tests under a profile of its own keeps it.
+if hypothesis.settings.get_current_profile_name() in ("default", "ci"):
+    hypothesis.settings.load_profile("quick")
+
+_unit_tests: list[str] = []
+"""The one that runs."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--test-seconds", type=float, help="processor seconds that a test of the first layer may take")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(item.path.relative_to(TESTS).parts[0])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.test_seconds:
+        for name in LATE:
+            importlib.import_module(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _unit_tests.extend([item.nodeid] if item.get_closest_marker("unit") else [])
+    try:
+        return (yield)
+    finally:
+        _unit_tests.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    began = time.process_time()
+    result = yield
+    taken, limit = time.process_time() - began, item.config.option.test_seconds
+    if limit and taken > limit and item.path.relative_to(TESTS).parts[0] in FIRST_LAYER:
+        pytest.fail(
+            f"takes {taken:.1f} s of the processor: a quick test takes {limit:g} s, a longer one goes elsewhere"
+        )
+    return result
+
+
+def _refuse_in_unit_tests(event: str, _arguments: tuple[object, ...]) -> None:
+    if _unit_tests and event in STARTS:
+        pytest.fail(f"{_unit_tests[0]} starts a process ({event}): its place is tests/processes")
+
+
+def _start(process: multiprocessing.process.BaseProcess) -> None:
+    """Of a fork server nothing is audited."""
+    _refuse_in_unit_tests("os.spawn", ())
+    _really_start(process)
+
+
+sys.addaudithook(_refuse_in_unit_tests)
+_really_start = multiprocessing.process.BaseProcess.start
+multiprocessing.process.BaseProcess.start = _start  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with the real data sets; the test is skipped where there is none."""
-    beside = Path(__file__).parents[2] / "shared" / "data"
+    beside = TESTS.parents[1] / "shared" / "data"
     folder = Path(os.environ.get("FEDCORE_DATA") or beside)
     if not folder.is_dir():
         pytest.skip("needs FEDCORE_DATA, the folder with the real data sets")

@@ -63,7 +63,6 @@ def test_json_of_the_commands_without_a_server(tmp_path: Path) -> None:
     assert "weight" in ModelState.open(model)
 
 
-@pytest.mark.slow
 @side_by_side
 def test_export_says_that_a_client_has_no_model_of_its_own(readable: Deployment) -> None:
     done = fedcore("client", "export", "--kit", readable.kit("client-1"), "--out", readable.folder / "model")
@@ -86,7 +85,6 @@ def test_events_and_summary_of_a_plain_run_say_plain(readable: Deployment) -> No
     assert all("[plain: the server can read this]" in line for line in lines)
 
 
-@pytest.mark.slow
 @side_by_side
 def test_a_person_is_told_of_a_plain_run_before_and_after_it(readable: Deployment) -> None:
     command = (
@@ -108,7 +106,6 @@ def test_a_person_is_told_of_a_plain_run_before_and_after_it(readable: Deploymen
     assert f"model saved to {readable.folder}/m.safetensors" in secure.stdout
 
 
-@pytest.mark.slow
 @side_by_side
 def test_ctrl_c_on_a_run_cancels_it_and_the_next_one_works(readable: Deployment) -> None:
     run = readable.submit(gated=True)
@@ -124,7 +121,6 @@ def test_ctrl_c_on_a_run_cancels_it_and_the_next_one_works(readable: Deployment)
     assert again.of("exchange-done")[0]["survivors"] == ["client-1", "client-2"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)])
 @side_by_side
 def test_a_client_that_is_stopped_takes_its_ranks_along(
@@ -139,7 +135,6 @@ def test_a_client_that_is_stopped_takes_its_ranks_along(
     assert done.status == 0, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @side_by_side
 def test_a_server_that_is_stopped_ends_in_good_order(readable: Deployment, number: signal.Signals) -> None:

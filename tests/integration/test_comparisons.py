@@ -28,7 +28,7 @@ INTERRUPTED = 130
 LONG = 600.0
 """Seconds for a whole comparison on a busy machine."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ STARTING = 300.0
 ROUNDING = 2e-5
 """How far the weights of different engines may be apart after eight steps in float32."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ TOLD = "the server's disk is full"
 SIZE, KEPT = "96m", 32 << 20
 """The whole disk, and what the tests leave free of it: less than the server keeps in reserve."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @dataclass(frozen=True, slots=True)

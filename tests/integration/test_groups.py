@@ -19,7 +19,7 @@ from fedcore.compare.processes import free_port
 NAMESPACE = "fedcore-test"
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedcore.state import ModelState
 problem = load_problem()
 ALL_FOUR = {"min-clients": 4}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:

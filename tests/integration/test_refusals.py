@@ -16,7 +16,7 @@ from fedcore.compare.processes import LocalFederation
 OTHERS = ["client-1", "client-2", "client-4"]
 SECRET = "patient 17 is in this message"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.mark.parametrize(

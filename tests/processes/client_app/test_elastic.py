@@ -32,7 +32,7 @@ from fedcore.wire import Task
 
 ADDRESS = "127.0.0.2"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

@@ -108,7 +108,6 @@ async def test_one_process_stays_warm_and_survives_what_the_app_raises(
     assert (await group.run(task("ok"), model, out)).metrics["calls"] == 1.0
 
 
-@pytest.mark.slow
 async def test_two_ranks_fail_in_every_way_and_serve_the_next_task(
     pair: LocalGroup, task: Callable[..., Task], tmp_path: Path, log: StringIO
 ) -> None:
@@ -147,7 +146,6 @@ async def test_two_ranks_fail_in_every_way_and_serve_the_next_task(
     await serves()
 
 
-@pytest.mark.slow
 async def test_ranks_killed_from_outside(
     pair: LocalGroup, task: Callable[..., Task], tmp_path: Path, log: StringIO
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -179,7 +179,6 @@ def heavy_tailed(draw: st.DrawFn) -> tuple[int, int, list[list[float]], list[int
     return draw(st.sampled_from(WIDTHS)), draw(st.integers(clients, 500)), deltas, examples
 
 
-@settings(max_examples=150, deadline=None)
 @given(heavy_tailed(), st.floats(-100, 100, width=32))
 def test_sums_stay_within_the_stated_bound(case: tuple[int, int, list[list[float]], list[int]], start: float) -> None:
     bits, n_max, deltas, examples = case

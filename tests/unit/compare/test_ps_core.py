@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -76,7 +76,6 @@ class Crowd:
         self.do(self.core.lose(worker))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data(), st.lists(st.integers(1, 6), min_size=1, max_size=5), st.sampled_from(BOUNDS), st.booleans())
 def test_no_worker_reads_beyond_the_bound_and_all_come_to_their_end(data, steps, bound, together):
     if together:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.data import Dataset, Split, client_data, load_digits, partition
@@ -33,7 +33,6 @@ RULES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     rule=RULES,
     examples=st.integers(200, 600),

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import KitError
@@ -68,10 +68,9 @@ def test_canonical_encoding_is_as_documented(roster):
     Ed25519PublicKey.from_public_bytes(PUBLIC).verify(roster.signature, expected)
 
 
-@settings(deadline=None, max_examples=50)  # a loaded machine is no failure
 @given(st.data())
 def test_other_content_has_another_hash(data):
-    names = st.from_regex(r"[a-c]{1,3}", fullmatch=True)
+    names = st.text("abc", min_size=1, max_size=3)
     keys = st.sampled_from([bytes([n]) * 32 for n in range(1, 4)])
     members = st.builds(Member, id=st.integers(1, 3), name=names, public_key=keys)
     unique = st.lists(

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
@@ -24,7 +24,6 @@ def graphs(draw):
     return members, Graph(members, degree=degree, seed=draw(st.binary(min_size=32, max_size=32)))
 
 
-@settings(max_examples=150, deadline=None)
 @given(graphs())
 def test_neighbours_are_mutual_and_chosen_by_exactly_one_side(made):
     members, graph = made
@@ -37,7 +36,6 @@ def test_neighbours_are_mutual_and_chosen_by_exactly_one_side(made):
             assert graph.chooses(member, peer) is not graph.chooses(peer, member)
 
 
-@settings(max_examples=150, deadline=None)
 @given(graphs())
 def test_points_number_the_holders_of_each_owner(made):
     """One to `holders`, each once: what Shamir's scheme at the points 1 to m needs."""

@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import UsageError
@@ -79,7 +79,6 @@ def test_the_stream_looks_uniform(drbg):
     assert np.all(np.abs(per_bit - 0.5) < 0.015)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     start=st.integers(CHUNK_WORDS - 3 * BLOCK_WORDS, CHUNK_WORDS + 3 * BLOCK_WORDS),
     cuts=st.lists(st.integers(0, 5000), max_size=6),
@@ -192,7 +191,6 @@ def test_arguments_out_of_range():
         MaskTerm(sign=0, seed=Secret(bytes(32)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(count=st.integers(1, 10_000), parts=st.integers(1, 70), unit=st.integers(1, 3000))
 def test_a_cut_leaves_nothing_out_and_has_no_empty_range(count, parts, unit):
     ranges = list(masking._cut(count, parts, unit=unit))

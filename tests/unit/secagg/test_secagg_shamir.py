@@ -7,7 +7,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import UnmaskFailed, UsageError
@@ -56,7 +56,6 @@ def _sharings(draw):
     return secret, threshold, _split(secret, threshold, holders, draw(st.integers()))
 
 
-@settings(max_examples=80, deadline=None)
 @given(_sharings(), st.randoms(use_true_random=False))
 def test_any_subset_of_t_shares_rebuilds(sharing, random):
     secret, threshold, shares = sharing
@@ -67,7 +66,6 @@ def test_any_subset_of_t_shares_rebuilds(sharing, random):
     assert found.wrong == frozenset()
 
 
-@settings(max_examples=60, deadline=None)
 @given(_sharings(), SECRETS)
 def test_fewer_than_t_shares_fit_every_secret(sharing, other):
     """Perfect secrecy: t - 1 shares and any secret lie on one polynomial of degree < t."""
@@ -77,7 +75,6 @@ def test_fewer_than_t_shares_fit_every_secret(sharing, other):
     assert len(polynomial.interpolate(points, values)) <= threshold
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_errors_up_to_the_decoding_radius_are_corrected_and_named(data):
     n = data.draw(st.integers(3, 14))
@@ -200,7 +197,6 @@ def test_is_share():
         assert not shamir.is_share(bad)
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_decoding_gives_the_polynomial_or_nothing(data):
     """Nothing where no polynomial of degree < `dimension` misses at most (m - dimension) / 2 values."""
@@ -220,7 +216,6 @@ def test_decoding_gives_the_polynomial_or_nothing(data):
 # The short cut for the points 1 to m
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_small_points_agree_with_lagrange(data):
     m = data.draw(st.integers(1, 40))
@@ -232,7 +227,6 @@ def test_small_points_agree_with_lagrange(data):
     assert small.weights_at_zero(points, scales) == polynomial.weights_at_zero(points)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_the_dual_word_is_orthogonal_to_shares_and_to_nothing_else(data):
     m = data.draw(st.integers(2, 20))

@@ -17,7 +17,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -181,7 +181,6 @@ def test_masses_are_those_of_scipy_and_of_fractions(n, marked, drawn):
     assert masses == pytest.approx([float(mass) for mass in _exact(n, marked, drawn)], rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_quantiles_are_exact(data):
     n = data.draw(st.integers(3, 200))
@@ -328,7 +327,6 @@ def test_no_group_is_split_off_whoever_drops_out(n, half, corrupt):
     assert whole > 0
 
 
-@settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_no_group_is_split_off_on_larger_rings(data):
     """Dropouts in a few runs, as one would choose them, rather than here and there."""

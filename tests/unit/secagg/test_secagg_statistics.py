@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import zlib
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.seed_folds import FOLDS
 
-from fedcore.secagg import MaskTerm, Secret, apply_masks, masking
+from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.secagg.masking import CHUNK_WORDS
 
 LIMIT = 7.0
@@ -38,15 +38,6 @@ def _repeats(rows):
 
 
 # --- a seed of 32 bits -------------------------------------------------------------------------------------------
-
-
-FOLDS = {
-    "low word": lambda seeds: seeds.view("<u4")[:, 0],
-    "xor of words": lambda seeds: np.bitwise_xor.reduce(seeds.view("<u4"), axis=1),
-    "crc": lambda seeds: np.array([zlib.crc32(seed) for seed in seeds], dtype="<u4"),
-    "hash": lambda seeds: np.array([int.from_bytes(hashlib.sha256(seed).digest()[:4]) for seed in seeds], dtype="<u4"),
-}
-"""How seeds, uint8 [n, 32], become 32 bits each. A fold's streams are hidden behind a hash, and each looks perfect."""
 
 
 def _folded_stream(fold, seed, count):
@@ -73,19 +64,6 @@ def test_every_bit_of_the_seed_changes_half_of_the_stream(drbg):
     seed = drbg("seed")(32)
     assert _dead_bits(_stream, seed) == 0
     assert _dead_bits(lambda *given: _folded_stream("low word", *given), seed) == SEED_BITS - 32
-
-
-def test_there_are_more_than_2_to_the_32_streams():
-    """Birthdays: whatever folds its seeds to 32 bits, n of them have about n^2 / 2^33 collisions, here 4.7."""
-    raw = hashlib.shake_256(b"birthdays").digest(32 * 200_000)
-    # Without the vector around it, which would take most of the time; the tests beside this one have it.
-    terms = (MaskTerm(sign=1, seed=Secret(raw[place : place + 32])) for place in range(0, len(raw), 32))
-    starts = {masking._Stream(term).seek(0).update(bytes(16)) for term in terms}
-    assert len(starts) == 200_000
-    seeds = np.frombuffer(raw, np.uint8).reshape(-1, 32)
-    for name, fold in FOLDS.items():
-        # The streams of a fold collide exactly where the fold does, and need not be made.
-        assert len(np.unique(fold(seeds))) < len(seeds), name
 
 
 @pytest.mark.parametrize("fold", ["low word", "xor of words"])

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import ProtocolViolation
@@ -51,7 +51,6 @@ def test_every_subset_of_a_small_tree_is_proved(count):
     assert tree.prove(tuple(range(count))) == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_proof_is_as_long_as_the_subtrees_that_are_not_shown(data):
     count = data.draw(st.integers(1, 300))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -157,7 +157,8 @@ def test_how_many_vectors_there_are():
     assert counts["all"] > 900
 
 
-def test_the_file_is_what_its_script_makes():
+def test_the_file_is_what_its_script_makes(monkeypatch):
     """The bytes of version 2: whatever changes them is a new version of the protocol."""
-    script = VECTORS / "make_secagg_v2.py"
-    subprocess.run([sys.executable, script, "--check"], check=True, timeout=60)
+    monkeypatch.syspath_prepend(VECTORS)
+    monkeypatch.setattr(sys, "argv", ["make_secagg_v2.py", "--check"])
+    importlib.import_module("make_secagg_v2").main()

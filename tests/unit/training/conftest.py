@@ -1,10 +1,5 @@
-"""What tests of training share."""
+"""Tests of training draw from one seed."""
 
-import pytest
-import torch
+from support.seeded import drawn_from_one_seed
 
-
-@pytest.fixture(autouse=True)
-def drawn_from_one_seed():
-    """Whatever order tests run in, each draws the same numbers: a rare draw fails always or never."""
-    torch.manual_seed(0)
+__all__ = ["drawn_from_one_seed"]

@@ -98,7 +98,6 @@ def train_compiled(case):
     return outcome, counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 def test_compiled_blocks_train_alike():

@@ -12,7 +12,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
 from fedcore.training import evaluate, local_engine
 from fedcore.training.shared_tensors import adapter_state, load_adapter_state
-from tests.unit.examples.flower_messages import EXAMPLES, app_modules, context, message, run_config
+from tests.thorough.examples.flower_messages import EXAMPLES, app_modules, context, message, run_config
 
 # Rank 8 beside the seven linear layers of each of two blocks, and the model that they belong to.
 ADAPTER_PARAMETERS = 2 * 8 * (4 * 64 + 4 * 64 - 2 * 32 + 3 * (64 + 128))

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord
 
 from fedcore.data import load_shakespeare
 from fedcore.data.shakespeare import NO_TARGET
-from tests.unit.examples.flower_messages import app_modules, context, message, project, run_app, run_config
+from tests.thorough.examples.flower_messages import app_modules, context, message, project, run_app, run_config
 
 
 @pytest.fixture(autouse=True)

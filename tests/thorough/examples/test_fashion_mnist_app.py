@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import ArrayRecord
 
-from tests.unit.examples.flower_messages import app_modules, context, message, run_config
+from tests.thorough.examples.flower_messages import app_modules, context, message, run_config
 
 
 @pytest.fixture(autouse=True)

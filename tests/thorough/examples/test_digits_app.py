@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from fedcore.data import load_digits
 from fedcore.training import evaluate, local_engine
-from tests.unit.examples.flower_messages import app_modules, context, message, pooled, run_app, run_config
+from tests.thorough.examples.flower_messages import app_modules, context, message, pooled, run_app, run_config
 
 
 def arrays_of(model):

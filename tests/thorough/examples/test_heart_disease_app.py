@@ -5,7 +5,7 @@ import pytest
 
 from fedcore.data import load_heart_disease
 from fedcore.training import evaluate, local_engine
-from tests.unit.examples.flower_messages import app_modules, pooled, project, run_app
+from tests.thorough.examples.flower_messages import app_modules, pooled, project, run_app
 
 
 @pytest.fixture(autouse=True)
