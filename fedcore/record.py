@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
@@ -61,10 +61,6 @@ class RunRecord:
         last = (evaluations or self.exchanges)[-1:]
         return dict(last[0].metrics) if last else {}
 
-    def metric_like(self, word: str) -> str | None:
-        """The first metric of the last evaluation whose name holds `word` ("acc", "loss"), None if there is none."""
-        return next((name for name in sorted(self.final_metrics()) if word in name.lower()), None)
-
     def epsilon_spent(self) -> float | None:
         """What the run spent, at the delta of its terms; None without differential privacy."""
         if self.privacy is None:
@@ -104,6 +100,11 @@ class RunRecord:
             "dropouts": [dropped.model_dump(exclude={"kind"}) for dropped in self.dropouts],
             "failures": [failed.model_dump(exclude={"kind"}) for failed in self.failures],
         }
+
+
+def metric_like(metrics: Iterable[str], word: str) -> str | None:
+    """The first of the names that holds `word` ("acc", "loss"), None if none does."""
+    return next((name for name in sorted(metrics) if word in name.lower()), None)
 
 
 def _per_client(exchanges: list[Mapping[str, int]] | list[dict[str, int]]) -> float:

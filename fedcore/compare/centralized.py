@@ -27,6 +27,7 @@ from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.serverside import run_server_app
+from fedcore.record import metric_like
 from fedcore.simulate import model_ref
 from fedcore.state import ModelState
 from fedcore.wire import RunStatus, Scalar
@@ -136,14 +137,8 @@ def train_centralized(
 
 def _as_report(done: ExchangeDone) -> tuple[str, dict[str, Any]]:
     number, metrics, examples = done.server_round, done.metrics, done.examples
+    loss, accuracy = (metrics.get(metric_like(metrics, word) or "") for word in ("loss", "acc"))
     if not done.trains:
-        loss, accuracy = (_metric(metrics, word) for word in ("loss", "acc"))
         return EVALUATED, {"round": number, "loss": loss, "accuracy": accuracy, "examples": examples}
-    loss = (_metric(metrics, "loss") or 0.0) * examples
-    both = {"round": number, "samples": examples, "steps": 0, "loss": loss}
+    both = {"round": number, "samples": examples, "steps": 0, "loss": (loss or 0.0) * examples}
     return ROUND, {**both, "seconds": done.seconds, "sent": 0, "received": 0}
-
-
-def _metric(metrics: Mapping[str, Any], word: str) -> float | None:
-    """The first whose name has the word."""
-    return next((float(metrics[name]) for name in sorted(metrics) if word in name.lower()), None)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from typing import Any
 
 from fedcore.compare.clock import Exchanged, federated_seconds
 from fedcore.compare.evaluation import Evaluated, evaluate_rounds, everywhere
@@ -20,7 +19,7 @@ from fedcore.compare.schedule import Schedule
 from fedcore.compare.workers import ReportSink, Workers
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
 from fedcore.events import EventSink, ExchangeDone
-from fedcore.record import RunRecord
+from fedcore.record import RunRecord, metric_like
 from fedcore.state import sha256_file
 
 
@@ -136,8 +135,9 @@ def _result(run: ModeRun, followed: Followed, about: Description) -> RunResult:
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,
         losses=followed.losses,
-        failures=tuple(failed.model_dump(exclude={"kind"}) for failed in record.failures),
-        privacy=_privacy(record),
+        failures=tuple(record.failures),
+        privacy=record.privacy,
+        epsilon_spent=record.epsilon_spent(),
     )
 
 
@@ -191,7 +191,7 @@ def _curve(
 
 def _evaluations(record: RunRecord, word: str) -> dict[int, float]:
     """Round -> the app's own metric of its evaluation."""
-    name = record.metric_like(word)
+    name = metric_like(record.final_metrics(), word)
     return {server_round: value for server_round, _, value in record.curve(name)} if name else {}
 
 
@@ -229,13 +229,6 @@ def _simulated(
 def _total(sites: int, exchanges: Sequence[Mapping[str, int]]) -> dict[str, int]:
     names = [worker_name(site) for site in range(sites)]
     return {name: sum(exchange.get(name, 0) for exchange in exchanges) for name in names}
-
-
-def _privacy(record: RunRecord) -> dict[str, Any] | None:
-    """The terms, and the epsilon that was spent."""
-    if record.privacy is None:
-        return None
-    return {**record.privacy.model_dump(), "epsilon_spent": record.epsilon_spent()}
 
 
 def site_of(name: str) -> int:

@@ -9,12 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from pydantic_core import to_json
 from safetensors import safe_open
 
+from fedcore.events import ExchangeFailed, PrivacyTerms
 from fedcore.system.files import write_file
 from fedcore.wire import Scalar
 
@@ -91,7 +92,7 @@ class RunResult:
     last model. steps: optimizer steps by worker. bytes_up, bytes_down: on the wire in the whole run, by worker.
     seconds: training alone; wall_seconds: with the start of all processes and the evaluation. initial_sha256: of the
     model that it began with; model_sha256: that it ended with. sites: by site, the final model. losses: workers that
-    were lost. failures: attempts at a round that failed. privacy: plan and epsilon, None without differential privacy.
+    were lost. failures: attempts at a round that failed. privacy, epsilon_spent: None without differential privacy.
     precision: data types of the trained model, as in its file.
     """
 
@@ -120,8 +121,9 @@ class RunResult:
     sites: tuple[SiteResult, ...] = ()
     staleness: Staleness | None = None
     losses: tuple[Loss, ...] = ()
-    failures: tuple[Mapping[str, Any], ...] = ()
-    privacy: Mapping[str, Any] | None = None
+    failures: tuple[ExchangeFailed, ...] = ()
+    privacy: PrivacyTerms | None = None
+    epsilon_spent: float | None = None
 
     @property
     def accuracy(self) -> float | None:

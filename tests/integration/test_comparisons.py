@@ -177,7 +177,8 @@ def test_a_private_run_from_end_to_end(folder: Path) -> None:
     assert (result.status, result.curve[-1].round, result.samples) == ("finished", 2, 0)
     assert result.reason.startswith("privacy-budget: epsilon 5.9")
     assert result.privacy is not None
-    assert 5.9 < result.privacy["epsilon_spent"] <= result.privacy["epsilon_budget"] == 6
+    assert result.epsilon_spent is not None
+    assert 5.9 < result.epsilon_spent <= result.privacy.epsilon_budget == 6
     ledgers = list((out / "federation").glob("**/clients/*/**/ledger.jsonl"))
     assert len(ledgers) == 2
     for ledger in ledgers:

@@ -9,6 +9,7 @@ from fedcore.compare.modes import parse_modes
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
 from fedcore.compare.results import Loss, Point, RunResult, SiteResult, Staleness
+from fedcore.events import PrivacyTerms
 
 MACHINE = {
     "system": "Linux x86_64",
@@ -65,15 +66,15 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
         "staleness": _staleness(mode.kind) if mode.kind.startswith("ps-") else None,
     }
     if mode.kind == "federated-dp":
-        values["privacy"] = {
-            "mechanism": "gaussian",
-            "noise_multiplier": 1.0,
-            "delta": 1e-5,
-            "clip_norm": 1.0,
-            "metric_bound": 0.0,
-            "epsilon_budget": 8.0,
-            "epsilon_spent": 6.4,
-        }
+        values["epsilon_spent"] = 6.4
+        values["privacy"] = PrivacyTerms(
+            mechanism="gaussian",
+            noise_multiplier=1.0,
+            clip_norm=1.0,
+            metric_bound=0.0,
+            epsilon_budget=8.0,
+            delta=1e-5,
+        )
     return RunResult(**{**values, **changes})
 
 

@@ -11,6 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedcore.compare.modes import in_report
 from fedcore.compare.report.document import Comparison, SiteSplit
 from fedcore.compare.report.drawing import INK, MUTED, Drawing, Look, looks, percent_axis, short
 from fedcore.compare.report.summary import ACCURACY, Format, Metric, Spread, best_points, duration, per_worker, size
@@ -184,8 +185,7 @@ def age_shares(histograms: Sequence[Mapping[int, int]]) -> dict[int, float]:
 
 def privacy_drawing(comparison: Comparison) -> Drawing | None:
     """Federated modes beside one another; None where there is nothing to compare."""
-    family = [mode.label for mode in comparison.modes if mode.kind.startswith("federated")]
-    runs = {label: of for label, of in best_points(comparison).items() if label in family}
+    runs = {label: of for label, of in best_points(comparison).items() if in_report(of[0].kind).protection}
     if len({run.kind for of in runs.values() for run in of}) < 2:
         return None
     return Drawing(

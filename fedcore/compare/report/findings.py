@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from fedcore.compare.modes import in_report
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.summary import (
     Metric,
@@ -24,7 +25,6 @@ from fedcore.compare.report.summary import (
     size,
 )
 from fedcore.compare.results import RunResult
-from fedcore.events import PrivacyTerms
 from fedcore.progress import epsilon_line
 
 Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
@@ -79,11 +79,16 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
     if not runs:
         return ("No mode finished.",)
     metric = Metric.of(comparison)
-    shared = {label: of for label, of in runs.items() if of[0].kind != "local"}
-    found = [_best(shared or runs, metric), *_against_centralized(runs, metric)]
-    if shared:
-        found += _alone(runs, metric)
-    return (*found, *_privacy(runs, metric), *_noise(runs), *_readable(runs))
+    alone = {label: of for label, of in runs.items() if in_report(of[0].kind).alone}
+    shared = {label: of for label, of in runs.items() if label not in alone}
+    return (
+        _best(shared or runs, metric),
+        *_against_pooled(runs, metric),
+        *(_alone(alone, metric) if shared else ()),
+        *_secrecy(runs, metric),
+        *_privacy(runs),
+        *_readable(runs),
+    )
 
 
 def _best(runs: Runs, metric: Metric) -> str:
@@ -114,24 +119,37 @@ def _alone(runs: Runs, metric: Metric) -> list[str]:
     return [
         f"{_title(label, runs)}: each site's own model has {metric.name} {metric.shown(spread)} on the site's own test "
         "examples, an easier test the more the sites differ."
-        for label, spread in _finals({label: of for label, of in runs.items() if of[0].kind == "local"}, metric).items()
+        for label, spread in _finals(runs, metric).items()
     ]
 
 
-def _against_centralized(runs: Runs, metric: Metric) -> list[str]:
+def _against_pooled(runs: Runs, metric: Metric) -> list[str]:
     """Secure modes against pooled data; plain ones only where there is no secure one."""
-    pooled = _of_kind(runs, "centralized")
-    federated = _of_kind(runs, "federated") or _of_kind(runs, "federated-plain")
+    pooled = [label for label, of in runs.items() if in_report(of[0].kind).pooled]
+    federated = _protected(runs, "secure") or _protected(runs, "plain")
     return [_difference(runs, label, pooled[0], metric) for label in federated if pooled]
 
 
-def _privacy(runs: Runs, metric: Metric) -> list[str]:
+def _protected(runs: Runs, protection: str) -> dict[str, str]:
+    """Federated modes by what is done for their updates, each with the options behind its name."""
+    return {
+        label: label.removeprefix(of[0].kind)
+        for label, of in runs.items()
+        if in_report(of[0].kind).protection == protection
+    }
+
+
+def _secrecy(runs: Runs, metric: Metric) -> list[str]:
     """Each secure mode against the plain one with the same options."""
-    pairs = [(label, label.replace("federated", "federated-plain", 1)) for label in _of_kind(runs, "federated")]
-    return [_cost_of_privacy(runs, secure, plain, metric) for secure, plain in pairs if plain in runs]
+    plain = {options: label for label, options in _protected(runs, "plain").items()}
+    return [
+        _cost_of_secrecy(runs, label, plain[options], metric)
+        for label, options in _protected(runs, "secure").items()
+        if options in plain
+    ]
 
 
-def _cost_of_privacy(runs: Runs, secure: str, plain: str, metric: Metric) -> str:
+def _cost_of_secrecy(runs: Runs, secure: str, plain: str, metric: Metric) -> str:
     sentence = f"Secure aggregation: {_difference(runs, secure, plain, metric).removesuffix('.')}"
     mine, theirs = (Spread.of(per_worker(run.bytes_up) for run in runs[label]) for label in (secure, plain))
     if mine and theirs:
@@ -142,14 +160,12 @@ def _cost_of_privacy(runs: Runs, secure: str, plain: str, metric: Metric) -> str
     return f"{sentence}."
 
 
-def _noise(runs: Runs) -> list[str]:
-    sentences = []
-    for label, of in runs.items():
-        if (privacy := of[0].privacy) is not None:
-            spent = max(run.privacy["epsilon_spent"] for run in of if run.privacy is not None)
-            terms = PrivacyTerms(**{name: privacy[name] for name in PrivacyTerms.model_fields})
-            sentences.append(f"{label}: {epsilon_line(terms, spent)}.")
-    return sentences
+def _privacy(runs: Runs) -> list[str]:
+    return [
+        f"{label}: {epsilon_line(of[0].privacy, max(run.epsilon_spent or 0.0 for run in of))}."
+        for label, of in runs.items()
+        if of[0].privacy is not None
+    ]
 
 
 def _readable(runs: Runs) -> list[str]:
@@ -176,10 +192,6 @@ def _difference(runs: Runs, label: str, other: str, metric: Metric) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _of_kind(runs: Runs, kind: str) -> list[str]:
-    return [label for label, of in runs.items() if of[0].kind == kind]
 
 
 def _title(label: str, runs: Runs) -> str:

@@ -15,6 +15,7 @@ from fedcore.compare.network import Cost, Network
 from fedcore.compare.results import Point
 from fedcore.compare.run import ModeRun
 from fedcore.compare.schedule import Schedule
+from fedcore.events import PrivacyTerms
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 
@@ -76,8 +77,10 @@ def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
     terms = {"mechanism": "skellam", "noise_multiplier": 1.0, "clip_norm": 1.0, "metric_bound": 0.0}
     terms |= {"epsilon_budget": 8.0, "delta": 1e-5}
     private = followed(privacy=terms)
-    assert _result(run(tmp_path), private, about).privacy == {**terms, "epsilon_spent": 0.0}
-    assert _result(run(tmp_path), followed(), about).privacy is None
+    result = _result(run(tmp_path), private, about)
+    assert (result.privacy, result.epsilon_spent) == (PrivacyTerms(**terms), 0.0)
+    result = _result(run(tmp_path), followed(), about)
+    assert (result.privacy, result.epsilon_spent) == (None, None)
 
 
 def test_noised_metrics_give_way_to_the_evaluation_of_the_last_model() -> None:
