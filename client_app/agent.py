@@ -121,7 +121,7 @@ class Agent:
         return min(max(joined.heartbeat_seconds, _HEARTBEAT_BOUNDS[0]), _HEARTBEAT_BOUNDS[1])
 
     async def _leave_unfinished(self) -> None:
-        """Case 13: this client is a dropout of an exchange in which an earlier life of it was ended."""
+        """Drop out of an exchange that was left unfinished when this agent last ended."""
         place = self.client.ledger.open_exchange
         if place is None:
             return

@@ -1,7 +1,7 @@
 """One exchange, from the task to the last share, as this client lives it.
 
-Secure (PROTOCOL.md): the keys are exchanged (R0, R1) while the worker trains; then the update is encoded, masked and
-uploaded (R2), the survivors are signed (R3) and the shares released (R4). Plain: train, upload. Whatever a step
+Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trains; then the update is encoded, masked
+and uploaded (R2), the survivors are signed (R3) and the shares released (R4). Plain: train, upload. Whatever a step
 raises ends the exchange for this client; the caller withdraws from it.
 """
 

@@ -10,23 +10,23 @@ from typing import NoReturn
 from client_app.ledger import LEDGER_FILE
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
-from fedcore.state import LOCAL_FOLDER, LocalModel, LocalStore
+from fedcore.state import OWN_MODEL_FOLDER, OwnModel, OwnModelFolder
 
 
 def export_model(kit: Path, state_dir: Path | None, out: Path, *, as_json: bool = False) -> str:
-    """Copy out the local model of the client whose kit this is; returns what it is, as a sentence or as JSON.
+    """Copy out the own model of the client whose kit this is; returns what it is, as a sentence or as JSON.
 
     Raises ConfigurationError where there is none, EnvironmentFailure where `out` cannot be written.
     """
-    model = local_model(kit, state_dir)
+    model = own_model(kit, state_dir)
     _save(model, out)
     return json.dumps(_facts(model, out), indent=2) if as_json else _sentence(model, out)
 
 
-def local_model(kit: Path, state_dir: Path | None = None) -> LocalModel:
-    """The local model of the client whose kit this is; raises ConfigurationError where there is none."""
+def own_model(kit: Path, state_dir: Path | None = None) -> OwnModel:
+    """The own model of the client whose kit this is; raises ConfigurationError where there is none."""
     state = state_dir or ClientKit.load(kit).folder / "state"
-    model = LocalStore(state / LOCAL_FOLDER).load()
+    model = OwnModelFolder(state / OWN_MODEL_FOLDER).load()
     if model is None:
         _explain_absence(state)
     return model
@@ -40,27 +40,28 @@ def _explain_absence(state: Path) -> NoReturn:
             "the folder of its agent with --state-dir"
         )
     raise ConfigurationError(
-        f"there is no local model in {state}: the app keeps none, or its first round has not ended; a ClientApp keeps "
+        f"there is no model of the client's own in {state}: the app keeps none, or its first round has not ended; a "
+        "ClientApp keeps "
         "one where it has personal tensors or fine-tunes"
     )
 
 
-def _save(model: LocalModel, out: Path) -> None:
+def _save(model: OwnModel, out: Path) -> None:
     try:
         model.state.save(out)
     except OSError as error:
         raise EnvironmentFailure(f"--out: {out} cannot be written ({error.strerror}); name another file") from error
 
 
-def _facts(model: LocalModel, out: Path) -> dict[str, object]:
+def _facts(model: OwnModel, out: Path) -> dict[str, object]:
     facts = {field.name: getattr(model.record, field.name) for field in dataclasses.fields(model.record)}
     return {"model": str(out), **facts, "tensors": len(model.state), "bytes": model.state.layout.nbytes}
 
 
-def _sentence(model: LocalModel, out: Path) -> str:
+def _sentence(model: OwnModel, out: Path) -> str:
     record = model.record
     metrics = "".join(f", {name} {value:.4f}" for name, value in record.metrics.items() if isinstance(value, float))
     return (
-        f"saved {out}: the local model after round {record.server_round} of run {record.run}, "
+        f"saved {out}: the client's own model after round {record.server_round} of run {record.run}, "
         f"{len(record.personal)} of {len(model.state)} tensors personal{metrics}"
     )

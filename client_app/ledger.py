@@ -1,6 +1,6 @@
 """The durable record of what this client took part in, so that no crash makes it take part twice.
 
-PROTOCOL.md, case 13: a client that restarts in the middle of a round is a dropout of that round, and shares for the
+A client that restarts in the middle of a round is a dropout of that round (docs/protocol.md), and shares for the
 unmasking leave it exactly once. Both must outlive the process, so each is written and synced before the first byte of
 it leaves the machine. So is what each noised sum may reveal about this client, which its policy may bound for all runs
 together. The file has one JSON object a line and only ever grows.

@@ -93,7 +93,7 @@ def export(
 
     Example: fedcore client export --kit federation/clients/client-1 --out model.safetensors
 
-    The agent may run meanwhile. Only an app that keeps a local model has one to export.
+    The agent may run meanwhile. Only an app that keeps a model on the client has one to export.
     """
     from client_app.export import export_model
 

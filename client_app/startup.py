@@ -24,7 +24,7 @@ from fedcore.config import EngineConfig, parse_assignments
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.state import LOCAL_FOLDER
+from fedcore.state import OWN_MODEL_FOLDER
 from fedcore.wire import Scalar
 
 _MASK_THREADS: Final = 4
@@ -134,7 +134,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
         client_id=kit.client_id if kit is not None else 0,
         node_config={**(kit.node_config if kit is not None else {}), **_node_config(options.node_config)},
         data_dir=options.data_dir.resolve() if options.data_dir else None,
-        local_folder=_state_folder(options, kit) / LOCAL_FOLDER if kit is not None else None,
+        local_folder=_state_folder(options, kit) / OWN_MODEL_FOLDER if kit is not None else None,
         engine=options.engine,
         ranks=shape.nproc_per_node,
     )

@@ -43,7 +43,7 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.privacy import PrivacyAccount
+from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
 from fedcore.state import ModelState
 from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_training
@@ -73,7 +73,7 @@ class Simulation:
     _identities: dict[int, Ed25519PrivateKey] = field(init=False)
     _roster: dict[int, bytes] = field(init=False)
     _plan: EncodingPlan = field(init=False)
-    _account: PrivacyAccount = field(init=False)
+    _account: PrivacyBudget = field(init=False)
     _chance: random.Random = field(init=False)
     _app_sha256: str = field(init=False)
     _exchange: int = field(default=0, init=False)
@@ -88,7 +88,7 @@ class Simulation:
         self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
         self._roster = {i: key.public_key().public_bytes_raw() for i, key in self._identities.items()}
         self._plan = EncodingPlan(self.settings)
-        self._account = PrivacyAccount(self._plan.privacy)
+        self._account = PrivacyBudget(self._plan.privacy)
         # Which client drops is no secret: the simulator's own choice, to be repeated by its seed.
         self._chance = random.Random(self.seed)  # noqa: S311
         self._app_sha256 = AppBundle.from_folder(self.app.folder).sha256

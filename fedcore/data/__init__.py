@@ -2,13 +2,13 @@
 
 from fedcore.data.heart import load_heart_disease
 from fedcore.data.images import load_cifar10, load_digits, load_fashion_mnist, load_femnist, load_mnist
-from fedcore.data.partition import Part, client_data, partition
+from fedcore.data.partition import ClientRows, client_data, partition
 from fedcore.data.shakespeare import load_shakespeare
 from fedcore.data.types import Dataset, Split
 
 __all__ = [
+    "ClientRows",
     "Dataset",
-    "Part",
     "Split",
     "client_data",
     "load_cifar10",

@@ -28,21 +28,21 @@ _Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ClientRows:
     """One client's rows of the training half [n] and of the test half [m], sorted, int64."""
 
     train: Integers
     test: Integers
 
 
-def iid(train: Split, test: Split, *, clients: int, seed: int) -> list[Part]:
+def iid(train: Split, test: Split, *, clients: int, seed: int) -> list[ClientRows]:
     """Shuffle, then deal out in equal sizes."""
     rng = np.random.default_rng(seed)
     halves = [np.array_split(rng.permutation(len(half)), clients) for half in (train, test)]
     return _guarded(_joined(*halves), f"IID over {clients} clients")
 
 
-def dirichlet(train: Split, test: Split, *, clients: int, seed: int, alpha: float) -> list[Part]:
+def dirichlet(train: Split, test: Split, *, clients: int, seed: int, alpha: float) -> list[ClientRows]:
     """Label skew: the shares of a class over the clients are drawn from Dir(alpha).
 
     Hsu et al. (2019, arXiv 1909.06335) brought the Dirichlet distribution in for each client's mix
@@ -65,7 +65,7 @@ def dirichlet(train: Split, test: Split, *, clients: int, seed: int, alpha: floa
     )
 
 
-def shards(train: Split, test: Split, *, clients: int, seed: int, per_client: int) -> list[Part]:
+def shards(train: Split, test: Split, *, clients: int, seed: int, per_client: int) -> list[ClientRows]:
     """Pathological: sort by label, cut into equal shards, give each client `per_client` of them.
 
     With two shards a client, McMahan et al. (2017, arXiv 1602.05629), section 3.
@@ -79,7 +79,7 @@ def shards(train: Split, test: Split, *, clients: int, seed: int, per_client: in
     return _guarded(_joined(*halves), f"{per_client} shards for each of {clients} clients")
 
 
-def natural(train: Split, test: Split, *, clients: int) -> list[Part]:
+def natural(train: Split, test: Split, *, clients: int) -> list[ClientRows]:
     """By the owner that the data come with; owner g goes to client g modulo `clients`."""
     if train.groups is None or test.groups is None:
         raise ConfigurationError("this data set has no natural owners: use iid, dirichlet:ALPHA or shards:COUNT")
@@ -93,7 +93,7 @@ def natural(train: Split, test: Split, *, clients: int) -> list[Part]:
     return _guarded(_joined(*halves), f"natural owners over {clients} clients", min_train=1)
 
 
-def partition(spec: str, dataset: Dataset, *, clients: int, seed: int) -> list[Part]:
+def partition(spec: str, dataset: Dataset, *, clients: int, seed: int) -> list[ClientRows]:
     """The parts of `clients` clients by a rule written as text.
 
     spec: "iid", "dirichlet:ALPHA", "shards:COUNT" or "natural". Raises ConfigurationError for a
@@ -176,14 +176,14 @@ def _by_shares(rows: list[Integers], shares: NDArray[np.float64]) -> list[Intege
     return [np.concatenate(of_client) for of_client in shares_of]
 
 
-def _joined(train: list[Integers], test: list[Integers]) -> list[Part]:
+def _joined(train: list[Integers], test: list[Integers]) -> list[ClientRows]:
     return [
-        Part(train=np.sort(a).astype(np.int64), test=np.sort(b).astype(np.int64))
+        ClientRows(train=np.sort(a).astype(np.int64), test=np.sort(b).astype(np.int64))
         for a, b in zip(train, test, strict=True)
     ]
 
 
-def _too_small(parts: list[Part], min_train: int = MIN_TRAIN_EXAMPLES) -> int | None:
+def _too_small(parts: list[ClientRows], min_train: int = MIN_TRAIN_EXAMPLES) -> int | None:
     """The first client with too few examples."""
     for client, part in enumerate(parts):
         if len(part.train) < min_train or len(part.test) < MIN_TEST_EXAMPLES:
@@ -191,7 +191,7 @@ def _too_small(parts: list[Part], min_train: int = MIN_TRAIN_EXAMPLES) -> int | 
     return None
 
 
-def _guarded(parts: list[Part], rule: str, min_train: int = MIN_TRAIN_EXAMPLES) -> list[Part]:
+def _guarded(parts: list[ClientRows], rule: str, min_train: int = MIN_TRAIN_EXAMPLES) -> list[ClientRows]:
     client = _too_small(parts, min_train)
     if client is None:
         return parts

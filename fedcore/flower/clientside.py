@@ -21,7 +21,7 @@ from fedcore.config import EngineConfig
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.loading import load_object
-from fedcore.flower.own_models import ContextStore, DiskStore, Store
+from fedcore.flower.own_models import ContextStore, FolderStore, OwnModelStore
 from fedcore.flower.records import (
     arrays_from_state,
     config_from_json,
@@ -30,8 +30,8 @@ from fedcore.flower.records import (
     run_id_of,
     state_from_arrays,
 )
-from fedcore.flower.tensor_app import DirectApp, LocalJob, LocalResult, take_examples, write_state
-from fedcore.state import Layout, LocalStore, ModelState
+from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
+from fedcore.state import Layout, ModelState, OwnModelFolder
 from fedcore.wire import MetricValue, Scalar, Task
 
 TTL_SECONDS = 12 * 3600.0
@@ -60,7 +60,7 @@ class ClientRunner:
     @property
     def hands_model_out(self) -> bool:
         """Whether rank 0 alone needs the model that is sent, because the app's engine hands it to the others."""
-        return isinstance(self._client_app, DirectApp)
+        return isinstance(self._client_app, TensorApp)
 
     def run(self, task: Task, model: ModelState | None) -> LocalResult:
         """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises.
@@ -68,7 +68,7 @@ class ClientRunner:
         model: the global one; of the ranks of an app that `local_app` made, only rank 0 needs it.
         """
         context = self._context_of(task)
-        if isinstance(self._client_app, DirectApp):
+        if isinstance(self._client_app, TensorApp):
             return self._run_local(self._client_app, task, model, context)
         message = self._message(task, model)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
@@ -83,15 +83,15 @@ class ClientRunner:
             raise AppError(f"the ClientApp returned an error: {reply.error.reason}")
         return _read_reply(reply.content, task, model.layout if model else None)
 
-    def _run_local(self, app: DirectApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
+    def _run_local(self, app: TensorApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
         message = merged_values(config_from_json(config) for config in task.configs.values())
         job = LocalJob(config=context.run_config, node=context.node_config, message=message, client=self.client_id)
         return app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
 
-    def _store(self, task: Task, context: Context) -> Store:
+    def _store(self, task: Task, context: Context) -> OwnModelStore:
         if self.local_folder is None:
             return ContextStore(context)
-        return DiskStore(store=LocalStore(self.local_folder), run=task.run, app_sha256=task.app_sha256)
+        return FolderStore(store=OwnModelFolder(self.local_folder), run=task.run, app_sha256=task.app_sha256)
 
     def _context_of(self, task: Task) -> Context:
         if self._context is None or self._run != task.run:

@@ -23,10 +23,10 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, Us
 from torch import nn
 
 from fedcore.errors import AppError, ConfigurationError
-from fedcore.flower.own_models import ContextStore, Store
+from fedcore.flower.own_models import ContextStore, OwnModelStore
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
-from fedcore.flower.tensor_app import DirectApp, LocalJob, LocalResult, take_examples
+from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.engines import (
     Engine,
@@ -119,7 +119,7 @@ class _Warm:
     histories: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-class LocalApp(DirectApp):
+class LocalApp(TensorApp):
     """What `local_app` makes; its engine stays warm from one task to the next."""
 
     def __init__(self, definition: Definition, train: Work, evaluate: Work) -> None:
@@ -135,7 +135,7 @@ class LocalApp(DirectApp):
         model: ModelState | None,
         *,
         trains: bool,
-        store: Store,
+        store: OwnModelStore,
         engine_config: EngineConfig | None = None,
     ) -> LocalResult:
         """Do one task; `model` is the global one, which ranks other than 0 need not have.
@@ -214,7 +214,7 @@ def _split(metrics: Metrics) -> tuple[int, dict[str, MetricValue]]:
     return take_examples(rest, _EXAMPLES), rest
 
 
-Parts: TypeAlias = tuple[TrainingData, TrainingData]
+TrainAndTest: TypeAlias = tuple[TrainingData, TrainingData]
 """Training part and test part of one client."""
 
 
@@ -222,7 +222,7 @@ def supervised_app(
     *,
     model: Callable[[UserConfig], nn.Module],
     optimizer: Callable[[UserConfig], MakeOptimizer],
-    data: Callable[[LocalJob], Parts],
+    data: Callable[[LocalJob], TrainAndTest],
     weigh: Literal["examples", "targets"] = "examples",
     personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
@@ -271,7 +271,7 @@ class SupervisedApp(LocalApp):
         definition: Definition,
         train: Work,
         evaluate: Work,
-        data: Callable[[LocalJob], Parts],
+        data: Callable[[LocalJob], TrainAndTest],
         weigh: Literal["examples", "targets"],
     ) -> None:
         super().__init__(definition, train, evaluate)

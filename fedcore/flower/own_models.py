@@ -9,14 +9,14 @@ from typing import Protocol
 from flwr.app import Context
 
 from fedcore.flower.records import arrays_from_state, state_from_arrays
-from fedcore.state import Layout, LocalRecord, LocalStore, MemorySink, ModelState, StateSink
+from fedcore.state import Layout, MemorySink, ModelState, OwnModelFolder, OwnModelRecord, StateSink
 from fedcore.wire import MetricValue
 
 _RECORD = "fedcore.local-model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Provenance:
     """What there is to say about a model that is kept.
 
     server_round: whose global model is in it. personal: names of the tensors that never leave the client.
@@ -27,13 +27,13 @@ class Kept:
     metrics: dict[str, MetricValue]
 
 
-class Store(Protocol):
+class OwnModelStore(Protocol):
     """Keeps one model for one client."""
 
     def load(self, layout: Layout) -> ModelState | None:
         """What was saved last, or None; raises ConfigurationError where that has another layout."""
 
-    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Kept) -> None:
+    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Provenance) -> None:
         """Keep what `write` writes in place of what was kept before."""
 
 
@@ -48,20 +48,20 @@ class ContextStore:
         if record is None:
             return None
         state = state_from_arrays(record)
-        layout.check_same(state.layout, what="the local model")
+        layout.check_same(state.layout, what="the client's own model")
         return state
 
-    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Kept) -> None:
+    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Provenance) -> None:
         sink = MemorySink(layout)
         write(sink)
         self._context.state[_RECORD] = arrays_from_state(sink.state())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskStore:
+class FolderStore:
     """In the client's own folder: survives the process and the run, and can be exported."""
 
-    store: LocalStore
+    store: OwnModelFolder
     run: str
     app_sha256: str
 
@@ -69,8 +69,8 @@ class DiskStore:
         model = self.store.load(app_sha256=self.app_sha256, layout=layout)
         return None if model is None else model.state
 
-    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Kept) -> None:
-        record = LocalRecord(
+    def save(self, layout: Layout, write: Callable[[StateSink], None], about: Provenance) -> None:
+        record = OwnModelRecord(
             run=self.run,
             server_round=about.server_round,
             app_sha256=self.app_sha256,

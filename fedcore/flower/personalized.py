@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.own_models import Kept, Store
+from fedcore.flower.own_models import OwnModelStore, Provenance
 from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.engines import Engine, Proximal
 from fedcore.training.engines.transfer import parameter_of
@@ -102,7 +102,7 @@ class Personalization:
     def prepare(
         self,
         model: ModelState | None,
-        store: Store,
+        store: OwnModelStore,
         server_round: int,
         fit: Callable[[Proximal], Mapping[str, MetricValue]],
     ) -> None:
@@ -115,7 +115,7 @@ class Personalization:
             self._save(store, server_round, metrics)
         self._receive(model, store)
 
-    def keep(self, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
+    def keep(self, store: OwnModelStore, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
         """After the training: keep what stays."""
         if self.own or self.personal.keep_model:
             self._save(store, server_round, metrics)
@@ -131,7 +131,7 @@ class Personalization:
     # --- around an evaluation -------------------------------------------------------------------------------------
 
     def evaluate(
-        self, model: ModelState | None, store: Store, test: Callable[[], Mapping[str, MetricValue]]
+        self, model: ModelState | None, store: OwnModelStore, test: Callable[[], Mapping[str, MetricValue]]
     ) -> dict[str, MetricValue]:
         """The metrics of the global model, and of the personal one beside them where the client keeps a whole one."""
         self._receive(model, store)
@@ -146,7 +146,7 @@ class Personalization:
     def _load_shared(self, model: ModelState | None) -> None:
         self.engine.load(model, optimizer=self.averaged, only=self.shared)
 
-    def _receive(self, model: ModelState | None, store: Store) -> None:
+    def _receive(self, model: ModelState | None, store: OwnModelStore) -> None:
         """The global tensors from the server, the client's own from its store."""
         self._load_shared(model)
         if self.own:
@@ -154,27 +154,27 @@ class Personalization:
             kept = None if state is None else state.only(self.own)
             self.engine.load(kept if exists else self.initial, only=self.own)
 
-    def _load_kept(self, store: Store) -> bool:
+    def _load_kept(self, store: OwnModelStore) -> bool:
         """Put the whole model of the client into the engine, if there is one."""
         exists, state = self._kept(store)
         if exists:
             self.engine.load(state)
         return exists
 
-    def _kept(self, store: Store) -> tuple[bool, ModelState | None]:
+    def _kept(self, store: OwnModelStore) -> tuple[bool, ModelState | None]:
         """Whether the store has a model, and on rank 0 the model: another machine has no store."""
         state = store.load(self.engine.layout()) if self.engine.world.rank == 0 else None
         exists = torch.tensor(float(state is not None), device=self.engine.device)
         return bool(self.engine.world.sum(exists) > 0), state
 
-    def _save(self, store: Store, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
+    def _save(self, store: OwnModelStore, server_round: int, metrics: Mapping[str, MetricValue]) -> None:
         layout = self.engine.layout()
         if self.engine.world.rank != 0:
             self.engine.save(None)
             return
         names = (spec.name for spec in layout.specs)
         own = tuple(name for name in names if self.personal.whole or name in self.own)
-        store.save(layout, self.engine.save, Kept(server_round=server_round, personal=own, metrics=dict(metrics)))
+        store.save(layout, self.engine.save, Provenance(server_round=server_round, personal=own, metrics=dict(metrics)))
 
 
 def _of_model(name: str, names: Collection[str]) -> str:

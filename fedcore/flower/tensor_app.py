@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fedcore.config import EngineConfig
 from fedcore.errors import AppError
-from fedcore.flower.own_models import Store
+from fedcore.flower.own_models import OwnModelStore
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire import MetricValue
 
@@ -102,7 +102,7 @@ class LocalJob:
         return int(self.message.get("server-round", 0))
 
 
-class DirectApp(ClientApp, ABC):
+class TensorApp(ClientApp, ABC):
     """A Flower ClientApp that fedcore calls by `run`, on every rank of a client."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class DirectApp(ClientApp, ABC):
         model: ModelState | None,
         *,
         trains: bool,
-        store: Store,
+        store: OwnModelStore,
         engine_config: EngineConfig | None = None,
     ) -> LocalResult:
         """Do one task; `model` is the global one, which ranks other than 0 need not have."""

@@ -13,7 +13,7 @@ from fedcore.privacy.accounting import (
     rounded_norm_squared,
     share_variance,
 )
-from fedcore.privacy.budget import PrivacyAccount, PrivacyPlan
+from fedcore.privacy.budget import PrivacyBudget, PrivacyPlan
 from fedcore.privacy.noise import (
     BLOCK,
     ROUNDING,
@@ -33,7 +33,7 @@ __all__ = [
     "Mechanism",
     "NoiseSampler",
     "NoiseTable",
-    "PrivacyAccount",
+    "PrivacyBudget",
     "PrivacyPlan",
     "Release",
     "calibrated_multiplier",

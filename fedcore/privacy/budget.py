@@ -78,7 +78,7 @@ def _exchanges(settings: JobSettings) -> int:
 
 
 @dataclass(slots=True)
-class PrivacyAccount:
+class PrivacyBudget:
     """What one run has spent of its plan; without a plan it admits everything and counts nothing."""
 
     plan: PrivacyPlan | None

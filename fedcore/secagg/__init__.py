@@ -1,4 +1,4 @@
-"""Secure aggregation without input and output (PROTOCOL.md, R0 to R4).
+"""Secure aggregation without input and output (docs/protocol.md, R0 to R4).
 
 `ClientSession` and `ServerRound` are the two state machines; the rest are their messages and parameters. The package
 imports only `fedcore.errors`, NumPy and `cryptography`; randomness is an argument and there is no clock.

@@ -2,7 +2,7 @@
 
 Each method takes one message of the server and returns the answer. It checks everything first and changes its state
 last, so a refused message leaves the session as it was and the honest continuation still works. Source: Bonawitz et
-al. 2017 (CCS), figure 4, with the checks of PROTOCOL.md.
+al. 2017 (CCS), figure 4, with the checks of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every input of a hash, signature or key derivation is a *statement*: a usage tag followed by fields, each with its
 length in front. Two statements are equal only when tag and fields are, so bytes made for one purpose never pass for
-another (PROTOCOL.md, "Messages"). A tag carries the protocol's version; a change of format is a new version.
+another. A tag carries the protocol's version; a change of format is a new version.
 """
 
 from __future__ import annotations

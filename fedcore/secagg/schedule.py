@@ -1,6 +1,6 @@
 """The key schedule: every commitment, sealing key and mask seed of a round, and every statement that is signed.
 
-One place for what PROTOCOL.md derives, used by client and server alike, so that the two cannot drift apart.
+One place for what docs/protocol.md derives, used by client and server alike, so that the two cannot drift apart.
 `Transcript` is what all of it is bound to: ctx (round, parameters, model) and L1 (who advertised which keys).
 """
 

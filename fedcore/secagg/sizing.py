@@ -92,8 +92,8 @@ def graph_size(
 ) -> GraphSize:
     """The least degree, and a threshold, for `n` clients; `corrupt` and `dropout` are fractions of them.
 
-    With PUBLISHED_SECURITY_BITS the first two adversaries give the figures of PROTOCOL.md. Raises ConfigurationError
-    where no degree below n - 1 will do.
+    With PUBLISHED_SECURITY_BITS the first two adversaries give the figures of docs/protocol.md. Raises
+    ConfigurationError where no degree below n - 1 will do.
     """
     if n < 3 or not 0 <= corrupt < 1 or not 0 <= dropout < 1:
         raise ConfigurationError("a graph needs 3 clients or more, and fractions of at least 0 and below 1")

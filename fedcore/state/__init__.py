@@ -8,17 +8,17 @@ every conversion to float32 can go block by block.
 from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
 from fedcore.state.model import MemorySink, ModelState, StateSink
-from fedcore.state.own_model import LOCAL_FOLDER, LocalModel, LocalRecord, LocalStore
+from fedcore.state.own_model import OWN_MODEL_FOLDER, OwnModel, OwnModelFolder, OwnModelRecord
 
 __all__ = [
-    "LOCAL_FOLDER",
+    "OWN_MODEL_FOLDER",
     "FileSink",
     "Layout",
-    "LocalModel",
-    "LocalRecord",
-    "LocalStore",
     "MemorySink",
     "ModelState",
+    "OwnModel",
+    "OwnModelFolder",
+    "OwnModelRecord",
     "StateSink",
     "TensorSpec",
     "from_float",

@@ -1,8 +1,8 @@
 """The model that a client keeps for itself: on its own disk, from round to round, never sent.
 
-A folder holds one local model: `record.json` says what it is and which safetensors file has its tensors. These are
+A folder holds one such model: `record.json` says what it is and which safetensors file has its tensors. These are
 written first, under a new name; the record takes its place last, in one rename. So whatever ends the process, the
-folder holds the old model or the new one, whole.
+folder holds either the old model or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fedcore.state.layout import Layout
 from fedcore.state.model import ModelState, StateSink
 from fedcore.system.files import full_disk_named, write_file
 
-LOCAL_FOLDER: Final = "local"
-"""Where an agent's state folder has its local model."""
+OWN_MODEL_FOLDER: Final = "local"
+"""Where an agent's state folder has it."""
 RECORD_FILE: Final = "record.json"
 _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRecord:
-    """Where a local model comes from.
+class OwnModelRecord:
+    """Where a client's own model comes from.
 
     run, server_round: the round whose global model is in it. app_sha256: the app that trained it.
     personal: names of the tensors that never leave the client, in the order of the model; all of them for a model that
@@ -43,36 +43,36 @@ class LocalRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalModel:
-    """A local model as it lies on the disk. state: all tensors, the global ones of its round included."""
+class OwnModel:
+    """A client's own model as it lies on the disk. state: all tensors, the global ones of its round included."""
 
     state: ModelState
-    record: LocalRecord
+    record: OwnModelRecord
 
     def personal_state(self) -> ModelState:
         """The personal tensors alone; views of `state`."""
         return self.state.only(set(self.record.personal))
 
 
-class LocalStore:
-    """The local model of one client in `folder`, which `save` makes. One process writes, any number may read."""
+class OwnModelFolder:
+    """One client's own model in `folder`, which `save` makes. One process writes, any number may read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, state: ModelState, record: LocalRecord) -> None:
-        """Replace the local model with `state`, which may be a mapped file and may come from `load`; see `write`."""
+    def save(self, state: ModelState, record: OwnModelRecord) -> None:
+        """Replace the model with `state`, which may be a mapped file and may come from `load`; see `write`."""
         self.write(state.layout, state.write_to, record)
 
-    def write(self, layout: Layout, write: Callable[[StateSink], None], record: LocalRecord) -> None:
-        """Replace the local model, durable on return; it need not be in memory at once.
+    def write(self, layout: Layout, write: Callable[[StateSink], None], record: OwnModelRecord) -> None:
+        """Replace the model, durable on return; it need not be in memory at once.
 
         layout: of all tensors. write: hands them over, every element once. Raises UsageError for a personal tensor that
         the layout does not have, StorageFull when the disk is full, and what `write` raises; the model before is then
         unchanged.
         """
         if unknown := sorted(set(record.personal) - {spec.name for spec in layout.specs}):
-            raise UsageError(f"the local model has no tensor {unknown[0]!r}, which is said to be personal")
+            raise UsageError(f"the client's own model has no tensor {unknown[0]!r}, which is said to be personal")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         before = self._read_entry()
         serial = before["serial"] + 1 if before else 1
@@ -83,8 +83,8 @@ class LocalStore:
             if path.name != _model_name(serial):  # the model before, and what an earlier crash left
                 path.unlink(missing_ok=True)
 
-    def load(self, *, app_sha256: str | None = None, layout: Layout | None = None) -> LocalModel | None:
-        """The local model, or None where none was saved yet; its tensors are read when they are used.
+    def load(self, *, app_sha256: str | None = None, layout: Layout | None = None) -> OwnModel | None:
+        """The client's own model, or None where none was saved yet; its tensors are read when they are used.
 
         app_sha256, layout: what it must be of, where given. Raises ConfigurationError for another app's model, for
         another layout's, and for a damaged folder.
@@ -100,26 +100,26 @@ class LocalStore:
                 continue
             except (PeerError, EncodingError) as error:
                 raise self._damaged(str(error)) from None
-            model = LocalModel(state=state, record=_record(entry))
+            model = OwnModel(state=state, record=_record(entry))
             self._check(model, app_sha256, layout)
             return model
         raise self._damaged("the file with its tensors is missing")
 
-    def _check(self, model: LocalModel, app_sha256: str | None, layout: Layout | None) -> None:
+    def _check(self, model: OwnModel, app_sha256: str | None, layout: Layout | None) -> None:
         found = model.record.app_sha256
         if app_sha256 not in (None, found):
             raise ConfigurationError(
-                f"the local model in {self.folder} is of app {found[:12]}…, this is app {str(app_sha256)[:12]}…; "
-                "install that app again, or move the folder away to start without a local model"
+                f"the client's own model in {self.folder} is of app {found[:12]}…, this is app "
+                f"{str(app_sha256)[:12]}…; install that app again, or move the folder away to start without one"
             )
         if layout is None:
             return
         try:
-            layout.check_same(model.state.layout, what="the local model")
+            layout.check_same(model.state.layout, what="the client's own model")
         except EncodingError as error:
             raise ConfigurationError(
-                f"the local model in {self.folder} does not fit the app's model ({error}); move the folder away to "
-                "start without a local model"
+                f"the client's own model in {self.folder} does not fit the app's model ({error}); move the folder away "
+                "to start without one"
             ) from None
 
     def _read_entry(self) -> dict[str, Any] | None:
@@ -132,12 +132,12 @@ class LocalStore:
             raise self._damaged(f"{RECORD_FILE} is not JSON") from None
         if not isinstance(entry, dict) or entry.pop("version", None) != _VERSION:
             raise self._damaged(f"{RECORD_FILE} is of another version")
-        if not isinstance(entry.get("serial"), int) or entry.keys() - {"serial"} != set(LocalRecord.__slots__):
+        if not isinstance(entry.get("serial"), int) or entry.keys() - {"serial"} != set(OwnModelRecord.__slots__):
             raise self._damaged(f"{RECORD_FILE} has other keys than it should")
         return entry
 
-    def _write_record(self, record: LocalRecord, serial: int) -> None:
-        values = {name: getattr(record, name) for name in LocalRecord.__slots__} | {"metrics": dict(record.metrics)}
+    def _write_record(self, record: OwnModelRecord, serial: int) -> None:
+        values = {name: getattr(record, name) for name in OwnModelRecord.__slots__} | {"metrics": dict(record.metrics)}
         path = self.folder / RECORD_FILE
         text = json.dumps({"version": _VERSION, "serial": serial, **values}, indent=2) + "\n"
         with full_disk_named(full_disk(path)):
@@ -145,7 +145,7 @@ class LocalStore:
 
     def _damaged(self, reason: str) -> ConfigurationError:
         return ConfigurationError(
-            f"the local model in {self.folder} is damaged ({reason}); move the folder away to start without one"
+            f"the client's own model in {self.folder} is damaged ({reason}); move the folder away to start without one"
         )
 
 
@@ -153,5 +153,5 @@ def _model_name(serial: int) -> str:
     return f"model-{serial}.safetensors"
 
 
-def _record(entry: Mapping[str, Any]) -> LocalRecord:
-    return LocalRecord(**{**entry, "personal": tuple(entry["personal"])})
+def _record(entry: Mapping[str, Any]) -> OwnModelRecord:
+    return OwnModelRecord(**{**entry, "personal": tuple(entry["personal"])})

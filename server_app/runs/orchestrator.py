@@ -14,7 +14,7 @@ from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import BudgetSpent, ConfigurationError, RoundFailed, RunFailed, WorkerDied
 from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, PrivacyTerms, RunStarted
 from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
-from fedcore.privacy import PrivacyAccount
+from fedcore.privacy import PrivacyBudget
 from fedcore.state import Layout, ModelState, sha256_file
 from fedcore.system.concurrency import guarded
 from fedcore.wire import ModelRef, Scalar, Task, is_training
@@ -82,7 +82,7 @@ class RunLeader:
         self._record = record
         self._show = show
         self._encodings = EncodingPlan(plan.settings)
-        self._account = PrivacyAccount(self._encodings.privacy)
+        self._account = PrivacyBudget(self._encodings.privacy)
         self._stopped = ""
         self._work = plan.folder / "work"
         self._count = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcore.state import LocalRecord, LocalStore, ModelState
+from fedcore.state import ModelState, OwnModelFolder, OwnModelRecord
 
-RECORD = LocalRecord(
+RECORD = OwnModelRecord(
     run="run-1",
     server_round=3,
     app_sha256="ab" * 32,
@@ -26,7 +26,7 @@ def state_of(value: float) -> ModelState:
     return ModelState.from_arrays(arrays, dtypes={"head.bias": "BF16"})
 
 
-def loaded(store: LocalStore) -> tuple[float, int]:
+def loaded(store: OwnModelFolder) -> tuple[float, int]:
     """What distinguishes one saved model from the next: a value of its tensors, and its round."""
     model = store.load()
     assert model is not None

@@ -31,7 +31,7 @@ _DTYPES = {
 _KEPT_BYTES = 1 << 26
 """How much of a mapped file may stay in memory while it is read."""
 
-Part = tuple[slice, ...]
+Region = tuple[slice, ...]
 """The elements of a tensor that one rank holds: a range for each dimension."""
 
 
@@ -103,7 +103,7 @@ def numpy_view(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
     return found
 
 
-def part_of(tensor: DTensor, rank: int) -> Part:
+def part_of(tensor: DTensor, rank: int) -> Region:
     """What `rank` holds of a tensor that is sharded in the manner of torch.chunk, mesh dimension by mesh dimension.
 
     Raises UsageError for any other way.

@@ -1,4 +1,4 @@
-"""The local model on a client's disk is whole, whenever its process is killed."""
+"""The client's own model on a client's disk is whole, whenever its process is killed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from support.own_models import RECORD, loaded, state_of
 
-from fedcore.state import LocalStore
+from fedcore.state import OwnModelFolder
 
 DOOMED = """
 # Saves into each folder that it is told of, in a fork of its own, which dies before the operation of that number.
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from fedcore.state import LocalRecord, LocalStore, ModelState
+from fedcore.state import OwnModelRecord, OwnModelFolder, ModelState
 
 calls = fatal = 0
 
@@ -29,14 +29,14 @@ def count(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 
 state = ModelState.from_arrays({"body.weight": np.full((2, 3), 2.0, np.float32), "head": np.zeros(2, np.float32)})
-record = LocalRecord(run="run-1", server_round=4, app_sha256="ab" * 32, personal=("head",), metrics={})
+record = OwnModelRecord(run="run-1", server_round=4, app_sha256="ab" * 32, personal=("head",), metrics={})
 for line in sys.stdin:
     folder, number = line.split()
     pid = os.fork()
     if pid == 0:
         fatal = int(number)
         sys.addaudithook(count)
-        LocalStore(Path(folder)).save(state, record)
+        OwnModelFolder(Path(folder)).save(state, record)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
@@ -53,7 +53,7 @@ def test_killed_at_any_moment_it_holds_the_old_model_or_the_new_one(tmp_path: Pa
         while status != 0:
             fatal += 1
             assert fatal < 50
-            store = LocalStore(tmp_path / str(fatal))
+            store = OwnModelFolder(tmp_path / str(fatal))
             store.save(state_of(1.0), RECORD)
             saving.stdin.write(f"{store.folder} {fatal}\n")
             status = int(saving.stdout.readline())

@@ -1,4 +1,4 @@
-"""One exchange of a real client against a scripted server: honest, and with each lie of PROTOCOL.md."""
+"""One exchange of a real client against a scripted server: honest, and with each lie against docs/protocol.md."""
 
 from __future__ import annotations
 

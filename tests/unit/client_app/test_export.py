@@ -1,4 +1,4 @@
-"""`fedcore client export`: the local model comes out whole, and its absence is explained."""
+"""`fedcore client export`: the client's own model comes out whole, and its absence is explained."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.federation import Federation
-from fedcore.state import LocalRecord, LocalStore, ModelState
+from fedcore.state import ModelState, OwnModelFolder, OwnModelRecord
 
 STATE = ModelState.from_arrays({"body": np.arange(6, dtype=np.float32), "head": np.array([0.5, -1.0], np.float32)})
-RECORD = LocalRecord(run="run-7", server_round=5, app_sha256="ab" * 32, personal=("head",), metrics={"accuracy": 0.875})
+RECORD = OwnModelRecord(
+    run="run-7", server_round=5, app_sha256="ab" * 32, personal=("head",), metrics={"accuracy": 0.875}
+)
 
 
 @pytest.fixture
@@ -33,12 +35,12 @@ def export(kit: Path, out: Path, *more: str | Path) -> tuple[int, str, str]:
 
 
 def test_the_model_and_what_it_is(kit: Path, tmp_path: Path) -> None:
-    LocalStore(kit / "state" / "local").save(STATE, RECORD)
+    OwnModelFolder(kit / "state" / "local").save(STATE, RECORD)
     out = tmp_path / "model.safetensors"
     status, said, _ = export(kit, out)
     assert (status, said.strip()) == (
         0,
-        f"saved {out}: the local model after round 5 of run run-7, 1 of 2 tensors personal, accuracy 0.8750",
+        f"saved {out}: the client's own model after round 5 of run run-7, 1 of 2 tensors personal, accuracy 0.8750",
     )
     exported = ModelState.open(out)
     assert {name: array.tolist() for name, array in exported.items()} == {n: a.tolist() for n, a in STATE.items()}
@@ -57,7 +59,7 @@ def test_the_model_and_what_it_is(kit: Path, tmp_path: Path) -> None:
 
 
 def test_another_state_folder(kit: Path, tmp_path: Path) -> None:
-    LocalStore(tmp_path / "elsewhere" / "local").save(STATE, RECORD)
+    OwnModelFolder(tmp_path / "elsewhere" / "local").save(STATE, RECORD)
     assert export(kit, tmp_path / "out")[0] == 2
     assert export(kit, tmp_path / "out", "--state-dir", tmp_path / "elsewhere")[0] == 0
 
@@ -76,7 +78,7 @@ def test_why_there_is_none(kit: Path, tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written(kit: Path, tmp_path: Path) -> None:
-    LocalStore(kit / "state" / "local").save(STATE, RECORD)
+    OwnModelFolder(kit / "state" / "local").save(STATE, RECORD)
     status, _, said = export(kit, tmp_path / "absent" / "out")
     assert status == 4
     assert "--out" in said

@@ -1,4 +1,4 @@
-"""The ledger: what one life entered, the next does not enter again (PROTOCOL.md, case 13)."""
+"""The ledger: an exchange that an agent entered is not entered again after a restart."""
 
 from __future__ import annotations
 

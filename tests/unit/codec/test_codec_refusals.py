@@ -41,7 +41,7 @@ def local_with(**changes: Any) -> ModelState:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("examples", [0, 10])
 def test_not_finite_updates_are_refused_at_the_client(dtype: Any, value: float, examples: int) -> None:
-    """Case 12."""
+    """An update with NaN or infinity never leaves the client."""
     base = ModelState.from_arrays({"layer.weight": np.zeros(5, dtype)})
     bad = np.zeros(5, dtype)
     bad[3] = value

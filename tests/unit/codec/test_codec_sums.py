@@ -217,7 +217,7 @@ def test_the_bound_without_statistics_or_base_is_the_general_one() -> None:
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("n_max", [1, 2, 7, 8, 64, 100])
 def test_sums_at_the_edge_of_the_field_are_exact(bits: int, n_max: int) -> None:
-    """Case 11: everyone at +max, at -max, and beside each other, with n = n_max clients."""
+    """Everyone at +max, at -max, and beside each other, with n = n_max clients."""
     extremes = np.array([1, -1, 1, 1, -1, -1, 0], np.float32)
     base = ModelState.from_arrays({"w": np.zeros(7, np.float32)})
     local = ModelState.from_arrays({"w": extremes})

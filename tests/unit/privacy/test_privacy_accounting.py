@@ -17,7 +17,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
 from fedcore.events import PrivacyTerms
 from fedcore.plain_json import from_plain
-from fedcore.privacy import Accountant, PrivacyAccount, PrivacyPlan, Release, calibrated_multiplier, grid_scale
+from fedcore.privacy import Accountant, PrivacyBudget, PrivacyPlan, Release, calibrated_multiplier, grid_scale
 from fedcore.privacy.accounting import (
     ORDERS,
     coarsest_release,
@@ -188,7 +188,7 @@ def test_real_models_cost_no_more_than_the_calibration(size: int) -> None:
 
 class TestBudget:
     def test_an_exchange_too_many_is_refused_before_it_begins(self) -> None:
-        account = PrivacyAccount(plan(dp_noise_multiplier=0.0, dp_epsilon=4.0, dp_rounds=3))
+        account = PrivacyBudget(plan(dp_noise_multiplier=0.0, dp_epsilon=4.0, dp_rounds=3))
         assert account.plan is not None
         release = encoding_for(10, dp_noise_multiplier=account.plan.noise_multiplier).release
         for _ in range(3):
@@ -201,16 +201,16 @@ class TestBudget:
         assert refused.value.exit_code == 6
 
     def test_without_a_plan_nothing_is_counted(self) -> None:
-        account = PrivacyAccount(None)
+        account = PrivacyBudget(None)
         account.admit(None)
         account.spend(None)
         assert account.epsilon_spent is None
         assert not account.withholds(trains=False)
 
     def test_evaluations_without_a_bound_are_withheld(self) -> None:
-        assert PrivacyAccount(plan()).withholds(trains=False)
-        assert not PrivacyAccount(plan()).withholds(trains=True)
-        assert not PrivacyAccount(plan(dp_metric_bound=1.0)).withholds(trains=False)
+        assert PrivacyBudget(plan()).withholds(trains=False)
+        assert not PrivacyBudget(plan()).withholds(trains=True)
+        assert not PrivacyBudget(plan(dp_metric_bound=1.0)).withholds(trains=False)
 
     def test_evaluations_that_are_noised_are_part_of_the_calibration(self) -> None:
         settings = {"dp_noise_multiplier": 0.0, "dp_epsilon": 4.0, "dp_rounds": 10}
@@ -227,7 +227,7 @@ class TestBudget:
             PrivacyPlan.of(JobSettings(clip_norm=1.0, dp_noise_multiplier=0.05))
 
     def test_a_run_without_a_budget_ends_where_no_epsilon_can_be_stated(self) -> None:
-        account = PrivacyAccount(plan(dp_noise_multiplier=0.5))
+        account = PrivacyBudget(plan(dp_noise_multiplier=0.5))
         release = encoding_for(10, dp_noise_multiplier=0.5).release
         possible = 1
         while math.isfinite(Accountant().epsilon(1e-5, further=release, times=possible + 1)):

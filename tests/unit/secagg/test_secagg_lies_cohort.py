@@ -1,4 +1,4 @@
-"""The lies of PROTOCOL.md, "What must be tested", about the cohort: whose keys, which round, how many clients.
+"""Lies about the cohort: whose keys, which round, how many clients.
 
 Each is refused by the name of its check, leaves the state as it was (`Rig.refused` compares everything that the
 machine holds), and the honest continuation still ends in the right sum. What a server shows is worked out from its

@@ -1,4 +1,4 @@
-"""Lies about who survived and what to release, repeated and late messages, and crashes (cases 2, 5, 7, 9 and 13)."""
+"""Lies about who survived and what to release, repeated and late messages, and crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case 14: truncated, oversized and malformed messages at every step, and parameters that cannot be safe (case 4)."""
+"""Truncated, oversized and malformed messages at every step, and parameters that cannot be safe."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_parameters_on_the_safe_side_of_each_bound(make_rig, changed):
     assert all(getattr(parameters, name) == value for name, value in changed.items())
 
 
-# Parameters (case 4)
+# Parameters
 
 
 def _refused_as_parameters(honest, changed, says):

@@ -313,7 +313,7 @@ async def test_uploads_that_do_not_fit_are_refused_whole(opened: Open) -> None:
 
 
 async def test_an_upload_after_its_client_was_dropped_is_stale(opened: Open) -> None:
-    """PROTOCOL.md, case 7, also where the upload began before: the vector must not reach the sum."""
+    """Also where the upload began before: the vector must not reach the sum."""
     member = await opened.until("upload")
     body, manifest = member.vector()
     half, dropped = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""The local model on a client's disk: whole after any crash, and never another app's."""
+"""The client's own model on a client's disk: whole after any crash, and never another app's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from support.own_models import RECORD, loaded, state_of
 
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
-from fedcore.state import LocalStore, ModelState, StateSink, own_model
+from fedcore.state import ModelState, OwnModelFolder, StateSink, own_model
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "state" / "local")
+    store = OwnModelFolder(tmp_path / "state" / "local")
     assert store.load() is None
     store.save(state_of(1.0), RECORD)
-    model = LocalStore(store.folder).load(app_sha256=RECORD.app_sha256, layout=state_of(0.0).layout)
+    model = OwnModelFolder(store.folder).load(app_sha256=RECORD.app_sha256, layout=state_of(0.0).layout)
     assert model is not None
     assert model.record == RECORD
     assert model.state.layout == state_of(0.0).layout
@@ -34,7 +34,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_it_is_for_its_owner_alone_and_one_file_at_a_time(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     for number in range(3):
         store.save(state_of(number), replace(RECORD, server_round=number))
     assert loaded(store) == (2.0, 2)
@@ -43,7 +43,7 @@ def test_it_is_for_its_owner_alone_and_one_file_at_a_time(tmp_path: Path) -> Non
 
 
 def test_a_loaded_model_can_be_saved_again_and_stays_readable(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     model = store.load()
     assert model is not None
@@ -53,7 +53,7 @@ def test_a_loaded_model_can_be_saved_again_and_stays_readable(tmp_path: Path) ->
 
 
 def test_it_can_be_written_block_by_block(tmp_path: Path) -> None:
-    store, state = LocalStore(tmp_path / "local"), state_of(1.0)
+    store, state = OwnModelFolder(tmp_path / "local"), state_of(1.0)
 
     def write(sink: StateSink) -> None:
         for spec in reversed(state.layout.specs):
@@ -75,12 +75,12 @@ def test_it_can_be_written_block_by_block(tmp_path: Path) -> None:
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    LocalStore(tmp_path).save(state_of(1.0), RECORD)
+    OwnModelFolder(tmp_path).save(state_of(1.0), RECORD)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_another_apps_model_is_refused(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     with pytest.raises(
         ConfigurationError, match=r"is of app abababababab…, this is app cdcdcdcdcdcd…; .*move the folder"
@@ -89,7 +89,7 @@ def test_another_apps_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_layout_is_refused(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     wider = ModelState.from_arrays({**state_of(1.0), "body.weight": np.zeros((2, 4), np.float32)})
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_personal_tensor_that_is_not_there_is_a_bug(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     with pytest.raises(UsageError, match="no tensor 'tail'"):
         store.save(state_of(1.0), replace(RECORD, personal=("head.bias", "tail")))
     assert not store.folder.exists()
@@ -128,7 +128,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, at: int) ->
 def test_a_full_disk_leaves_the_model_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Any, name: str, at: int
 ) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     with monkeypatch.context() as patched:
         failing(patched, target, name, at)
@@ -141,13 +141,13 @@ def test_a_full_disk_leaves_the_model_before(
 
 
 def test_a_reader_that_a_save_overtakes_gets_the_new_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     real = ModelState.open
 
     def overtaken(path: Path) -> ModelState:
         monkeypatch.setattr(own_model.ModelState, "open", real)
-        LocalStore(store.folder).save(state_of(2.0), replace(RECORD, server_round=4))
+        OwnModelFolder(store.folder).save(state_of(2.0), replace(RECORD, server_round=4))
         return real(path)
 
     monkeypatch.setattr(own_model.ModelState, "open", overtaken)
@@ -167,7 +167,7 @@ def test_a_reader_that_a_save_overtakes_gets_the_new_model(tmp_path: Path, monke
     ],
 )
 def test_a_damaged_folder_is_refused(tmp_path: Path, spoil: Any, reason: str) -> None:
-    store = LocalStore(tmp_path / "local")
+    store = OwnModelFolder(tmp_path / "local")
     store.save(state_of(1.0), RECORD)
     spoil(store.folder)
     with pytest.raises(ConfigurationError, match=rf"is damaged \(.*{reason}.*move the folder away"):
