@@ -48,13 +48,8 @@ from fedcore.secagg import (
     verifies,
 )
 from fedcore.wire import (
-    AdvertisementIn,
-    ConsistencyIn,
-    KeySharesIn,
     ManifestIn,
     Message,
-    UnmaskIn,
-    join_entries,
 )
 
 BONAWITZ_SERVER_SECONDS, BONAWITZ_CLIENT_SECONDS, BONAWITZ_MEGABYTES = 180.0, 1.7, 1.15
@@ -213,29 +208,23 @@ class _Round:
     def _advertise(self) -> None:
         for i in self.cohort:
             made = self._client(i, self.sessions[i].advertise)
-            body = AdvertisementIn(c_public=made.c_public, s_public=made.s_public, signature=made.signature)
-            self._count_up(i, body)
+            self._count_up(i, conversions.advertisement_to_wire(made))
             self._server("advertise", self.server.receive_advertisement, made)
         self._server("advertise", self.server.close_stage)
 
     def _share(self) -> None:
         for i in self.cohort:
             cohort = self._server("share", self.server.advertised, i)
-            self._count_down(i, conversions.cohort_out(cohort, self.cohort))
+            self._count_down(i, conversions.cohort_to_wire(cohort, self.cohort))
             made = self._client(i, self.sessions[i].share_keys, cohort)
-            body = KeySharesIn(
-                commitment=made.commitment,
-                shares=join_entries(made.shares),
-                pair_secrets=join_entries(made.pair_secrets),
-            )
-            self._count_up(i, body)
+            self._count_up(i, conversions.key_shares_to_wire(made))
             self._server("share", self.server.receive_shares, made)
         self._server("share", self.server.close_stage)
 
     def _upload(self) -> None:
         for i in self.cohort:
             delivery = self._server("input", self.server.delivery, i)
-            self._count_down(i, conversions.delivery_out(delivery, self.cohort))
+            self._count_down(i, conversions.delivery_to_wire(delivery, self.cohort))
             self._client(i, self.sessions[i].receive_shares, delivery)
             if i in self.doomed and not self.scale.late:
                 continue
@@ -253,20 +242,18 @@ class _Round:
     def _sign(self) -> None:
         survivors = self._server("consistency", self.server.survivors)
         for i in self._left():
-            self._count_down(i, conversions.survivors_out(survivors, self.cohort))
+            self._count_down(i, conversions.survivors_to_wire(survivors, self.cohort))
             made = self._client(i, self.sessions[i].sign_survivors, survivors)
-            self._count_up(i, ConsistencyIn(signature=made.signature))
+            self._count_up(i, conversions.consistency_to_wire(made))
             self._server("consistency", self.server.receive_consistency, made)
         self._server("consistency", self.server.close_stage)
 
     def _unmask(self) -> None:
         signatures = self._server("unmask", self.server.signatures)
         for i in self._left():
-            self._count_down(i, conversions.signatures_out(signatures))
+            self._count_down(i, conversions.signatures_to_wire(signatures))
             made = self._client(i, self.sessions[i].unmask, signatures)
-            self._count_up(
-                i, UnmaskIn(self_shares=join_entries(made.self_shares), key_shares=join_entries(made.key_shares))
-            )
+            self._count_up(i, conversions.unmask_to_wire(made))
             self._server("unmask", self.server.receive_unmask, made)
         self._server("rebuild", self.server.close_stage)
         terms = self.server.mask_terms()

@@ -35,7 +35,8 @@ import uvicorn
 from numpy.typing import NDArray
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
-from client_app.transport import Transport, signer, tls_context
+from client_app.http import tls_context
+from client_app.transport import Transport, signer
 from client_app.upload import Parts, send_parts
 from fedcore.federation import ClientKit, Federation, provision
 from fedcore.parts import PART_BYTES

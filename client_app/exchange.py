@@ -29,38 +29,28 @@ from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Parts, read_parts, send_parts
+from fedcore import conversions
 from fedcore.codec import AnyEncoding, encode, release_of
 from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import (
-    AdvertisedCohort,
-    Advertisement,
     Check,
     ClientSession,
     Randomness,
-    ShareDelivery,
-    SignatureSet,
-    Survivors,
 )
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.wire import (
-    AdvertisementIn,
     CohortOut,
-    ConsistencyIn,
     DeliveryOut,
-    KeySharesIn,
     ManifestIn,
     Message,
     MetricSlots,
     SignaturesOut,
     SurvivorsOut,
     Task,
-    UnmaskIn,
-    join_entries,
-    unpack_members,
 )
 
 OTHERS_SECONDS: Final = 900.0
@@ -265,24 +255,15 @@ class _Exchange:
     async def _exchange_keys(self, session: ClientSession) -> None:
         """R0 and R1: nothing in them depends on the update."""
         started = self.client.clock()
-        own = session.advertise()
-        keys = AdvertisementIn(c_public=own.c_public, s_public=own.s_public, signature=own.signature)
+        cohort = self.task.cohort
+        keys = conversions.advertisement_to_wire(session.advertise())
         listed = await self._step("advertisement", keys, "cohort", CohortOut)
-        members = tuple(
-            Advertisement(entry.client_id, entry.c_public, entry.s_public, entry.signature) for entry in listed.members
-        )
-        cohort = AdvertisedCohort(self._clients(listed.advertised), members, tuple(listed.proof))
-        dealt = await in_thread(session.share_keys, cohort)
-        answer = KeySharesIn(
-            commitment=dealt.commitment,
-            shares=join_entries(dealt.shares),
-            pair_secrets=join_entries(dealt.pair_secrets),
-        )
+        dealt = await in_thread(session.share_keys, conversions.cohort_from_wire(listed, cohort))
+        answer = conversions.key_shares_to_wire(dealt)
         delivered = await self._step("key-shares", answer, "key-shares", DeliveryOut)
-        sharers = self._clients(delivered.sharers)
-        delivery = ShareDelivery(sharers, delivered.shares, delivered.pair_secrets)
+        delivery = conversions.delivery_from_wire(delivered, cohort)
         await in_thread(session.receive_shares, delivery)
-        self._say("keys", f"exchanged with {len(delivery.shares)} of {len(sharers)} clients", started)
+        self._say("keys", f"exchanged with {len(delivery.shares)} of {len(delivery.sharers)} clients", started)
 
     async def _upload(self, session: ClientSession, words: NDArray[np.uint64], metrics: list[MetricSlots]) -> None:
         """R2: mask in place and send, part by part; then say that this was all."""
@@ -295,30 +276,19 @@ class _Exchange:
     async def _unmask(self, session: ClientSession) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
         shown = await self._poll("survivors", SurvivorsOut)
-        survivors = Survivors(self._clients(shown.survivors))
-        signed = session.sign_survivors(survivors)
-        agreed = ConsistencyIn(signature=signed.signature)
+        survivors = conversions.survivors_from_wire(shown, self.task.cohort)
+        agreed = conversions.consistency_to_wire(session.sign_survivors(survivors))
         collected = await self._step("consistency", agreed, "consistency", SignaturesOut)
-        released = await in_thread(session.unmask, SignatureSet(collected.signatures))
+        released = await in_thread(session.unmask, conversions.signatures_from_wire(collected))
         # On disk before it is on the wire: no restart can make these shares leave twice.
         await in_thread(self.client.ledger.unmask, self.task.run, self.task.exchange)
-        await self._put(
-            "unmask",
-            UnmaskIn(self_shares=join_entries(released.self_shares), key_shares=join_entries(released.key_shares)),
-        )
+        await self._put("unmask", conversions.unmask_to_wire(released))
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
 
     # --- the wire -----------------------------------------------------------------------------------------------
 
     def _path(self, route: str) -> str:
         return f"{exchange_path(self.task.run, self.task.exchange)}/{route}"
-
-    def _clients(self, packed: bytes) -> tuple[int, ...]:
-        """The ids that the server means by a set of bits."""
-        try:
-            return unpack_members(packed, self.task.cohort)
-        except ValueError as error:
-            raise ProtocolViolation(Check.MALFORMED, str(error)) from None
 
     async def _put(self, route: str, message: Message) -> None:
         await self.client.transport.send("PUT", self._path(route), message)

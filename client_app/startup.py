@@ -13,13 +13,14 @@ from typing import Any, Final
 from client_app.agent import Agent
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
+from client_app.http import tls_context
 from client_app.ledger import Ledger, lock_folder
 from client_app.output import Output
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupShape
 from client_app.ranks.supervisor import LocalGroup
-from client_app.transport import Transport, signer, tls_context
+from client_app.transport import Transport, signer
 from fedcore.config import EngineConfig, parse_assignments
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit

@@ -23,21 +23,17 @@ import httpx
 import pydantic
 import tenacity
 
-from client_app.handshake import Handshake, certificate_failure
+from client_app.http import Handshake, may_pass, refusal, unanswered
 from client_app.output import clean
 from fedcore.errors import (
-    EnvironmentFailure,
-    PeerError,
     ProtocolViolation,
     Refused,
-    ServerUnreachable,
-    Unauthorized,
 )
 from fedcore.federation import ClientKit
 from fedcore.http_signing import sign_headers
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import full_disk_named, replacing
-from fedcore.wire import Message, Problem
+from fedcore.wire import Message
 
 CHUNK: Final = 1 << 20
 MAX_CONTROL_BYTES: Final = 64 << 20
@@ -75,19 +71,6 @@ class Traffic:
 
     up: int = 0
     down: int = 0
-
-
-class _ServerTrouble(Exception):
-    """A 5xx: worth another attempt."""
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(str(refused))
-        self.refused = refused
-
-
-def tls_context(ca_file: Path) -> ssl.SSLContext:
-    """Trusts the kit's certificate authority and no other."""
-    return ssl.create_default_context(cafile=str(ca_file))
 
 
 def signer(
@@ -287,16 +270,9 @@ class Transport:
 
     async def _check_status(self, response: httpx.Response) -> None:
         """Turn a problem document into an exception."""
-        status = response.status_code
-        if httpx.codes.is_success(status):
-            return
-        problem = _problem(await self._read_bounded(response))
-        kind = clean(problem.kind) if problem else "unknown"
-        detail = clean(problem.detail)[:500] if problem else "the server answered without a problem document"
-        if status == httpx.codes.UNAUTHORIZED:
-            raise Unauthorized(f"the server does not accept this client's signature: {detail}")
-        refused = Refused(status, kind, detail)
-        raise _ServerTrouble(refused) if status >= 500 else refused
+        if not response.is_success:
+            body = await self._read_bounded(response)
+            raise refusal(response.status_code, body, of="this client's signature")
 
     async def _repeat(self, attempt: Callable[[], Awaitable[Result]], retry: Retry | None) -> Result:
         rule = retry or self._retry
@@ -311,36 +287,19 @@ class Transport:
         )
         try:
             return await retrying(attempt)
-        except _ServerTrouble as trouble:
-            raise trouble.refused from None
         except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+            raise unanswered(self.url, error) from error
 
     def _tell(self, state: tenacity.RetryCallState) -> None:
         if state.attempt_number > 1 or state.outcome is None:
             return
-        match state.outcome.exception():
-            case _ServerTrouble(refused=refused):
-                self._notice(f"{refused}; trying again")
-            case httpx.TransportError() as error:
-                self._notice(f"{self._unreachable(error)}; trying again")
-
-    def _unreachable(self, error: httpx.TransportError) -> EnvironmentFailure | PeerError:
-        if (failure := certificate_failure(error)) is not None:
-            return Unauthorized(
-                f"the server at {self.url} is not the one of this kit ({failure}); check server-url and ca.crt"
-            )
-        return ServerUnreachable(f"no server answers at {self.url} ({_reason(error)})")
+        error = state.outcome.exception()
+        reason = unanswered(self.url, error) if isinstance(error, httpx.TransportError) else error
+        self._notice(f"{reason}; trying again")
 
 
 def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, httpx.TransportError):
-        return certificate_failure(error) is None
-    return isinstance(error, _ServerTrouble)
-
-
-def _reason(error: Exception) -> str:
-    return clean(str(error)) or type(error).__name__
+    return may_pass(error) or (isinstance(error, Refused) and error.status >= 500)
 
 
 def _parse(answer: type[Answer], path: str, body: bytes | None) -> Answer | None:
@@ -354,13 +313,6 @@ def _parse(answer: type[Answer], path: str, body: bytes | None) -> Answer | None
         raise ProtocolViolation(
             "malformed", f"the server's answer to {_public(path)} is no {answer.__name__} ({clean(places)})"
         ) from None
-
-
-def _problem(body: bytes) -> Problem | None:
-    try:
-        return Problem.model_validate_json(body)
-    except pydantic.ValidationError:
-        return None
 
 
 def _public(path: str) -> str:

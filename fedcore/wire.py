@@ -11,7 +11,6 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -63,34 +62,6 @@ ClientId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 MetricValue = float | list[float]
 Scalar = bool | int | float | str
-
-
-def pack_members(members: Iterable[int], cohort: Sequence[int]) -> bytes:
-    """A subset of the cohort as `Members`; both in ascending order."""
-    chosen = set(members)
-    bits = sum(1 << index for index, client in enumerate(cohort) if client in chosen)
-    return bits.to_bytes(-(-len(cohort) // 8), "little")
-
-
-def unpack_members(packed: bytes, cohort: Sequence[int]) -> tuple[int, ...]:
-    """The inverse of `pack_members`; ValueError for bits beyond the cohort or another length."""
-    bits = int.from_bytes(packed, "little")
-    if len(packed) != -(-len(cohort) // 8) or bits >> len(cohort):
-        raise ValueError("a set of clients has one bit for each client of the cohort")
-    return tuple(client for index, client in enumerate(cohort) if bits >> index & 1)
-
-
-def join_entries(entries: Mapping[int, bytes]) -> bytes:
-    """The values in ascending order of the keys."""
-    return b"".join(entries[client] for client in sorted(entries))
-
-
-def split_entries(joined: bytes, clients: Sequence[int]) -> dict[int, bytes]:
-    """The inverse of `join_entries`; ValueError unless there is a value, of one length, for each of the clients."""
-    size = len(joined) // len(clients) if clients else 0
-    if size * len(clients) != len(joined) or (clients and not size):
-        raise ValueError(f"expected entries of one length for {len(clients)} clients, not {len(joined)} bytes")
-    return {client: joined[i * size : (i + 1) * size] for i, client in enumerate(clients)}
 
 
 def is_training(message_type: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,14 +12,14 @@ from typing import Any
 import httpx
 import tenacity
 
-from client_app.handshake import certificate_failure
+from client_app.http import may_pass, refusal, tls_context, unanswered
 from fedcore.config import JobSettings, override
-from fedcore.errors import FedcoreError, PeerError, Refused, ServerUnreachable, StorageFull, Unauthorized
+from fedcore.errors import FedcoreError, PeerError, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.events import RunOut
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.system.files import replacing
-from fedcore.wire import ModelRef, Problem, RunIn
+from fedcore.wire import ModelRef, RunIn
 
 POLL_SECONDS = 20
 FOLLOW_PAUSE = 0.2
@@ -46,11 +45,10 @@ class OperatorClient:
     _http: httpx.Client = field(init=False)
 
     def __enter__(self) -> OperatorClient:
-        context = ssl.create_default_context(cafile=str(self.kit.ca_file))
         self._http = httpx.Client(
             base_url=self.kit.server_url,
             headers={"Authorization": f"Bearer {self.kit.token}"},
-            verify=context,
+            verify=tls_context(self.kit.ca_file),
             timeout=httpx.Timeout(60.0, read=POLL_SECONDS + 40.0),
             trust_env=False,
         )
@@ -105,7 +103,7 @@ class OperatorClient:
 
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         retry = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_unreachable),
+            retry=tenacity.retry_if_exception(may_pass),
             wait=tenacity.wait_exponential_jitter(initial=0.2, max=3.0),
             stop=tenacity.stop_after_delay(self.connect_seconds),
             reraise=True,
@@ -118,32 +116,14 @@ class OperatorClient:
         return answer
 
     def _failure(self, error: httpx.TransportError) -> FedcoreError:
-        url = self.kit.server_url
-        if (refused := certificate_failure(error)) is not None:
-            return Unauthorized(
-                f"the server at {url} is not the one of this kit ({refused}); check server-url and ca.crt"
-            )
+        failure = unanswered(self.kit.server_url, error)
+        if isinstance(failure, Unauthorized):
+            return failure
         return ServerUnreachable(
-            f"no fedcore server answers at {url}: {error}; "
-            "is it running (fedcore server --federation DIR), and is the address right?"
+            f"{failure}; is it running (fedcore server --federation DIR), and is the address right?"
         )
 
 
-def _unreachable(error: BaseException) -> bool:
-    """A server that is not there yet is worth waiting for; a certificate that does not verify is not."""
-    return isinstance(error, httpx.TransportError) and certificate_failure(error) is None
-
-
 def _raise_problem(answer: httpx.Response) -> None:
-    if answer.is_success:
-        return
-    answer.read()
-    try:
-        problem = Problem.model_validate_json(answer.content)
-    except ValueError:
-        raise Refused(
-            answer.status_code, "http", "the server answered with an error that is no problem document"
-        ) from None
-    if answer.status_code == httpx.codes.UNAUTHORIZED:
-        raise Unauthorized(f"the server does not accept the operator's token: {problem.detail}")
-    raise Refused(answer.status_code, problem.kind, problem.detail)
+    if not answer.is_success:
+        raise refusal(answer.status_code, answer.read(), of="the operator's token")

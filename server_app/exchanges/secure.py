@@ -144,7 +144,7 @@ class SecureExchange(Exchange):
 
     async def take_advertisement(self, client: int, body: AdvertisementIn, digest: bytes) -> None:
         """R0."""
-        message = conversions.advertisement(client, body)
+        message = conversions.advertisement_from_wire(client, body)
         receive = self._round.receive_advertisement
         await self.take(client, "advertisement", digest, lambda: receive(message))
 
@@ -152,30 +152,30 @@ class SecureExchange(Exchange):
         """U1, once it is known."""
         if not self._has_passed(client, ADVERTISE):
             return None
-        return conversions.cohort_out(self._round.advertised(client), self.task.cohort)
+        return conversions.cohort_to_wire(self._round.advertised(client), self.task.cohort)
 
     async def take_key_shares(self, client: int, body: KeySharesIn, digest: bytes) -> None:
         """R1."""
         await self.take(client, "key-shares", digest, lambda: self._receive_shares(client, body))
 
     def _receive_shares(self, client: int, body: KeySharesIn) -> None:
-        self._round.receive_shares(conversions.key_shares(client, body, *self._round.receivers(client)))
+        self._round.receive_shares(conversions.key_shares_from_wire(client, body, *self._round.receivers(client)))
 
     def delivery_for(self, client: int) -> DeliveryOut | None:
         """U2 and the shares for this client, once they are there."""
         if not self._has_passed(client, SHARE):
             return None
-        return conversions.delivery_out(self._round.delivery(client), self.task.cohort)
+        return conversions.delivery_to_wire(self._round.delivery(client), self.task.cohort)
 
     def survivors_for(self, client: int) -> SurvivorsOut | None:
         """U3, once it is known."""
         if not self._has_passed(client, INPUT):
             return None
-        return conversions.survivors_out(self._round.survivors(), self.task.cohort)
+        return conversions.survivors_to_wire(self._round.survivors(), self.task.cohort)
 
     async def take_consistency(self, client: int, body: ConsistencyIn, digest: bytes) -> None:
         """R3."""
-        message = conversions.consistency(client, body)
+        message = conversions.consistency_from_wire(client, body)
         receive = self._round.receive_consistency
         await self.take(client, "consistency", digest, lambda: receive(message))
 
@@ -183,14 +183,14 @@ class SecureExchange(Exchange):
         """The signatures over U3, once they are there."""
         if not self._has_passed(client, CONSISTENCY):
             return None
-        return conversions.signatures_out(self._round.signatures())
+        return conversions.signatures_to_wire(self._round.signatures())
 
     async def take_unmask(self, client: int, body: UnmaskIn, digest: bytes) -> None:
         """R4."""
         await self.take(client, "unmask", digest, lambda: self._receive_unmask(client, body))
 
     def _receive_unmask(self, client: int, body: UnmaskIn) -> None:
-        self._round.receive_unmask(conversions.unmask_shares(client, body, *self._round.owners(client)))
+        self._round.receive_unmask(conversions.unmask_from_wire(client, body, *self._round.owners(client)))
 
     def _has_passed(self, client: int, stage: str) -> bool:
         self.require(client)

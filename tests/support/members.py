@@ -17,20 +17,18 @@ import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedcore import conversions
 from fedcore.codec import encode
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
 from fedcore.http_signing import sign_headers
 from fedcore.parts import PART_BYTES, update_digest
-from fedcore.secagg import AdvertisedCohort, Advertisement, ClientSession, ShareDelivery, SignatureSet, Survivors
+from fedcore.secagg import ClientSession
 from fedcore.state import ModelState
 from fedcore.wire import (
-    AdvertisementIn,
     CohortOut,
-    ConsistencyIn,
     DeliveryOut,
     JoinIn,
-    KeySharesIn,
     ManifestIn,
     Message,
     MetricSlots,
@@ -38,11 +36,8 @@ from fedcore.wire import (
     SignaturesOut,
     SurvivorsOut,
     Task,
-    UnmaskIn,
     WithdrawalReason,
     WithdrawIn,
-    join_entries,
-    unpack_members,
 )
 
 POLL_SECONDS = 30.0
@@ -180,27 +175,21 @@ class Member:
         return ModelState.open(path)
 
     async def advertise(self) -> None:
-        made = self._session.advertise()
-        body = AdvertisementIn(c_public=made.c_public, s_public=made.s_public, signature=made.signature)
-        await self.put("advertisement", body)
+        await self.put("advertisement", conversions.advertisement_to_wire(self._session.advertise()))
 
     async def share(self) -> None:
         answer = CohortOut.model_validate_json(await self.get("cohort"))
-        members = tuple(Advertisement(**member.model_dump()) for member in answer.members)
-        made = self._session.share_keys(AdvertisedCohort(self.clients(answer.advertised), members, tuple(answer.proof)))
-        body = KeySharesIn(
-            commitment=made.commitment, shares=join_entries(made.shares), pair_secrets=join_entries(made.pair_secrets)
-        )
-        await self.put("key-shares", body)
+        made = self._session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
+        await self.put("key-shares", conversions.key_shares_to_wire(made))
 
     async def receive(self) -> None:
         answer = DeliveryOut.model_validate_json(await self.get("key-shares"))
-        delivery = ShareDelivery(self.clients(answer.sharers), answer.shares, answer.pair_secrets)
-        self._session.receive_shares(delivery)
+        self._session.receive_shares(conversions.delivery_from_wire(answer, self.cohort))
 
-    def clients(self, packed: bytes) -> tuple[int, ...]:
+    @property
+    def cohort(self) -> list[int]:
         assert self.task is not None
-        return unpack_members(packed, self.task.cohort)
+        return self.task.cohort
 
     def vector(self) -> tuple[bytes, ManifestIn]:
         """The masked vector and its manifest; a session masks once."""
@@ -232,14 +221,13 @@ class Member:
 
     async def sign(self) -> None:
         answer = SurvivorsOut.model_validate_json(await self.get("survivors"))
-        made = self._session.sign_survivors(Survivors(self.clients(answer.survivors)))
-        await self.put("consistency", ConsistencyIn(signature=made.signature))
+        made = self._session.sign_survivors(conversions.survivors_from_wire(answer, self.cohort))
+        await self.put("consistency", conversions.consistency_to_wire(made))
 
     async def unmask(self) -> None:
         answer = SignaturesOut.model_validate_json(await self.get("consistency"))
-        made = self._session.unmask(SignatureSet(answer.signatures))
-        body = UnmaskIn(self_shares=join_entries(made.self_shares), key_shares=join_entries(made.key_shares))
-        await self.put("unmask", body)
+        made = self._session.unmask(conversions.signatures_from_wire(answer))
+        await self.put("unmask", conversions.unmask_to_wire(made))
 
     async def secure(self, *, until: str = "") -> None:
         """All steps of a secure exchange; leaves without a word before the step `until`."""

@@ -27,10 +27,12 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from client_app.exchange import Client, prepare_state_dir
+from client_app.http import tls_context
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
-from client_app.transport import Retry, Transport, signer, tls_context
+from client_app.transport import Retry, Transport, signer
+from fedcore import conversions
 from fedcore.codec import CodecSettings, Decoded, decode, encode, encoding_to_json, first_encoding
 from fedcore.errors import Unauthorized
 from fedcore.exchange import encoding_of, round_parameters
@@ -38,18 +40,13 @@ from fedcore.federation import ClientKit, Federation, Policy, provision
 from fedcore.http_signing import NonceCache, verify_headers
 from fedcore.parts import update_digest
 from fedcore.secagg import (
-    Advertisement,
     ClientSession,
-    ConsistencySignature,
-    KeyShares,
     ServerRound,
-    UnmaskShares,
     apply_masks,
 )
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import (
     AdvertisementIn,
-    AdvertisementOut,
     CohortOut,
     ConsistencyIn,
     DeliveryOut,
@@ -64,8 +61,6 @@ from fedcore.wire import (
     Task,
     UnmaskIn,
     WithdrawIn,
-    pack_members,
-    split_entries,
 )
 from support.ports import reserved_port
 from support.serving import serving
@@ -210,33 +205,22 @@ class Scripted:
         if self._round is None:
             self.open()
         if self.truth is None:
-            self.round.receive_advertisement(Advertisement(1, sent.c_public, sent.s_public, sent.signature))
+            self.round.receive_advertisement(conversions.advertisement_from_wire(1, sent))
         for peer in self.peers("advertisement").values():
             self.round.receive_advertisement(peer.advertise())
         self.round.close_stage()
 
     def cohort(self) -> CohortOut:
         shown = self.round.advertised(1 if self.truth is None else 2)
-        members = [
-            AdvertisementOut(
-                client_id=member.client_id,
-                c_public=member.c_public,
-                s_public=member.s_public,
-                signature=member.signature,
-            )
-            for member in shown.members
-        ]
         if self.truth is not None:  # the server keeps the client in a room of its own and says nothing of it
             own = AdvertisementIn.model_validate_json(self.bodies["advertisement"])
-            members.insert(0, AdvertisementOut(client_id=1, **own.model_dump()))
-        ids = {1, *shown.ids}
-        return CohortOut(advertised=pack_members(ids, self.task.cohort), members=members, proof=list(shown.proof))
+            members = (conversions.advertisement_from_wire(1, own), *shown.members)
+            shown = replace(shown, ids=(1, *shown.ids), members=members)
+        return conversions.cohort_to_wire(shown, self.task.cohort)
 
     def put_key_shares(self, body: bytes) -> None:
         sent = KeySharesIn.model_validate_json(body)
-        receivers, chosen = self.round.receivers(1)
-        shares, secrets = split_entries(sent.shares, receivers), split_entries(sent.pair_secrets, chosen)
-        self.round.receive_shares(KeyShares(1, sent.commitment, shares, secrets))
+        self.round.receive_shares(conversions.key_shares_from_wire(1, sent, *self.round.receivers(1)))
         for number, peer in self.peers("key-shares").items():
             self.round.receive_shares(peer.share_keys(self.round.advertised(number)))
         self.round.close_stage()
@@ -244,12 +228,7 @@ class Scripted:
             peer.receive_shares(self.round.delivery(number))
 
     def delivery(self) -> DeliveryOut:
-        delivered = self.round.delivery(1)
-        return DeliveryOut(
-            sharers=pack_members(delivered.sharers, self.task.cohort),
-            shares=dict(delivered.shares),
-            pair_secrets=dict(delivered.pair_secrets),
-        )
+        return conversions.delivery_to_wire(self.round.delivery(1), self.task.cohort)
 
     def update(self) -> bytes:
         """The parts that came, in order."""
@@ -291,24 +270,22 @@ class Scripted:
         return self.survivors() if "manifest" in self.bodies else None
 
     def survivors(self) -> SurvivorsOut:
-        return SurvivorsOut(survivors=pack_members(self.round.survivors().survivors, self.task.cohort))
+        return conversions.survivors_to_wire(self.round.survivors(), self.task.cohort)
 
     def put_consistency(self, body: bytes) -> None:
         sent = ConsistencyIn.model_validate_json(body)
         if "survivors" not in self.lies:
-            self.round.receive_consistency(ConsistencySignature(1, sent.signature))
+            self.round.receive_consistency(conversions.consistency_from_wire(1, sent))
         for peer in self.peers("consistency").values():
             self.round.receive_consistency(peer.sign_survivors(self.round.survivors()))
         self.round.close_stage()
 
     def signatures(self) -> SignaturesOut:
-        return SignaturesOut(signatures=dict(self.round.signatures().signatures))
+        return conversions.signatures_to_wire(self.round.signatures())
 
     def put_unmask(self, body: bytes) -> None:
         sent = UnmaskIn.model_validate_json(body)
-        survivors, lost = self.round.owners(1)
-        own, keys = split_entries(sent.self_shares, survivors), split_entries(sent.key_shares, lost)
-        self.round.receive_unmask(UnmaskShares(1, own, keys))
+        self.round.receive_unmask(conversions.unmask_from_wire(1, sent, *self.round.owners(1)))
         for peer in self.peers("unmask").values():
             self.round.receive_unmask(peer.unmask(self.round.signatures()))
         self.round.close_stage()

@@ -20,6 +20,7 @@ from client_app.exchange import Client, take_part
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.compare import clock
+from fedcore.conversions import pack_members
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.secagg import Agreement
 from fedcore.secagg.agreement import KeyPair
@@ -34,7 +35,6 @@ from fedcore.wire import (
     SurvivorsOut,
     Task,
     WithdrawalReason,
-    pack_members,
 )
 
 Script = Any  # support.scripted.Scripted

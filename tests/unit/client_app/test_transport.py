@@ -18,7 +18,8 @@ from fastapi.responses import StreamingResponse
 
 from client_app import transport as transport_module
 from client_app.exchange import Client
-from client_app.transport import ONCE, Retry, Transport, signer, tls_context
+from client_app.http import tls_context
+from client_app.transport import ONCE, Retry, Transport, signer
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import ClientKit, provision
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, SurvivorsOut
@@ -102,7 +103,7 @@ class TestRetries:
 
     async def test_no_server_is_named_with_its_address(self, watched: Watched) -> None:
         async with watched.transport as transport:
-            with pytest.raises(ServerUnreachable, match=r"no server answers at https://127\.0\.0\.1:"):
+            with pytest.raises(ServerUnreachable, match=r"no fedcore server answers at https://127\.0\.0\.1:"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn(), retry=ONCE)
         assert watched.attempts == 1
 

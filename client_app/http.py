@@ -1,0 +1,81 @@
+"""HTTPS to the server as the agent and the operator's command both need it: what a failure means, in our errors.
+
+Nobody answers: ServerUnreachable. Somebody else does, by their certificate, or the server does not know who asks:
+Unauthorized. The server answers with any other problem document: Refused. A certificate that is wrong stays wrong; a
+server that does not answer may be starting.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pydantic
+
+from client_app.output import clean
+from fedcore.errors import Refused, ServerUnreachable, Unauthorized
+from fedcore.wire import Problem
+
+
+def tls_context(ca_file: Path) -> ssl.SSLContext:
+    """Trusts the kit's certificate authority and no other."""
+    return ssl.create_default_context(cafile=str(ca_file))
+
+
+def unanswered(url: str, error: httpx.TransportError) -> Unauthorized | ServerUnreachable:
+    """What it means that a request got no answer."""
+    if (failure := _certificate_failure(error)) is not None:
+        return Unauthorized(f"the server at {url} is not the one of this kit ({failure}); check server-url and ca.crt")
+    return ServerUnreachable(f"no fedcore server answers at {url} ({clean(str(error)) or type(error).__name__})")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a request that failed so may succeed when it is sent again, although nobody changes anything here."""
+    return isinstance(error, httpx.TransportError) and _certificate_failure(error) is None
+
+
+def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
+    """What an answer means that is no success. of: what the server does not accept where the status is 401."""
+    try:
+        problem = Problem.model_validate_json(body)
+        kind, detail = clean(problem.kind), clean(problem.detail)[:500]
+    except pydantic.ValidationError:
+        kind, detail = "unknown", "the server answered without a problem document"
+    if status == httpx.codes.UNAUTHORIZED:
+        return Unauthorized(f"the server does not accept {of}: {detail}")
+    return Refused(status, kind, detail)
+
+
+class Handshake:
+    """Follows the connection of one request; for `extensions={"trace": Handshake().trace}`.
+
+    httpx closes the socket after an error and leaves it open after a cancellation, until the garbage collector finds it
+    (httpcore 1.0, `AnyIOStream.start_tls`). The trace extension shows the socket as it is made.
+    """
+
+    __slots__ = ("_stream",)
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    async def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Take note of a step of httpcore; close the stream when its handshake does not come to an end."""
+        match event:
+            case "connection.connect_tcp.complete":
+                self._stream = info["return_value"]
+            case "connection.start_tls.complete":
+                self._stream = None
+            case "connection.start_tls.failed" if self._stream is not None:
+                await self._stream.aclose()
+
+
+def _certificate_failure(error: BaseException | None) -> str | None:
+    """Why the certificate was refused, when that is at the root of `error`."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return clean(error.verify_message)
+        error = error.__cause__ or error.__context__
+    return None
