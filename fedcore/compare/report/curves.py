@@ -40,7 +40,7 @@ _MARGINS = {"left": 0.14, "right": 0.66, "bottom": 0.15, "top": 0.97}
 _CUT = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """One mode's way: at each reported model, means over the seeds. low, high: one standard deviation away."""
 
@@ -91,7 +91,7 @@ AXES = (
 def curve_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each of AXES that has data."""
     metric = Metric.of(comparison)
-    styles = looks([mode.label for mode in comparison.modes])
+    styles = looks(comparison.labels)
     runs = best_points(comparison)
     drawings = []
     for against in AXES:
@@ -117,24 +117,18 @@ def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], fl
         where = Spread.of(x(point) for point in points)
         value = Spread.of(map(metric.at, points))
         if where is not None and value is not None and math.isfinite(value.mean):
-            found.append((where.mean, value.mean, value.sd or 0.0))
-    if not found:
-        return None
-    return Line(
-        x=tuple(place for place, _, _ in found),
-        y=tuple(mean for _, mean, _ in found),
-        low=tuple(mean - sd for _, mean, sd in found),
-        high=tuple(mean + sd for _, mean, sd in found),
-    )
+            sd = value.sd or 0.0
+            found.append((where.mean, value.mean, value.mean - sd, value.mean + sd))
+    return Line(*zip(*found, strict=True)) if found else None
 
 
 def sweep_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each swept key: the last metric against its values."""
     metric = Metric.of(comparison)
-    styles = looks([mode.label for mode in comparison.modes])
+    styles = looks(comparison.labels)
     drawings = []
     for key in comparison.sweeps:
-        lines = {mode.label: _swept(comparison, mode.label, key, metric) for mode in comparison.modes}
+        lines = {label: _swept(comparison, label, key, metric) for label in comparison.labels}
         lines = {label: line for label, line in lines.items() if line}
         if len({value for line in lines.values() for value, _ in line}) > 1:
             drawings.append(

@@ -88,32 +88,28 @@ def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[
 
 
 def _sites(comparison: Comparison) -> Drawing | None:
-    runs = {label: of for label, of in best_points(comparison).items() if any(run.sites for run in of)}
-    if not runs:
+    found = accuracy_by_site(comparison)
+    if not found:
         return None
-    found = {label: _by_site(of) for label, of in runs.items()}
     return Drawing(
         name="sites",
         title="Accuracy of the last model, by site",
         caption="A dot is a site, its mean over the seeds; the stroke is the mean of the sites. "
         "Each site has its own test examples; in local, also its own model.",
         height=0.75 + 0.32 * len(found),
-        draw=partial(_draw_sites, found=found, styles=looks([mode.label for mode in comparison.modes])),
+        draw=partial(_draw_sites, found=found, styles=looks(comparison.labels)),
     )
 
 
-def site_table(comparison: Comparison) -> tuple[list[str], dict[str, dict[str, Spread]]]:
-    """Names of the sites, and accuracy by mode and site."""
-    found = {label: _by_site(of) for label, of in best_points(comparison).items() if any(run.sites for run in of)}
-    return list(dict.fromkeys(site for by_site in found.values() for site in by_site)), found
-
-
-def _by_site(runs: Sequence[RunResult]) -> dict[str, Spread]:
-    names = dict.fromkeys(site.site for run in runs for site in run.sites)
-    spreads = {
-        name: Spread.of(site.accuracy for run in runs for site in run.sites if site.site == name) for name in names
-    }
-    return {name: spread for name, spread in spreads.items() if spread is not None}
+def accuracy_by_site(comparison: Comparison) -> dict[str, dict[str, Spread]]:
+    """Of the last models, by mode and site; modes of which nothing is known are left out."""
+    found: dict[str, dict[str, Spread]] = {}
+    for label, runs in best_points(comparison).items():
+        for name in dict.fromkeys(site.site for run in runs for site in run.sites):
+            spread = Spread.of(site.accuracy for run in runs for site in run.sites if site.site == name)
+            if spread is not None:
+                found.setdefault(label, {})[name] = spread
+    return found
 
 
 def _draw_sites(figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look]) -> None:
@@ -146,7 +142,7 @@ def _staleness(comparison: Comparison) -> Drawing | None:
         caption="Left: steps by which a worker was ahead of the slowest one when it read the model, which is what the "
         "bound s limits (dashed). Right: updates of others that reached the model before its own did.",
         height=0.55 + 1.15 * len(runs),
-        draw=partial(_draw_staleness, runs=runs, styles=looks([mode.label for mode in comparison.modes])),
+        draw=partial(_draw_staleness, runs=runs, styles=looks(comparison.labels)),
     )
 
 
@@ -197,7 +193,7 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
             _draw_privacy,
             runs=runs,
             metric=Metric.of(comparison),
-            styles=looks([mode.label for mode in comparison.modes]),
+            styles=looks(comparison.labels),
         ),
     )
 

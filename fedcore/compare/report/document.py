@@ -18,6 +18,7 @@ from pydantic import ConfigDict
 from fedcore.compare.network import Cost, Network
 from fedcore.compare.results import STRICT, RunResult, Value
 
+_OF_SOURCE = ("app", "sites", "partition", "seeds", "run_config", "settings", "created", "machine")
 _PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")
 
 
@@ -87,6 +88,11 @@ class Comparison:
     sources: tuple[Source, ...] = ()
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the modes."""
+        return tuple(mode.label for mode in self.modes)
+
+    @property
     def sweeps(self) -> tuple[str, ...]:
         """The keys that were swept, in the order of their first use."""
         return tuple(dict.fromkeys(key for run in self.runs for key in run.point))
@@ -132,28 +138,20 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
         ),
         runs=tuple(replace(run, mode=renamed[name][run.mode]) for name, one in comparisons.items() for run in one.runs),
         split=_splits(comparisons),
-        sources=tuple(_source(name, one, renamed[name]) for name, one in comparisons.items()),
+        sources=tuple(
+            Source(
+                name=name,
+                network=one.network.name if one.network else "none",
+                labels=tuple(renamed[name].values()),
+                **{key: getattr(one, key) for key in _OF_SOURCE},
+            )
+            for name, one in comparisons.items()
+        ),
     )
 
 
 def _splits(comparisons: Mapping[str, Comparison]) -> tuple[SiteSplit, ...]:
-    splits = {name: one.split for name, one in comparisons.items()}
-    if all(split == next(iter(splits.values())) for split in splits.values()):
-        return next(iter(splits.values()))
-    return tuple(replace(site, site=f"{name}: {site.site}") for name, split in splits.items() for site in split)
-
-
-def _source(name: str, one: Comparison, renamed: Mapping[str, str]) -> Source:
-    return Source(
-        name=name,
-        app=one.app,
-        sites=one.sites,
-        partition=one.partition,
-        seeds=one.seeds,
-        run_config=one.run_config,
-        settings=one.settings,
-        network=one.network.name if one.network else "none",
-        created=one.created,
-        machine=one.machine,
-        labels=tuple(renamed.values()),
-    )
+    first, *others = (one.split for one in comparisons.values())
+    if all(split == first for split in others):
+        return first
+    return tuple(replace(site, site=f"{name}: {site.site}") for name, one in comparisons.items() for site in one.split)

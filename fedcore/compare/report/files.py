@@ -26,7 +26,7 @@ from fedcore.compare.report.curves import curve_drawings, sweep_drawings
 from fedcore.compare.report.details import detail_drawings
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import PALETTE, Drawing, looks
-from fedcore.compare.report.findings import BY_NATURE, Check, broken, fairness, headline
+from fedcore.compare.report.findings import Check, broken, fairness, headline, machine_text
 from fedcore.compare.report.summary import Summary, best_points, point_text, summarize
 from fedcore.compare.report.tables import (
     CAPTION,
@@ -151,13 +151,12 @@ def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
 def _context(comparison: Comparison, drawings: Sequence[Drawing]) -> dict[str, Any]:
     checks = fairness(comparison)
     head, rows = main_table(comparison)
-    styles = looks([mode.label for mode in comparison.modes])
+    styles = looks(comparison.labels)
     return {
         "comparison": comparison,
         "sentences": headline(comparison),
         "checks": checks,
         "broken": broken(checks),
-        "by_nature": BY_NATURE,
         "head": head,
         "rows": rows,
         "caption": CAPTION + (f" {SIMULATED}" if comparison.simulated else ""),
@@ -173,8 +172,10 @@ def _context(comparison: Comparison, drawings: Sequence[Drawing]) -> dict[str, A
         "losses": loss_rows(comparison),
         "failures": failure_rows(comparison),
         "settings": settings_rows(comparison),
-        "machines": [(source.name, source.created, source.machine) for source in comparison.sources]
-        or [("", comparison.created, comparison.machine)],
+        "machines": [
+            (getattr(one, "name", ""), one.created, machine_text(one.machine))
+            for one in comparison.sources or (comparison,)
+        ],
     }
 
 

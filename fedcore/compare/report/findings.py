@@ -18,6 +18,7 @@ from fedcore.compare.report.summary import (
     best_points,
     count,
     duration,
+    finished,
     mean_sd,
     per_worker,
     point_text,
@@ -32,45 +33,6 @@ Status: TypeAlias = Literal["holds", "differs", "unknown"]
 # With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
 SAMPLES_TOLERANCE = 0.01
 _HASH_DIGITS = 12
-
-BY_NATURE = (
-    (
-        "Steps one after another",
-        "Where all workers make each step together (centralized, allreduce, ps-sync), the batches of a round follow "
-        "one another. Where each worker trains on batches of its own, as many batches are spread over the workers, and "
-        "each makes fewer steps. The table counts those of one worker. A learning rate tuned for one may not suit the "
-        "other.",
-    ),
-    (
-        "Examples of one step",
-        "A worker at its own pace takes the app's batch size. Workers that step together divide one batch of that size "
-        "in proportion to their data; in local-sgd and diloco it is that size times the number of sites. The option "
-        "global-batch sets it.",
-    ),
-    (
-        "Order",
-        "Every site walks through its own examples in one order, the same in all modes. Pooled training takes the "
-        "union of what the sites take at that step. Whose update comes first at an asynchronous server is up to time.",
-    ),
-    (
-        "Optimizer state",
-        "A federated client begins every round with a fresh optimizer, unless the app keeps its state. The other modes "
-        "make it once and keep it through the whole run.",
-    ),
-    (
-        "Numbers",
-        "Secure aggregation rounds updates to fixed-point words; gradient hooks such as fp16 or powersgd compress; "
-        "sums in another order round differently. Training itself has the precision named above.",
-    ),
-    (
-        "Bytes",
-        "Centralized training sends nothing here, because its data were pooled before; local training never sends.",
-    ),
-    (
-        "Choice among several values",
-        "Figures show, of a swept mode, the value with the best last evaluation. It was chosen on the test examples.",
-    ),
-)
 
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
@@ -217,10 +179,10 @@ def fairness(comparison: Comparison) -> tuple[Check, ...]:
     runs = comparison.runs
     return (
         _complete(comparison),
-        _initial(runs),
+        _equal("Initial weights", runs, _initial, "SHA-256 of the first model, by seed"),
         _samples(runs),
-        _test_examples(runs),
-        _precision(runs),
+        _equal("Test examples", runs, _tested, "on which the last model of each mode was evaluated, by site"),
+        _equal("Precision", finished(runs), lambda run: run.precision, "data types of the last model"),
         _versions(comparison),
         *_sources(comparison),
     )
@@ -249,16 +211,9 @@ def _complete(comparison: Comparison) -> Check:
     return _check("Runs", not missing, f"{asked} in every mode", values)
 
 
-def _initial(runs: Sequence[RunResult]) -> Check:
-    known = [run for run in runs if run.initial_sha256]
-    absent = [run.mode for run in _done(runs) if not run.initial_sha256]
-    detail = "SHA-256 of the first model, by seed"
-    return _equal("Initial weights", known, lambda run: run.initial_sha256[:_HASH_DIGITS], detail, absent)
-
-
 def _samples(runs: Sequence[RunResult]) -> Check:
     values, worst = {}, 0.0
-    for place, peers in _peers([run for run in _done(runs) if samples_of(run)]):
+    for place, peers in _peers([run for run in finished(runs) if samples_of(run)]):
         found = {_name(run): run.samples for run in peers}
         low, high = min(found.values()), max(found.values())
         worst = max(worst, (high - low) / high)
@@ -269,21 +224,8 @@ def _samples(runs: Sequence[RunResult]) -> Check:
     private = sorted({run.mode for run in runs if samples_of(run) is None})
     if private:
         detail += f"; private, and not compared, in {', '.join(private)}"
-    absent = [run.mode for run in _done(runs) if samples_of(run) == 0]
+    absent = [run.mode for run in finished(runs) if samples_of(run) == 0]
     return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent)
-
-
-def _test_examples(runs: Sequence[RunResult]) -> Check:
-    absent = [run.mode for run in _done(runs) if not run.sites]
-    detail = "on which the last model of each mode was evaluated, by site"
-    return _equal("Test examples", [run for run in runs if run.sites], _examples_text, detail, absent)
-
-
-def _precision(runs: Sequence[RunResult]) -> Check:
-    done = _done(runs)
-    absent = [run.mode for run in done if not run.precision]
-    detail = "data types of the last model"
-    return _equal("Precision", [run for run in done if run.precision], lambda run: run.precision, detail, absent)
 
 
 def _versions(comparison: Comparison) -> Check:
@@ -311,17 +253,21 @@ def _peers(runs: Sequence[RunResult]) -> Iterator[tuple[str, list[RunResult]]]:
             yield f"seed {seed}" + (f", {point_text(point)}" if point else ""), peers
 
 
-def _equal(
-    name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str, absent: Sequence[str]
-) -> Check:
-    """Whether a value is the same in all runs that should be equal."""
-    found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(runs)}
+def _initial(run: RunResult) -> str:
+    return run.initial_sha256[:_HASH_DIGITS]
+
+
+def _tested(run: RunResult) -> str:
+    return ", ".join(f"{site.site}: {site.examples}" for site in run.sites)
+
+
+def _equal(name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str) -> Check:
+    """Whether a value is the same in all runs that should be equal; "" where a run does not tell."""
+    known = [run for run in runs if value(run)]
+    absent = [run.mode for run in finished(runs) if not value(run)]
+    found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(known)}
     equal = all(len(set(values.values())) == 1 for values in found.values())
     return _check(name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent)
-
-
-def _examples_text(run: RunResult) -> str:
-    return ", ".join(f"{site.site}: {site.examples}" for site in run.sites)
 
 
 def _same_or_each(found: Mapping[str, str]) -> str:
@@ -350,10 +296,6 @@ def _joined(values: Mapping[str, str]) -> dict[str, str]:
     if len(places) == 1 < len(values):
         return {"everywhere": next(iter(places))}
     return {"; ".join(where): text for text, where in places.items()}
-
-
-def _done(runs: Sequence[RunResult]) -> list[RunResult]:
-    return [run for run in runs if run.status == "finished"]
 
 
 def _name(run: RunResult) -> str:

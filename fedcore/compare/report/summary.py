@@ -170,15 +170,12 @@ def summarize(comparison: Comparison) -> tuple[Summary, ...]:
 def best_points(comparison: Comparison) -> dict[str, tuple[RunResult, ...]]:
     """Finished runs by mode; of a sweep, those of the point with the best mean of the last metric."""
     metric = Metric.of(comparison)
-    points = {
-        mode.label: points_of(run for run in finished(comparison.runs) if run.mode == mode.label)
-        for mode in comparison.modes
-    }
-    return {
-        label: max(found.values(), key=lambda runs: metric.rank(metric.final(runs)))
-        for label, found in points.items()
-        if found
-    }
+    best = {}
+    for label in comparison.labels:
+        points = points_of(run for run in finished(comparison.runs) if run.mode == label)
+        if points:
+            best[label] = max(points.values(), key=lambda runs: metric.rank(metric.final(runs)))
+    return best
 
 
 def points_of(runs: Iterable[RunResult]) -> dict[PointKey, tuple[RunResult, ...]]:

@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedcore.compare.report.details import site_table
+from fedcore.compare.report.details import accuracy_by_site
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import Drawing
 from fedcore.compare.report.findings import broken, fairness, headline, machine_text
@@ -77,8 +77,9 @@ def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str,
 
 def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
     """Accuracy in percent by mode and site; None without data, and where a table would be too wide."""
-    names, found = site_table(comparison)
-    if not names or len(names) > most:
+    found = accuracy_by_site(comparison)
+    names = list(dict.fromkeys(site for by_site in found.values() for site in by_site))
+    if not 0 < len(names) <= most:
         return None
     rows = [(label, *(mean_sd(by.get(name), percent) for name in names)) for label, by in found.items()]
     return ("mode", *names), rows
@@ -157,8 +158,7 @@ def markdown(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
 
 def _made(comparison: Comparison) -> str:
     """When, on what, and with what settings."""
-    made = [(source.created, source.machine) for source in comparison.sources]
-    lines = [f"{when}, {machine_text(what)}" for when, what in made or [(comparison.created, comparison.machine)]]
+    lines = [f"{one.created}, {machine_text(one.machine)}" for one in comparison.sources or (comparison,)]
     lines.append("seeds " + ", ".join(map(str, comparison.seeds)))
     lines.append("run config: " + ", ".join(f"{key} = {value}" for key, value in comparison.run_config.items()))
     if comparison.network is not None and comparison.cost is not None:

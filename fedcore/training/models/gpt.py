@@ -76,15 +76,6 @@ class GPTConfig:
         embeddings = (self.vocabulary * (1 if self.tied else 2) + self.context) * w
         return self.layers * (12 * w**2 + 13 * w) + embeddings + 2 * w
 
-    def flops_per_token(self, length: int) -> float:
-        """Floating point operations of a training step for one token of an input of `length` tokens.
-
-        6 per weight that takes part in a matrix product (two forward, four backward), and 12 length * width per layer
-        for attention: Chowdhery et al. (2022, "PaLM"), appendix B. As there, the causal mask saves nothing.
-        """
-        multiplied = 12 * self.layers * self.width**2 + self.vocabulary * self.width
-        return 6.0 * multiplied + 12.0 * self.layers * self.width * length
-
 
 class Embedding(nn.Module):
     """Tokens and their positions: int64 [n, length] -> [n, length, width]."""
