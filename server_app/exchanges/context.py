@@ -9,16 +9,16 @@ from pathlib import Path
 from fedcore.config import JobSettings
 from fedcore.exchange import ExchangeReply
 from fedcore.wire import MetricValue, Task
-from server_app.http.guard import Account
+from server_app.http.guard import CountBytes
 from server_app.http.polling import Bell
-from server_app.runs.event_log import Record
+from server_app.runs.event_log import EventLog
 from server_app.runs.presence import Presence
 from server_app.storage.blobs import Spool
 from server_app.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeSetup:
+class ExchangeContext:
     """What an exchange is made of.
 
     names: client id -> name. folder: its files; made and removed by the caller. model: the file that
@@ -35,7 +35,7 @@ class ExchangeSetup:
     presence: Presence
     store: Store
     spool: Spool
-    record: Record
+    event_log: EventLog
     bell: Bell
     clock: Callable[[], float]
     threads: int
@@ -61,13 +61,13 @@ class _Bytes:
 
 
 @dataclass(slots=True)
-class Ledger:
+class Usage:
     """Bytes by client, and seconds by stage."""
 
     stage_seconds: dict[str, float] = field(default_factory=dict)
     _bytes: dict[int, _Bytes] = field(default_factory=dict)
 
-    def account(self, client: int) -> Account:
+    def byte_counter(self, client: int) -> CountBytes:
         """Where the guard enters a request of `client`."""
         entry = self._bytes.setdefault(client, _Bytes())
 

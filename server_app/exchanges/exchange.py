@@ -25,7 +25,7 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
 )
-from server_app.exchanges.context import ExchangeResult, ExchangeSetup, Ledger
+from server_app.exchanges.context import ExchangeContext, ExchangeResult, Usage
 from server_app.exchanges.stage_progress import StageReporter
 from server_app.exchanges.stages import Participants, StageEvent, Stages, Standing
 from server_app.exchanges.uploads import UpdateLimits, Uploads
@@ -59,21 +59,21 @@ class Exchange(ABC):
     """Step of a client -> stage in which it is taken."""
     stage_names: tuple[str, ...]
 
-    def __init__(self, setup: ExchangeSetup, limits: UpdateLimits) -> None:
-        self.setup = setup
-        self.task = setup.task
-        self.ledger = Ledger()
+    def __init__(self, context: ExchangeContext, limits: UpdateLimits) -> None:
+        self.context = context
+        self.task = context.task
+        self.usage = Usage()
         self.stages = Stages(self.stage_names)
-        self.clients = Participants(setup.task.cohort)
+        self.clients = Participants(context.task.cohort)
         self.withdrawals: dict[int, WithdrawIn] = {}
         self.manifests: dict[int, ManifestIn] = {}
-        self.uploads = Uploads(setup.spool, setup.folder / "uploads", limits)
+        self.uploads = Uploads(context.spool, context.folder / "uploads", limits)
         self._spoilt: RoundFailed | None = None
         self._storage_was_full = False
         # What the receipts' table holds of this exchange, which lives and ends with this object.
         self._receipts: dict[tuple[str, int], bytes] = {}
         self._ends_of_uploads: dict[int, asyncio.Lock] = {}
-        self._opened = setup.clock()
+        self._opened = context.clock()
 
     # --- leading --------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Exchange(ABC):
 
     async def _open(self) -> None:
         task = self.task
-        await self.setup.store.add_exchange(
+        await self.context.store.add_exchange(
             task.run,
             task.exchange,
             stage=self.stages.current,
@@ -106,7 +106,7 @@ class Exchange(ABC):
             attempt=task.attempt,
             cohort=task.cohort,
         )
-        self.setup.bell.ring()
+        self.context.bell.ring()
 
     async def _fail(self) -> None:
         try:
@@ -119,7 +119,7 @@ class Exchange(ABC):
         self.stages.move(event)
         self.release()
         self.uploads.close()
-        self.setup.bell.ring()
+        self.context.bell.ring()
         await self._record_stage(last)
 
     async def _lead(self, before: str = "") -> None:
@@ -128,23 +128,23 @@ class Exchange(ABC):
         self.begin(stage)
         if before:
             await self._record_stage(before)
-            self.setup.bell.ring()
+            self.context.bell.ring()
         await self._timed(stage, self._wait(stage))
         await self.close(stage)
 
     async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        start = self.setup.clock()
+        start = self.context.clock()
         try:
             return await work
         finally:
-            self.ledger.stage_seconds[name] = round(self.setup.clock() - start, 4)
+            self.usage.stage_seconds[name] = round(self.context.clock() - start, 4)
 
     async def _wait(self, stage: str) -> None:
         """Until nobody is missing, or the time is up, or too few are left to go on."""
-        clock = self.setup.clock
+        clock = self.context.clock
         seconds = self.seconds_for(stage)
         deadline = clock() + seconds
-        progress = StageReporter(self.setup, stage, self._opened)
+        progress = StageReporter(self.context, stage, self._opened)
         while clock() < deadline and self._spoilt is None:
             self._drop_silent()
             progress.show(self.clients.done, self.clients.missing)
@@ -174,19 +174,19 @@ class Exchange(ABC):
         """Whether a lost exchange waits a little: all clients may have the same trouble."""
         reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
         alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.clients.done
-        return alike and progress.seconds_lost() < self.setup.grace_seconds
+        return alike and progress.seconds_lost() < self.context.grace_seconds
 
     def _drop_silent(self) -> None:
-        limit = self.setup.settings.liveness_seconds
+        limit = self.context.settings.liveness_seconds
         for client in self.clients.missing - self.clients.being_taken:
-            if (silent := self.setup.presence.silent_for(client)) > limit:
+            if (silent := self.context.presence.silent_for(client)) > limit:
                 self.give_up(client, "has stopped" if math.isinf(silent) else f"silent for more than {limit:g} s")
 
     async def _record_stage(self, before: str) -> None:
-        await self.setup.store.move_exchange(self.task.run, self.task.exchange, before, self.stages.current)
+        await self.context.store.move_exchange(self.task.run, self.task.exchange, before, self.stages.current)
 
     def _explain(self, error: FedcoreError) -> str:
-        names = self.setup.names
+        names = self.context.names
         lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.clients.reasons.items())]
         lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
         return f"{error}" + (f" ({'; '.join(lost)})" if lost else "")
@@ -238,7 +238,7 @@ class Exchange(ABC):
         begins = self.stages.is_first and self.stages.takes_messages
         if not begins or client not in self.clients or client in self.clients.reasons:
             return None
-        left = self.task.seconds - (self.setup.clock() - self._opened)
+        left = self.task.seconds - (self.context.clock() - self._opened)
         return self.task.model_copy(update={"seconds": max(left, 1.0)})
 
     def require(self, client: int) -> None:
@@ -292,7 +292,7 @@ class Exchange(ABC):
     async def keep_receipt(self, client: int, step: str, digest: bytes) -> None:
         """Make durable that the client did this step; ConflictingMessage where it did another."""
         task = self.task
-        await self.setup.store.add_receipt(task.run, task.exchange, step, client, digest)
+        await self.context.store.add_receipt(task.run, task.exchange, step, client, digest)
         self._receipts[step, client] = digest
 
     def parts_of(self, client: int, size: int) -> dict[int, bytes]:
@@ -312,7 +312,7 @@ class Exchange(ABC):
             self.require_step(client, "part")
 
         def progress() -> None:
-            self.setup.presence.touch(client)
+            self.context.presence.touch(client)
 
         try:
             await self.uploads.take(client, index, body, admit=admit, progress=progress)
@@ -388,11 +388,11 @@ class Exchange(ABC):
         self.clients.drop(client, reason)
         if self.clients.standing(client) is Standing.DROPPED:
             self._forget_update(client)
-        name = self.setup.names[client]
-        self.setup.record.add(
+        name = self.context.names[client]
+        self.context.event_log.add(
             ClientDropped(exchange=self.task.exchange, client=name, stage=self.stages.current, reason=reason)
         )
-        self.setup.bell.ring()
+        self.context.bell.ring()
 
     def _forget_update(self, client: int) -> None:
         self.manifests.pop(client, None)  # its metrics bind nobody any more

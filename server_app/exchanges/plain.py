@@ -11,7 +11,7 @@ from fedcore.errors import EncodingError, PeerError
 from fedcore.exchange import ExchangeReply, mean_metrics
 from fedcore.state import ModelState
 from fedcore.wire import ManifestIn, ProblemKind
-from server_app.exchanges.context import ExchangeResult, ExchangeSetup
+from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
@@ -25,15 +25,15 @@ class PlainExchange(Exchange):
     stage_names = (INPUT,)
     steps: Mapping[str, str] = {"part": INPUT, "manifest": INPUT}
 
-    def __init__(self, setup: ExchangeSetup) -> None:
-        model = setup.task.model if setup.task.trains else None
-        longest = model.size + setup.upload_slack_bytes if model else 0
-        super().__init__(setup, UpdateLimits(longest=longest, exact=not model))
+    def __init__(self, context: ExchangeContext) -> None:
+        model = context.task.model if context.task.trains else None
+        longest = model.size + context.upload_slack_bytes if model else 0
+        super().__init__(context, UpdateLimits(longest=longest, exact=not model))
         self._replies: dict[int, ExchangeReply] = {}
 
     def seconds_for(self, stage: str) -> float:
         """For the local work and the upload together."""
-        return self.setup.settings.step_seconds + self.task.seconds
+        return self.context.settings.step_seconds + self.task.seconds
 
     def begin(self, stage: str) -> None:
         """Make room for the updates."""
@@ -65,9 +65,9 @@ class PlainExchange(Exchange):
         await asyncio.to_thread(self._check_layout, path)
 
     def _check_layout(self, path: Path) -> None:
-        if self.setup.model is None:
+        if self.context.model is None:
             return
-        expected = ModelState.open(self.setup.model).layout
+        expected = ModelState.open(self.context.model).layout
         try:
             expected.check_same(ModelState.open(path).layout, what="the update")
         except EncodingError as error:

@@ -28,7 +28,7 @@ from fedcore.wire import (
     SurvivorsOut,
     UnmaskIn,
 )
-from server_app.exchanges.context import ExchangeResult, ExchangeSetup
+from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.fold import WORD_BYTES, fold_file
 from server_app.exchanges.uploads import UpdateLimits
@@ -63,20 +63,20 @@ class SecureExchange(Exchange):
 
     def __init__(
         self,
-        setup: ExchangeSetup,
+        context: ExchangeContext,
         *,
         federation: str,
         roster: Mapping[int, bytes],
         roster_hash: bytes,
         randomness: Randomness = os.urandom,
     ) -> None:
-        self.encoding: AnyEncoding = encoding_of(setup.task)
-        super().__init__(setup, UpdateLimits(longest=self.encoding.words * WORD_BYTES, exact=True))
-        model = setup.task.model
+        self.encoding: AnyEncoding = encoding_of(context.task)
+        super().__init__(context, UpdateLimits(longest=self.encoding.words * WORD_BYTES, exact=True))
+        model = context.task.model
         self.decoded: Decoded | None = None
         self._round = ServerRound(
             parameters=round_parameters(
-                setup.task,
+                context.task,
                 federation=federation,
                 roster_hash=roster_hash,
                 model_hash=bytes.fromhex(model.sha256) if model else None,
@@ -91,7 +91,7 @@ class SecureExchange(Exchange):
 
     def seconds_for(self, stage: str) -> float:
         """Masking and the upload come on top of the time for the local work."""
-        settings = self.setup.settings
+        settings = self.context.settings
         return settings.step_seconds + (self.task.seconds if stage == INPUT else 0.0)
 
     def begin(self, stage: str) -> None:
@@ -127,17 +127,17 @@ class SecureExchange(Exchange):
         )
 
     def _decode(self, survivors: int) -> Decoded:
-        apply_masks(self._sum, self._round.mask_terms(), threads=self.setup.threads)
+        apply_masks(self._sum, self._round.mask_terms(), threads=self.context.threads)
         manifest = self.manifests[min(self.clients.taken)]
-        has_model = self.encoding.layout is not None and self.setup.model is not None
+        has_model = self.encoding.layout is not None and self.context.model is not None
         return decode(
             self.encoding,
             self._sum,
             survivors=survivors,
-            base=ModelState.open(self.setup.model) if has_model and self.setup.model else None,
+            base=ModelState.open(self.context.model) if has_model and self.context.model else None,
             metric_names=tuple((slot.name, slot.length or None) for slot in manifest.metrics),
-            out_path=self.setup.folder / "mean.safetensors" if has_model else None,
-            threads=self.setup.threads,
+            out_path=self.context.folder / "mean.safetensors" if has_model else None,
+            threads=self.context.threads,
         )
 
     # --- the protocol's steps -------------------------------------------------------------------
@@ -220,7 +220,7 @@ class SecureExchange(Exchange):
     def _fold(self, path: Path) -> None:
         """Add the vector; if that fails half way the sum is spoilt, and the exchange with it."""
         try:
-            fold_file(path, self._sum, threads=self.setup.threads)
+            fold_file(path, self._sum, threads=self.context.threads)
         except (OSError, FedcoreError) as error:
             failure = RoundFailed(f"a vector could not be added to the sum: {error}")
             self.spoil(failure)

@@ -19,7 +19,7 @@ from server_app.http.authentication import Authenticator
 from server_app.http.guard import Guard
 from server_app.http.problems import install
 from server_app.routes import client, health, operator
-from server_app.runs.queue import Coordinator, StartApp
+from server_app.runs.queue import RunQueue, StartApp
 from server_app.services import Services
 
 log = logging.getLogger("fedcore.server")
@@ -31,7 +31,7 @@ class Application:
 
     asgi: ASGIApp
     fastapi: FastAPI = field(repr=False)
-    coordinator: Coordinator = field(repr=False)
+    queue: RunQueue = field(repr=False)
 
 
 class _App(FastAPI):
@@ -46,19 +46,19 @@ class _App(FastAPI):
 def make_application(services: Services, *, token_sha256: bytes, start_app: StartApp | None = None) -> Application:
     """Wire up routes, errors and the guard. token_sha256: SHA-256 of the operator's token.
 
-    The application's lifespan starts and stops the coordinator.
+    The application's lifespan starts and stops the queue.
     """
-    coordinator = Coordinator(services, start_app=start_app) if start_app else Coordinator(services)
+    queue = RunQueue(services, start_app=start_app) if start_app else RunQueue(services)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await coordinator.start()
+        await queue.start()
         try:
             yield
         finally:
             services.client_bell.stop()
             services.run_bell.stop()
-            await coordinator.stop()
+            await queue.stop()
 
     app = _App(
         title="fedcore",
@@ -67,7 +67,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         lifespan=lifespan,
     )
     app.state.services = services
-    app.state.coordinator = coordinator
+    app.state.queue = queue
     routers = (client.router, operator.router, health.router)
     for router in routers:
         app.include_router(router)
@@ -76,7 +76,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         (route for router in routers for route in router.routes),
         open_paths=(app.openapi_url, app.docs_url, app.swagger_ui_oauth2_redirect_url, app.redoc_url),
     )
-    return Application(asgi=_guarded(app, audiences, services, token_sha256), fastapi=app, coordinator=coordinator)
+    return Application(asgi=_guarded(app, audiences, services, token_sha256), fastapi=app, queue=queue)
 
 
 def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha256: bytes) -> Guard:

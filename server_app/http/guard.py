@@ -1,4 +1,4 @@
-"""The outermost layer of the application: identity, size, progress and traffic of every request.
+"""The outermost layer of the application: identity, size, progress and bytes of every request.
 
 An ASGI middleware, so that it sees each message as it passes: the caller is known before the body is
 read, a body that is too long or stalls is cut off, and the bytes of an exchange are counted. What
@@ -34,15 +34,15 @@ LINGER_BYTES: Final = 1 << 20
 _RUNS_PATH: Final = "/v1/runs"
 _PART_PATH: Final = re.compile(r"^/v1/.*/update/parts/[0-9]+$")
 
-Account = Callable[[int, int], None]
+CountBytes = Callable[[int, int], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Traffic:
+class GuardedRequest:
     """What the guard knows about one request; routes find it in the scope.
 
     caller: the client that sends it; None for others. up, down: bytes of heads and bodies, without TLS and TCP framing.
-    account: where the two are entered once the answer is out, if anybody asked.
+    count_bytes: where the two are entered once the answer is out, if anybody asked.
     """
 
     caller: ClientCaller | None
@@ -50,7 +50,7 @@ class Traffic:
     down: int = 0
     body_complete: bool = False
     answered: bool = False
-    account: Account | None = field(default=None, repr=False)
+    count_bytes: CountBytes | None = field(default=None, repr=False)
 
 
 class StalledBody(Rejection):
@@ -78,26 +78,26 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        traffic = Traffic(caller=None, up=head_bytes(scope["path"], scope["headers"]))
-        scope[SCOPE_KEY] = traffic
-        reader = _Reader(receive, traffic, self._limit(scope), self.stall_seconds)
-        writer = _Writer(send, traffic, reader)
+        request = GuardedRequest(caller=None, up=head_bytes(scope["path"], scope["headers"]))
+        scope[SCOPE_KEY] = request
+        reader = _Reader(receive, request, self._limit(scope), self.stall_seconds)
+        writer = _Writer(send, request, reader)
         try:
-            traffic.caller = self.authenticate(scope)
+            request.caller = self.authenticate(scope)
             reader.refuse_announced_length(scope["headers"])
             await self.app(scope, reader, writer)
-            if reader.refusal is not None and not traffic.answered:
+            if reader.refusal is not None and not request.answered:
                 raise reader.refusal
         except Exception as error:
             await self._answer_failure(error, scope, reader, writer)
         finally:
-            if traffic.account is not None:
-                traffic.account(traffic.up, traffic.down)
+            if request.count_bytes is not None:
+                request.count_bytes(request.up, request.down)
 
     async def _answer_failure(self, error: Exception, scope: Scope, reader: _Reader, writer: _Writer) -> None:
         if rejection_for(error).kind is ProblemKind.INTERNAL:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
-        if not writer.traffic.answered:
+        if not writer.request.answered:
             writer.refusing = True
             await problem_response(error)(scope, reader, writer)
 
@@ -115,9 +115,9 @@ class Guard:
 class _Reader:
     """`receive` with a size limit and a limit on the time without progress."""
 
-    def __init__(self, receive: Receive, traffic: Traffic, limit: int, stall_seconds: float) -> None:
+    def __init__(self, receive: Receive, request: GuardedRequest, limit: int, stall_seconds: float) -> None:
         self._receive = receive
-        self._traffic = traffic
+        self._request = request
         self._limit = limit
         self._stall_seconds = stall_seconds
         self._body_bytes = 0
@@ -130,7 +130,7 @@ class _Reader:
                 self._check(int(value[:18]))
 
     async def __call__(self) -> Message:
-        if self._traffic.body_complete or self._traffic.answered:
+        if self._request.body_complete or self._request.answered:
             return await self._receive()
         try:
             async with asyncio.timeout(self._stall_seconds):
@@ -139,9 +139,9 @@ class _Reader:
             raise self._refuse(StalledBody()) from None
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
-            self._traffic.up += size
+            self._request.up += size
             self._body_bytes += size
-            self._traffic.body_complete = not message.get("more_body", False)
+            self._request.body_complete = not message.get("more_body", False)
             self._check(self._body_bytes)
         return message
 
@@ -162,13 +162,13 @@ class _Reader:
     async def linger(self) -> None:
         """Read what is left of a short body; without it the connection must be closed."""
         left = LINGER_BYTES
-        while not self._traffic.body_complete and left > 0:
+        while not self._request.body_complete and left > 0:
             async with asyncio.timeout(1.0):
                 message = await self._receive()
             if message["type"] != "http.request":
                 return
-            self._traffic.body_complete = not message.get("more_body", False)
-            self._traffic.up += len(message.get("body", b""))
+            self._request.body_complete = not message.get("more_body", False)
+            self._request.up += len(message.get("body", b""))
             left -= len(message.get("body", b""))
 
 
@@ -178,25 +178,25 @@ class _Writer:
     Once the reader has refused the body, only the guard's own answer (`refusing`) goes out.
     """
 
-    def __init__(self, send: Send, traffic: Traffic, reader: _Reader) -> None:
+    def __init__(self, send: Send, request: GuardedRequest, reader: _Reader) -> None:
         self._send = send
         self._reader = reader
-        self.traffic = traffic
+        self.request = request
         self.refusing = False
 
     async def __call__(self, message: Message) -> None:
-        if self._reader.refusal is not None and not self.traffic.answered and not self.refusing:
+        if self._reader.refusal is not None and not self.request.answered and not self.refusing:
             return
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", []))
-            if not self.traffic.body_complete and not await self._read_rest():
+            if not self.request.body_complete and not await self._read_rest():
                 headers = [line for line in headers if line[0].lower() != b"connection"]
                 headers.append((b"connection", b"close"))
-            self.traffic.answered = True
-            self.traffic.down += head_bytes("", headers)
+            self.request.answered = True
+            self.request.down += head_bytes("", headers)
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
-            self.traffic.down += len(message.get("body", b""))
+            self.request.down += len(message.get("body", b""))
         await self._send(message)
 
     async def _read_rest(self) -> bool:
@@ -204,7 +204,7 @@ class _Writer:
             await self._reader.linger()
         except TimeoutError:
             return False
-        return self.traffic.body_complete
+        return self.request.body_complete
 
 
 def head_bytes(path: str, headers: Iterable[tuple[bytes, bytes]]) -> int:

@@ -1,1 +1,1 @@
-"""The HTTP routes: thin functions between wire messages and the coordinator."""
+"""The HTTP routes: thin functions between wire messages and the queue."""

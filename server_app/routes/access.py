@@ -16,9 +16,9 @@ from fedcore.wire import ProblemKind
 from server_app.exchanges.exchange import Exchange, no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
-from server_app.http.guard import SCOPE_KEY, Traffic
+from server_app.http.guard import SCOPE_KEY, GuardedRequest
 from server_app.http.problems import Rejection
-from server_app.runs.queue import Coordinator
+from server_app.runs.queue import RunQueue
 from server_app.services import Services
 
 Wait = Annotated[float, Query(ge=0, le=30, description="seconds to wait for an answer")]
@@ -37,23 +37,23 @@ def _services(request: Request) -> Services:
     return services
 
 
-async def coordinator_of(request: Request) -> Coordinator:
-    """The process's coordinator."""
-    coordinator = request.app.state.coordinator
-    assert isinstance(coordinator, Coordinator)  # noqa: S101 - set by the app's own lifespan
-    return coordinator
+async def queue_of(request: Request) -> RunQueue:
+    """The process's queue."""
+    queue = request.app.state.queue
+    assert isinstance(queue, RunQueue)  # noqa: S101 - set by the app's own lifespan
+    return queue
 
 
-def traffic_of(request: Request) -> Traffic:
+def guarded_request(request: Request) -> GuardedRequest:
     """What the guard knows about this request."""
-    traffic = request.scope[SCOPE_KEY]
-    assert isinstance(traffic, Traffic)  # noqa: S101 - the guard wraps the whole application
-    return traffic
+    found = request.scope[SCOPE_KEY]
+    assert isinstance(found, GuardedRequest)  # noqa: S101 - the guard wraps the whole application
+    return found
 
 
 async def signed_head(request: Request) -> ClientCaller:
     """The client that signed the head; the body's digest is for the route to check."""
-    caller = traffic_of(request).caller
+    caller = guarded_request(request).caller
     if caller is None:
         raise Unauthorized("this address needs a client's signature")
     _services(request).presence.touch(caller.client_id)
@@ -69,14 +69,14 @@ async def signed_client(request: Request) -> ClientCaller:
 
 
 AnyServices = Annotated[Services, Depends(services_of)]
-AnyCoordinator = Annotated[Coordinator, Depends(coordinator_of)]
+AnyQueue = Annotated[RunQueue, Depends(queue_of)]
 Client = Annotated[ClientCaller, Depends(signed_client)]
 ClientHead = Annotated[ClientCaller, Depends(signed_head)]
 
 
-async def _find(request: Request, run: str, exchange: int, client: int, coordinator: Coordinator) -> Exchange:
-    found = await coordinator.find_exchange(run, exchange, client)
-    traffic_of(request).account = found.ledger.account(client)
+async def _find(request: Request, run: str, exchange: int, client: int, queue: RunQueue) -> Exchange:
+    found = await queue.find_exchange(run, exchange, client)
+    guarded_request(request).count_bytes = found.usage.byte_counter(client)
     return found
 
 
@@ -85,10 +85,10 @@ async def exchange_of(
     run: RunId,
     exchange: ExchangeNumber,
     client: Client,
-    coordinator: AnyCoordinator,
+    queue: AnyQueue,
 ) -> Exchange:
-    """The exchange in the address, of any kind; the request is entered in its account."""
-    return await _find(request, run, exchange, client.client_id, coordinator)
+    """The exchange in the address, of any kind; its bytes are counted."""
+    return await _find(request, run, exchange, client.client_id, queue)
 
 
 async def upload_exchange_of(
@@ -96,10 +96,10 @@ async def upload_exchange_of(
     run: RunId,
     exchange: ExchangeNumber,
     client: ClientHead,
-    coordinator: AnyCoordinator,
+    queue: AnyQueue,
 ) -> Exchange:
     """The same, for a body that is still to be read."""
-    return await _find(request, run, exchange, client.client_id, coordinator)
+    return await _find(request, run, exchange, client.client_id, queue)
 
 
 async def secure_exchange_of(exchange: Annotated[Exchange, Depends(exchange_of)]) -> SecureExchange:

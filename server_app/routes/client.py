@@ -32,15 +32,15 @@ from server_app.http.audience import ForClients
 from server_app.http.polling import poll
 from server_app.http.problems import Rejection, problem_responses
 from server_app.routes.access import (
-    AnyCoordinator,
     AnyExchange,
+    AnyQueue,
     AnyServices,
     Client,
     ClientHead,
     Secure,
     UploadExchange,
     Wait,
-    traffic_of,
+    guarded_request,
 )
 from server_app.routes.files import OCTETS, ModelResponse
 from server_app.services import Services
@@ -85,22 +85,22 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
 
 @router.post("/heartbeat", status_code=204)
 async def heartbeat(
-    request: Request, body: HeartbeatIn, services: AnyServices, coordinator: AnyCoordinator, client: Client
+    request: Request, body: HeartbeatIn, services: AnyServices, queue: AnyQueue, client: Client
 ) -> None:
     """A sign of life; the signature itself is what counts."""
     services.presence.note_eligible(client.client_id, body.eligible)
     if body.stopping:
         services.presence.stop(client.client_id)
-    shown = coordinator.exchange
+    shown = queue.exchange
     if shown is not None and (shown.task.run, shown.task.exchange) == (body.run, body.exchange):
-        traffic_of(request).account = shown.ledger.account(client.client_id)
+        guarded_request(request).count_bytes = shown.usage.byte_counter(client.client_id)
 
 
 @router.get("/task", response_model=Task, responses=_NOT_YET)
 async def task(
     request: Request,
     services: AnyServices,
-    coordinator: AnyCoordinator,
+    queue: AnyQueue,
     client: Client,
     wait: Wait = 0,
     run: Annotated[str, Query(max_length=64, description="run of the last task taken")] = "",
@@ -109,14 +109,14 @@ async def task(
     """The exchange that the client is asked to take part in, if there is one."""
 
     def probe() -> Task | None:
-        shown = coordinator.exchange
+        shown = queue.exchange
         if shown is None or (shown.task.run == run and shown.task.exchange <= after):
             return None
         return shown.task_for(client.client_id)
 
     found = await poll(services.client_bell, probe, wait)
-    if found is not None and coordinator.exchange is not None:
-        traffic_of(request).account = coordinator.exchange.ledger.account(client.client_id)
+    if found is not None and queue.exchange is not None:
+        guarded_request(request).count_bytes = queue.exchange.usage.byte_counter(client.client_id)
     return _answer(found)
 
 
@@ -129,7 +129,7 @@ async def task(
 async def model(exchange: AnyExchange, client: Client) -> ModelResponse:
     """The global model that the exchange starts from."""
     exchange.require(client.client_id)
-    path, reference = exchange.setup.model, exchange.task.model
+    path, reference = exchange.context.model, exchange.task.model
     if path is None or reference is None:
         raise Rejection(ProblemKind.NOT_FOUND, "this exchange has no model")
     return ModelResponse(path, reference)

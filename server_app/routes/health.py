@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from fedcore.wire import ProblemKind
 from server_app.http.audience import ForEverybody
 from server_app.http.problems import Rejection, problem_responses
-from server_app.routes.access import AnyCoordinator, AnyServices
+from server_app.routes.access import AnyQueue, AnyServices
 
 router = APIRouter(route_class=ForEverybody, tags=["health"])
 
@@ -26,10 +26,10 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses=problem_responses(ProblemKind.BUSY))
-async def readyz(services: AnyServices, coordinator: AnyCoordinator, response: Response) -> Health:
+async def readyz(services: AnyServices, queue: AnyQueue, response: Response) -> Health:
     """The database answers, and runs are being led."""
     response.headers["Cache-Control"] = "no-store"
     await services.store.ping()
-    if not coordinator.alive or services.client_bell.stopped:
+    if not queue.alive or services.client_bell.stopped:
         raise Rejection(ProblemKind.BUSY, "the server is starting or stopping")
     return Health(status="ready")

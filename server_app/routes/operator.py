@@ -13,7 +13,7 @@ from fedcore.system.version import fedcore_version
 from fedcore.wire import ClientOut, ProblemKind, RunIn, ServerOut
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
-from server_app.routes.access import AnyCoordinator, AnyServices, RunId, Wait
+from server_app.routes.access import AnyQueue, AnyServices, RunId, Wait
 from server_app.routes.files import OCTETS, ModelResponse
 
 router = APIRouter(
@@ -39,15 +39,15 @@ ONLINE_SECONDS = 15.0
         ProblemKind.BUSY,
     ),
 )
-async def submit(body: RunIn, coordinator: AnyCoordinator) -> RunOut:
+async def submit(body: RunIn, queue: AnyQueue) -> RunOut:
     """Check a run and put it in the queue."""
-    return await coordinator.submit(body)
+    return await queue.submit(body)
 
 
 @router.get("/runs/{run}", responses=_MISSING)
 async def follow(
     run: RunId,
-    coordinator: AnyCoordinator,
+    queue: AnyQueue,
     services: AnyServices,
     after: After = 0,
     wait: Wait = 0,
@@ -55,7 +55,7 @@ async def follow(
     """The state of a run; waits for an event after number `after`, or for the run's end."""
     deadline = services.clock() + wait
     while True:
-        answer = await coordinator.describe(run, after)
+        answer = await queue.describe(run, after)
         left = deadline - services.clock()
         if answer.events or answer.status.final or left <= 0 or services.run_bell.stopped:
             return answer
@@ -64,9 +64,9 @@ async def follow(
 
 
 @router.post("/runs/{run}/cancel", responses=_MISSING)
-async def cancel(run: RunId, coordinator: AnyCoordinator) -> RunOut:
+async def cancel(run: RunId, queue: AnyQueue) -> RunOut:
     """End a run; one that has ended already stays as it is."""
-    return await asyncio.shield(coordinator.cancel(run))
+    return await asyncio.shield(queue.cancel(run))
 
 
 @router.get(
@@ -75,9 +75,9 @@ async def cancel(run: RunId, coordinator: AnyCoordinator) -> RunOut:
     response_class=ModelResponse,
     responses={**_MISSING, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )
-async def model(run: RunId, coordinator: AnyCoordinator) -> ModelResponse:
+async def model(run: RunId, queue: AnyQueue) -> ModelResponse:
     """The final model of a run."""
-    return ModelResponse(*await coordinator.model_file(run))
+    return ModelResponse(*await queue.model_file(run))
 
 
 @router.get("/clients")

@@ -10,14 +10,14 @@ from typing import Final
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, ClientsOnline
-from server_app.runs.event_log import Record
+from server_app.runs.event_log import EventLog
 from server_app.runs.presence import Presence
 
 _TICK_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
-class Gathering:
+class CohortSelection:
     """Waits for the clients of one run.
 
     names: of the whole roster. grace_seconds: how long a client that was asked for, but is not there
@@ -28,7 +28,7 @@ class Gathering:
     app_sha256: str
     presence: Presence
     names: Mapping[int, str]
-    record: Record
+    event_log: EventLog
     clock: Callable[[], float]
     grace_seconds: float
     _told: tuple[frozenset[int], int] | None = None
@@ -98,10 +98,10 @@ class Gathering:
     def _note_mismatch(self, client: int) -> None:
         self._mismatched.add(client)
         reason = "is not asked: another app is installed there than the one of this run"
-        self.record.add(ClientDropped(exchange=0, client=self.names[client], stage="join", reason=reason))
+        self.event_log.add(ClientDropped(exchange=0, client=self.names[client], stage="join", reason=reason))
 
     def _tell(self, present: frozenset[int], expected: int) -> None:
         if self._told != (present, expected):
             self._told = (present, expected)
             online = [self.names[client] for client in sorted(present)]
-            self.record.add(ClientsOnline(online=online, expected=expected))
+            self.event_log.add(ClientsOnline(online=online, expected=expected))

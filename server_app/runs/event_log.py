@@ -16,7 +16,7 @@ from server_app.storage.store import Store
 log = logging.getLogger("fedcore.server")
 
 
-class Record:
+class EventLog:
     """Takes the events of one run from anywhere on the event loop, without waiting for the disk.
 
     clock: monotonic seconds; `seconds` of an event count from the making of the record. wall: seconds since 1970.

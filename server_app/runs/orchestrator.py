@@ -18,7 +18,7 @@ from fedcore.privacy import PrivacyBudget
 from fedcore.state import Layout, ModelState, sha256_file
 from fedcore.system.concurrency import guarded
 from fedcore.wire import ModelRef, Scalar, Task, is_training
-from server_app.exchanges.context import ExchangeResult, ExchangeSetup
+from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import CONSISTENCY, SecureExchange
@@ -35,8 +35,8 @@ from server_app.runs.app_messages import (
     Start,
 )
 from server_app.runs.app_process import AppConnection
-from server_app.runs.cohort import Gathering
-from server_app.runs.event_log import Record
+from server_app.runs.cohort import CohortSelection
+from server_app.runs.event_log import EventLog
 from server_app.services import Services
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class RunEnd:
     stopped: str = ""
 
 
-class RunLeader:
+class RunOrchestrator:
     """Leads a run to its model.
 
     show: told about every exchange, so that the routes find it.
@@ -74,12 +74,12 @@ class RunLeader:
         services: Services,
         plan: RunPlan,
         *,
-        record: Record,
+        event_log: EventLog,
         show: Callable[[Exchange], None],
     ) -> None:
         self._services = services
         self._plan = plan
-        self._record = record
+        self._event_log = event_log
         self._show = show
         self._encodings = EncodingPlan(plan.settings)
         self._account = PrivacyBudget(self._encodings.privacy)
@@ -87,12 +87,12 @@ class RunLeader:
         self._work = plan.folder / "work"
         self._count = 0
         self._leftovers: list[Path] = []
-        self._gathering = Gathering(
+        self._gathering = CohortSelection(
             settings=plan.settings,
             app_sha256=plan.app_sha256,
             presence=services.presence,
             names=services.names,
-            record=record,
+            event_log=event_log,
             clock=services.clock,
             grace_seconds=services.settings.grace_seconds,
         )
@@ -168,7 +168,7 @@ class RunLeader:
             try:
                 return await self._carry_out(exchange)
             except RoundFailed as error:
-                if CONSISTENCY in exchange.ledger.stage_seconds:  # the survivors were named: their sum may be known
+                if CONSISTENCY in exchange.usage.stage_seconds:  # the survivors were named: their sum may be known
                     self._account.spend(release_of(self._encoding_in(exchange)))
                 again = attempt < last and exchange.common_reason() is None
                 self._note_failure(exchange, str(error), again)
@@ -203,20 +203,20 @@ class RunLeader:
         folder = plan.folder / "exchanges" / str(self._count)
         folder.mkdir(parents=True)
         self._leftovers.append(folder)
-        setup = self._setup(task, folder, model)
+        context = self._context(task, folder, model)
         if not secure:
-            return PlainExchange(setup)
+            return PlainExchange(context)
         return SecureExchange(
-            setup,
+            context,
             federation=services.roster.federation,
             roster=services.roster.keys,
             roster_hash=services.roster.hash(),
             randomness=services.randomness,
         )
 
-    def _setup(self, task: Task, folder: Path, model: Path | None) -> ExchangeSetup:
+    def _context(self, task: Task, folder: Path, model: Path | None) -> ExchangeContext:
         services = self._services
-        return ExchangeSetup(
+        return ExchangeContext(
             task=task,
             settings=self._plan.settings,
             names=services.names,
@@ -225,7 +225,7 @@ class RunLeader:
             presence=services.presence,
             store=services.store,
             spool=services.spool,
-            record=self._record,
+            event_log=self._event_log,
             bell=services.client_bell,
             clock=services.clock,
             threads=services.threads,
@@ -242,7 +242,7 @@ class RunLeader:
     async def _carry_out(self, exchange: Exchange) -> ExchangeResult:
         task = exchange.task
         encoding = task.encoding
-        self._record.add(
+        self._event_log.add(
             ExchangeStarted(
                 exchange=task.exchange,
                 server_round=task.server_round,
@@ -267,7 +267,7 @@ class RunLeader:
     # --- the record -----------------------------------------------------------------------------
 
     def _note_start(self) -> None:
-        self._record.add(
+        self._event_log.add(
             RunStarted(
                 app=self._plan.app,
                 aggregation=self._plan.settings.aggregation,
@@ -278,7 +278,7 @@ class RunLeader:
 
     def _note_success(self, exchange: Exchange, result: ExchangeResult, seconds: float) -> None:
         names = self._services.names
-        self._record.add(
+        self._event_log.add(
             ExchangeDone(
                 exchange=exchange.task.exchange,
                 server_round=exchange.task.server_round,
@@ -288,16 +288,16 @@ class RunLeader:
                 metrics=dict(result.metrics),
                 clipped=result.clipped,
                 seconds=round(seconds, 4),
-                stage_seconds=dict(exchange.ledger.stage_seconds),
-                bytes_up=exchange.ledger.up(names),
-                bytes_down=exchange.ledger.down(names),
+                stage_seconds=dict(exchange.usage.stage_seconds),
+                bytes_up=exchange.usage.up(names),
+                bytes_down=exchange.usage.down(names),
                 epsilon_spent=self._account.epsilon_spent,
             )
         )
 
     def _note_failure(self, exchange: Exchange, reason: str, retry: bool) -> None:
         task = exchange.task
-        self._record.add(
+        self._event_log.add(
             ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=reason, retry=retry)
         )
 

@@ -20,8 +20,8 @@ from fedcore.wire import ModelRef, ProblemKind, RunIn, RunStatus
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
 from server_app.runs.app_process import AppConnection, AppProcess, OnLine
-from server_app.runs.event_log import Record
-from server_app.runs.orchestrator import MODEL_FILE, RunEnd, RunLeader, RunPlan, check_plan
+from server_app.runs.event_log import EventLog
+from server_app.runs.orchestrator import MODEL_FILE, RunEnd, RunOrchestrator, RunPlan, check_plan
 from server_app.services import Services
 from server_app.storage.tables import RunRow
 
@@ -33,7 +33,7 @@ CANCELLED: Final = "cancelled by the operator"
 StartApp = Callable[[Path, OnLine], Awaitable[AppConnection]]
 
 
-class Coordinator:
+class RunQueue:
     """Runs wait in the database; one task leads the first of them.
 
     start_app: makes a ServerApp process in a folder.
@@ -179,14 +179,14 @@ class Coordinator:
 
     async def _lead(self, row: RunRow) -> None:
         """Lead one run and record how it ended; only the server's own stop comes out of it."""
-        record = Record(
+        event_log = EventLog(
             store=self._services.store,
             run=row.run,
             clock=self._services.clock,
             wall=self._services.wall,
             bell=self._services.run_bell,
         )
-        task = asyncio.create_task(self._run(row, record))
+        task = asyncio.create_task(self._run(row, event_log))
         self._active = (row.run, task)
         model, status, reason = None, RunStatus.FINISHED, ""
         try:
@@ -200,7 +200,7 @@ class Coordinator:
         finally:
             self._active = None
             self._told.discard(row.run)
-            await self._finish(row.run, record, status, reason, model)
+            await self._finish(row.run, event_log, status, reason, model)
 
     def _outcome(self, run: str, task: asyncio.Task[RunEnd]) -> tuple[ModelRef | None, RunStatus, str]:
         if task.cancelled():
@@ -213,10 +213,12 @@ class Coordinator:
         log.error("run %s failed", run, exc_info=error)
         return None, RunStatus.FAILED, "the server failed; its log says more"
 
-    async def _finish(self, run: str, record: Record, status: RunStatus, reason: str, model: ModelRef | None) -> None:
+    async def _finish(
+        self, run: str, event_log: EventLog, status: RunStatus, reason: str, model: ModelRef | None
+    ) -> None:
         # A record that cannot be written must not keep the run from ending.
-        end = partial(self._end, run, status, reason, seconds=record.seconds, model=model)
-        for step in (record.close, end):
+        end = partial(self._end, run, status, reason, seconds=event_log.seconds, model=model)
+        for step in (event_log.close, end):
             try:
                 await step()
             except FedcoreError as error:
@@ -242,7 +244,7 @@ class Coordinator:
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._services.wall(), UTC)
 
-    async def _run(self, row: RunRow, record: Record) -> RunEnd:
+    async def _run(self, row: RunRow, event_log: EventLog) -> RunEnd:
         plan = RunPlan(
             run=row.run,
             app=row.app,
@@ -253,8 +255,8 @@ class Coordinator:
         )
         work = plan.folder / "work"
         work.mkdir(exist_ok=True)
-        leader = RunLeader(self._services, plan, record=record, show=self._show)
-        app = await self._start_app(work, lambda line: record.add(AppPrinted(line=line)))
+        leader = RunOrchestrator(self._services, plan, event_log=event_log, show=self._show)
+        app = await self._start_app(work, lambda line: event_log.add(AppPrinted(line=line)))
         try:
             return await leader.lead(app)
         finally:

@@ -58,7 +58,7 @@ async def test_a_strategy_that_cannot_work_fails_the_run_with_its_reason(
 async def test_a_cancelled_run_leaves_no_process(federation: Federation, tmp_path: Path) -> None:
     async with site(federation, tmp_path, start_app=AppProcess.start) as made:
         run = (await made.submit()).run
-        await until(lambda: made.application.coordinator.exchange is not None)
+        await until(lambda: made.application.queue.exchange is not None)
         ended = await made.operator("POST", f"/v1/runs/{run}/cancel")
         assert ended.json()["status"] == "cancelled"
         needle = str(made.services.settings.runs_dir)

@@ -135,7 +135,7 @@ async def waits_only_for(here: Site, client: int, stage: str) -> None:
     """Wait until all others have done their part of a stage."""
 
     def alone() -> bool:
-        exchange = here.application.coordinator.exchange
+        exchange = here.application.queue.exchange
         return exchange is not None and exchange.stages.current == stage and exchange.clients.missing == {client}
 
     await until(alone)

@@ -328,7 +328,7 @@ async def test_an_upload_after_its_client_was_dropped_is_stale(opened: Open) -> 
     headers = {**member.signed("PUT", path, body), "Content-Length": str(len(body))}
     sending = asyncio.create_task(opened.site.http.put(path, content=slowly(), headers=headers))
     await half.wait()
-    exchange = opened.site.application.coordinator.exchange
+    exchange = opened.site.application.queue.exchange
     assert exchange is not None
     exchange.give_up(member.id, "taken for dead")
     dropped.set()
@@ -520,7 +520,7 @@ async def test_an_unexpected_error_says_nothing_about_itself(
 async def test_health(here: Site) -> None:
     assert as_json(await here.http.get("/healthz")) == {"status": "ok"}
     assert as_json(await here.http.get("/readyz")) == {"status": "ready"}
-    await here.application.coordinator.stop()
+    await here.application.queue.stop()
     assert (await here.http.get("/readyz")).status_code == 503
 
 

@@ -128,11 +128,11 @@ async def test_memory_does_not_grow_with_the_cohort(here: Site, model: ModelStat
     asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
     members = await here.enter_all()
     await asyncio.gather(*(member.secure(until="upload") for member in members))
-    exchange = here.application.coordinator.exchange
+    exchange = here.application.queue.exchange
     assert exchange is not None
     for member in members:
         await member.upload()
-        assert list((exchange.setup.folder / "uploads").iterdir()) == []
+        assert list((exchange.context.folder / "uploads").iterdir()) == []
     await asyncio.gather(*(member.sign() for member in members))
     await asyncio.gather(*(member.unmask() for member in members))
     await asked

@@ -449,7 +449,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
     await asyncio.gather(*(member.secure(until="upload") for member in members))
     content, ending = members[0].vector()
     await members[0].send(content)
-    exchange: Any = here.application.coordinator.exchange
+    exchange: Any = here.application.queue.exchange
 
     def full(*_: Any, **__: Any) -> Any:
         raise StorageFull("full")
@@ -460,7 +460,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
         else:
             patch.setattr("server_app.exchanges.secure.fold_file", full)
         await refusal(members[0].put("manifest", ending))
-    folder = exchange.setup.folder / "uploads"
+    folder = exchange.context.folder / "uploads"
     if step == "receipt":
         assert [path.name for path in folder.iterdir()] == ["1.upload"]
         await members[0].put("manifest", ending)
@@ -486,7 +486,7 @@ async def test_a_client_given_up_while_its_update_is_made_durable_is_not_counted
         await asyncio.gather(*(member.secure(until="upload") for member in members))
     content, ending = first.vector() if aggregation == "secure" else first.plain_manifest()
     await first.send(content)
-    exchange: Any = here.application.coordinator.exchange
+    exchange: Any = here.application.queue.exchange
     real = Spool.publish
 
     async def meanwhile(spool: Spool, path: Path, target: Path, *, size: int) -> None:
@@ -504,7 +504,7 @@ async def test_a_client_given_up_while_its_update_is_made_durable_is_not_counted
     answer = await asked
     assert isinstance(answer, Replies)
     assert sum(reply.examples for reply in answer.replies) == 30
-    left = [path.name for path in (exchange.setup.folder / "uploads").iterdir()]
+    left = [path.name for path in (exchange.context.folder / "uploads").iterdir()]
     assert sorted(left) == ([] if aggregation == "secure" else ["2.upload", "3.upload", "4.upload"])
 
 
