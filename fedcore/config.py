@@ -32,12 +32,12 @@ class JobSettings:
     metric_max: largest absolute value of a metric.
     clip_norm: L2 bound on a client's update; 0 for none.
     first_scale: bound of the weighted update per element in the first exchange.
-    quorum: survivors needed for a sum; 0 for floor(2n/3) + 1.
+    quorum: survivors needed for a sum; 0 for floor(2n/3) + 1, or as many as the clients' policies ask for.
     max_corrupt: fraction of a cohort that may collude with the server without learning more than the sum.
     max_dropout: fraction of a large cohort that may drop out; larger ones make a client's work larger.
     key_agreement: "x25519", "x25519-mlkem768" (also against later quantum decryption), or "auto": the latter for
         cohorts small enough for a full graph, where it costs little.
-    min_clients: clients that must be connected before an exchange starts.
+    min_clients: clients that must be connected before an exchange starts; 0 for as many as their policies ask for.
     join_seconds: how long to wait for them.
     train_seconds: time for the local work of one exchange.
     step_seconds: time for any other step.
@@ -63,7 +63,7 @@ class JobSettings:
     max_corrupt: float = 0.05
     max_dropout: float = 0.1
     key_agreement: Literal["auto", "x25519", "x25519-mlkem768"] = "auto"
-    min_clients: int = 2
+    min_clients: int = 0
     join_seconds: float = 300.0
     train_seconds: float = 3600.0
     step_seconds: float = 60.0
@@ -78,14 +78,14 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         positive = (
-            "w_max", "metric_max", "first_scale", "min_clients", "join_seconds", "train_seconds", "step_seconds",
+            "w_max", "metric_max", "first_scale", "join_seconds", "train_seconds", "step_seconds",
             "liveness_seconds", "max_attempts",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{_kebab(name)} must be greater than 0")
         defaulted = (
-            "clip_norm", "quorum", "dp_epsilon", "dp_noise_multiplier", "dp_rounds", "dp_metric_bound",
+            "clip_norm", "quorum", "min_clients", "dp_epsilon", "dp_noise_multiplier", "dp_rounds", "dp_metric_bound",
         )  # fmt: skip
         for name in defaulted:
             if getattr(self, name) < 0:

@@ -51,11 +51,15 @@ class PrivacyTerms(Message):
 
 
 class ClientsOnline(Message):
-    """Who is connected, of the clients that the next exchange waits for. expected: how many it wants."""
+    """Who is connected, of the clients that the next exchange may ask, and who of them is not.
+
+    expected: how many are wanted, or are there where they are more.
+    """
 
     kind: Literal["clients"] = "clients"
     online: list[str]
     expected: int
+    absent: list[str] = Field(default_factory=list)
 
 
 class RunStarted(Message):

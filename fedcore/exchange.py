@@ -100,10 +100,12 @@ def mean_metrics(replies: Sequence[ExchangeReply]) -> dict[str, MetricValue]:
 class EncodingPlan:
     """Chooses the encoding of each exchange of a run; remembers the aggregated statistics of the last one.
 
-    privacy: what the run promises to each client; None where it is not differentially private.
+    privacy: what the run promises to each client; None where it is not differentially private. least_cohort: fewest
+    clients that a secure sum may be made of, as their policies ask for.
     """
 
     settings: JobSettings
+    least_cohort: int = 2
     privacy: PrivacyPlan | None = field(init=False)
     _statistics: dict[bytes, Statistics] = field(default_factory=dict)
 
@@ -114,7 +116,7 @@ class EncodingPlan:
         """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 32-bit fields."""
         codec = codec_settings(self.settings)
         if self.privacy is not None:
-            honest = quorum_for(self.settings, n) - corrupt_clients(n, self.settings.max_corrupt)
+            honest = quorum_for(self.settings, n, self.least_cohort) - corrupt_clients(n, self.settings.max_corrupt)
             return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=honest)
         known = self._statistics.get(layout.digest()) if layout else None
         if layout is None or known is None:
@@ -138,18 +140,21 @@ def codec_settings(settings: JobSettings) -> CodecSettings:
     )
 
 
-def quorum_for(settings: JobSettings, n: int) -> int:
-    """Survivors needed of a cohort of `n`: the setting, or floor(2n/3) + 1; one is enough for a plain mean."""
+def quorum_for(settings: JobSettings, n: int, least_cohort: int = 2) -> int:
+    """Survivors needed of a cohort of `n`: the setting; or floor(2n/3) + 1, or `least_cohort` where that is more.
+
+    One is enough for a plain mean.
+    """
     if settings.quorum:
         return settings.quorum
-    return default_quorum(n) if settings.aggregation == "secure" else 1
+    return min(n, max(default_quorum(n), least_cohort)) if settings.aggregation == "secure" else 1
 
 
-def protection_for(settings: JobSettings, n: int) -> Protection | None:
+def protection_for(settings: JobSettings, n: int, least_cohort: int = 2) -> Protection | None:
     """Graph, threshold and key agreement for a secure exchange among `n` clients; None for a plain one."""
     if settings.aggregation == "plain":
         return None
-    quorum, corrupt = quorum_for(settings, n), corrupt_clients(n, settings.max_corrupt)
+    quorum, corrupt = quorum_for(settings, n, least_cohort), corrupt_clients(n, settings.max_corrupt)
     graph = cohort_graph(n, quorum=quorum, corrupt=corrupt, dropout=settings.max_dropout)
     if settings.key_agreement == "auto":
         agreement = Agreement.HYBRID if graph.degree == n - 1 else Agreement.X25519
@@ -170,8 +175,9 @@ def make_task(
     run_config: Mapping[str, Scalar],
     model: ModelRef | None,
     encoding: AnyEncoding | None,
+    least_cohort: int = 2,
 ) -> Task:
-    """The announcement of one exchange to its cohort."""
+    """The announcement of one exchange to its cohort; `least_cohort` as in `quorum_for`."""
     seconds = min(settings.train_seconds, request.timeout or settings.train_seconds)
     return Task(
         run=run,
@@ -187,8 +193,8 @@ def make_task(
         weight_key=request.weight_key,
         model=model,
         cohort=sorted(cohort),
-        quorum=quorum_for(settings, len(cohort)),
-        protection=protection_for(settings, len(cohort)),
+        quorum=quorum_for(settings, len(cohort), least_cohort),
+        protection=protection_for(settings, len(cohort), least_cohort),
         encoding=encoding,
         seconds=seconds,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,6 +23,8 @@ from fedcore.events import (
 )
 
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
+
+_MOST_NAMES: Final = 8
 
 
 class ProgressView:
@@ -85,8 +88,9 @@ class ProgressView:
     def _on_clients(self, event: ClientsOnline) -> None:
         if len(event.online) != self._clients:
             self._clients = len(event.online)
-            names = escape(", ".join(event.online)) or "none yet"
-            self._line(f"{len(event.online)} of {event.expected} clients joined: {names}")
+            names = ", ".join(event.online) or "none yet"
+            waiting = _waiting_for(event.absent, event.expected - len(event.online))
+            self._line(escape(f"{len(event.online)} of {event.expected} clients joined: {names}{waiting}"))
 
     def _on_started(self, event: RunStarted) -> None:
         self._rounds = event.rounds
@@ -104,6 +108,14 @@ class ProgressView:
             f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors)} clients  "
             f"{event.seconds:5.1f} s{shown}{clipped}{epsilon}"
         )
+
+
+def _waiting_for(absent: Sequence[str], missing: int) -> str:
+    """Which clients hold up a run: all of those that are absent, or some of them."""
+    if missing <= 0 or not absent:
+        return ""
+    names = ", ".join(absent[:_MOST_NAMES]) + (", ..." if len(absent) > _MOST_NAMES else "")
+    return f"; waiting for {names}" if missing == len(absent) else f"; waiting for {missing} of {names}"
 
 
 def privacy_lines(privacy: PrivacyTerms) -> tuple[str, str]:

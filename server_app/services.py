@@ -18,12 +18,14 @@ from server_app.storage.store import Store
 class Services:
     """Made once at the start; clock, wall clock, identifiers and randomness are arguments.
 
-    client_bell: rung when a client's poll may have an answer. run_bell: when a run's record grew.
-    clock: monotonic seconds. wall: seconds since 1970. threads: for folding and unmasking.
+    min_cohort: fewest clients of a secure sum, as their policies ask for. client_bell: rung when a client's poll may
+    have an answer. run_bell: when a run's record grew. clock: monotonic seconds. wall: seconds since 1970. threads: for
+    folding and unmasking.
     """
 
     settings: ServerSettings
     roster: Roster
+    min_cohort: int
     store: Store
     spool: Spool
     presence: Presence

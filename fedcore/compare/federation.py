@@ -16,6 +16,7 @@ from fedcore.compare.results import Loss
 from fedcore.compare.run import MODEL_FILE, ModeRun
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.events import EventSink, RunEvent, ignore
+from fedcore.federation import Policy
 from fedcore.record import RunRecord
 from fedcore.wire import Scalar
 
@@ -159,5 +160,5 @@ def settings_of(run: ModeRun) -> dict[str, Scalar]:
     """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it."""
     if run.kill is None:
         return dict(run.settings)
-    fewest = 1 if run.settings["aggregation"] == "plain" else 2
+    fewest = 1 if run.settings["aggregation"] == "plain" else Policy.default(run.sites).min_cohort
     return {**run.settings, "min-clients": max(fewest, run.sites - 1), "join-seconds": JOIN_SECONDS}

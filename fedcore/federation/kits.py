@@ -214,6 +214,8 @@ class ClientKit:
 class ServerKit:
     """What the server needs: where it listens, its certificate, the roster, where its data lives.
 
+    min_cohort: the fewest clients that a secure sum may be made of, as the clients' policies say; a server that asks
+        for less is refused by every one of them.
     operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
     """
 
@@ -226,6 +228,7 @@ class ServerKit:
     data_dir: Path
     authority: bytes
     roster: Roster
+    min_cohort: int
     operator_token_sha256: bytes = field(repr=False)
 
     @classmethod
@@ -236,7 +239,7 @@ class ServerKit:
         """
         folder = _kit_folder(folder, SERVER_FILE, "server")
         path = folder / SERVER_FILE
-        types: dict[str, type] = {"port": int}
+        types: dict[str, type] = {"port": int, "min-cohort": int}
         text = (
             "federation",
             "host",
@@ -247,11 +250,15 @@ class ServerKit:
             "operator-token-sha256",
         )
         types |= dict.fromkeys((*text, "data-dir"), str)
-        values = read_toml(path, types)
+        values = read_toml(path, types, optional=frozenset({"min-cohort"}))
         if not 0 <= values["port"] <= 65535:
             raise broken(path, "port must be between 0 and 65535", "mend the line")
         authority = read_authority(folder / values["authority"])
         _check_tls(folder / values["tls-certificate"], folder / values["tls-key"])
+        roster = _roster(folder / values["roster"], authority, path, values["federation"])
+        least = values.get("min-cohort", Policy.default(len(roster.members)).min_cohort)
+        if least < 2:
+            raise broken(path, "min-cohort must be at least 2", "mend the line")
         return cls(
             folder=folder,
             federation=values["federation"],
@@ -261,7 +268,8 @@ class ServerKit:
             tls_key=folder / values["tls-key"],
             data_dir=folder / values["data-dir"],
             authority=authority,
-            roster=_roster(folder / values["roster"], authority, path, values["federation"]),
+            roster=roster,
+            min_cohort=least,
             operator_token_sha256=_token_hash(folder / values["operator-token-sha256"]),
         )
 

@@ -190,6 +190,9 @@ roster = "{ROSTER_FILE}"
 authority = "{AUTHORITY_FILE}"
 # The SHA-256 of the token in the operator's folder; the token itself is not kept here.
 operator-token-sha256 = "operator_token.sha256"
+# The fewest clients that a secure sum may be made of, as policy.toml says at every client: a run waits for so many.
+# Where an owner asks for more, say so here.
+min-cohort = {material.policy.min_cohort}
 # Uploads in progress, models and the journal of runs.
 data-dir = "data"
 """,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedcore.codec import Statistics
 from fedcore.config import JobSettings
 from fedcore.exchange import ExchangeReply
 from fedcore.wire import MetricValue, Task
@@ -45,13 +46,17 @@ class ExchangeContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeResult:
-    """What came out: the replies, whose contribution is in them, and figures to show."""
+    """What came out: the replies, whose contribution is in them, and figures to show.
+
+    statistics: what a sum says about the size of updates, for the encoding of the next exchange.
+    """
 
     replies: tuple[ExchangeReply, ...]
     survivors: frozenset[int]
     examples: int
     metrics: Mapping[str, MetricValue]
-    clipped: int
+    clipped: int = 0
+    statistics: Statistics | None = None
 
 
 @dataclass(slots=True)

@@ -47,7 +47,6 @@ class PlainExchange(Exchange):
             survivors=frozenset(self._replies),
             examples=sum(reply.examples for reply in replies),
             metrics=mean_metrics(replies),
-            clipped=0,
         )
 
     # --- what clients send ----------------------------------------------------------------------

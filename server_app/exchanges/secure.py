@@ -47,8 +47,7 @@ ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
 class SecureExchange(Exchange):
     """Drives one `ServerRound`. The server holds one sum, and nothing for each client.
 
-    roster: client id -> raw Ed25519 key. After `run`, `statistics` holds what the sum says about the
-    size of updates, for the encoding of the next exchange.
+    roster: client id -> raw Ed25519 key.
     """
 
     stage_names = (ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK)
@@ -73,7 +72,6 @@ class SecureExchange(Exchange):
         self.encoding: AnyEncoding = encoding_of(context.task)
         super().__init__(context, UpdateLimits(longest=self.encoding.words * WORD_BYTES, exact=True))
         model = context.task.model
-        self.decoded: Decoded | None = None
         self._round = ServerRound(
             parameters=round_parameters(
                 context.task,
@@ -117,13 +115,13 @@ class SecureExchange(Exchange):
         """Take the masks off the sum, and decode it."""
         survivors = frozenset(self._round.survivors().survivors)
         decoded = await asyncio.to_thread(self._decode, len(survivors))
-        self.decoded = decoded
         return ExchangeResult(
             replies=(ExchangeReply.of_cohort(decoded),),
             survivors=survivors,
             examples=decoded.examples,
             metrics=decoded.metrics,
             clipped=sum(decoded.statistics.clipped),
+            statistics=decoded.statistics,
         )
 
     def _decode(self, survivors: int) -> Decoded:

@@ -69,6 +69,7 @@ async def make_services(kit: ServerKit, settings: ServerSettings) -> AsyncIterat
             yield Services(
                 settings=settings,
                 roster=kit.roster,
+                min_cohort=kit.min_cohort,
                 store=store,
                 spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
                 presence=Presence(clock=uptime),

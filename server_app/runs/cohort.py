@@ -14,17 +14,21 @@ from server_app.runs.event_log import EventLog
 from server_app.runs.presence import Presence
 
 _TICK_SECONDS: Final = 0.1
+_MOST_NAMES: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
 class CohortSelection:
     """Waits for the clients of one run.
 
-    names: of the whole roster. grace_seconds: how long a client that was asked for, but is not there
-    although enough others are, holds up an exchange.
+    least_clients: how many must be there, if a strategy asks so many. min_cohort: fewest clients of a secure sum, as
+    their policies ask for. names: of the whole roster. grace_seconds: how long a client that was asked for, but is
+    not there although enough others are, holds up an exchange.
     """
 
     settings: JobSettings
+    least_clients: int
+    min_cohort: int
     app_sha256: str
     presence: Presence
     names: Mapping[int, str]
@@ -35,7 +39,7 @@ class CohortSelection:
     _mismatched: set[int] = field(default_factory=set)
 
     async def nodes(self) -> list[int]:
-        """Clients that can be asked now, at least `min_clients` of them; raises RoundFailed."""
+        """Clients that can be asked now, as many as the run needs or more; raises RoundFailed."""
         least = self._least(len(self.names))
         return sorted(await self._wait(frozenset(self.names), least, least))
 
@@ -60,9 +64,8 @@ class CohortSelection:
         return sorted(order[: len(wanted)])
 
     def _least(self, asked: int) -> int:
-        settings = self.settings
-        floor = 2 if settings.aggregation == "secure" else 1
-        return max(floor, settings.quorum, min(settings.min_clients, asked))
+        floor = self.min_cohort if self.settings.aggregation == "secure" else 1
+        return max(floor, self.settings.quorum, min(self.least_clients, asked))
 
     async def _wait(self, pool: frozenset[int], least: int, wanted: int) -> frozenset[int]:
         start = self.clock()
@@ -76,11 +79,11 @@ class CohortSelection:
                 enough_since = now
             late = enough_since is not None and now - enough_since >= self.grace_seconds
             if len(present) >= wanted or late:
-                self._tell(present, wanted)
+                self._tell(present, pool, wanted)
                 return present
             if now - start >= self.settings.join_seconds and enough_since is None:
                 raise RoundFailed(self._shortage(pool, least, len(present)))
-            self._tell(present, wanted)
+            self._tell(present, pool, wanted)
             await asyncio.sleep(_TICK_SECONDS)
 
     def _present(self, pool: frozenset[int]) -> frozenset[int]:
@@ -93,15 +96,22 @@ class CohortSelection:
         online = self.presence.online(self.settings.liveness_seconds) & pool
         waiting = sum(map(self.presence.waits, online))
         more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
-        return f"{least} clients are needed, {present} are connected after {self.settings.join_seconds:g} s{more}"
+        absent = self._named(pool - online)
+        names = ", ".join(absent[:_MOST_NAMES]) + (", ..." if len(absent) > _MOST_NAMES else "")
+        gone = f"; not connected: {names}" if absent else ""
+        return f"{least} clients are needed, {present} are connected after {self.settings.join_seconds:g} s{more}{gone}"
 
     def _note_mismatch(self, client: int) -> None:
         self._mismatched.add(client)
         reason = "is not asked: another app is installed there than the one of this run"
         self.event_log.add(ClientDropped(exchange=0, client=self.names[client], stage="join", reason=reason))
 
-    def _tell(self, present: frozenset[int], expected: int) -> None:
+    def _tell(self, present: frozenset[int], pool: frozenset[int], wanted: int) -> None:
+        expected = max(wanted, len(present))  # more may be there than the run waits for
         if self._told != (present, expected):
             self._told = (present, expected)
-            online = [self.names[client] for client in sorted(present)]
-            self.event_log.add(ClientsOnline(online=online, expected=expected))
+            online, absent = self._named(present), self._named(pool - present)
+            self.event_log.add(ClientsOnline(online=online, expected=expected, absent=absent))
+
+    def _named(self, clients: frozenset[int]) -> list[str]:
+        return [self.names[client] for client in sorted(clients)]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from fedcore.codec import AnyEncoding, release_of
-from fedcore.config import JobSettings, planned_rounds
-from fedcore.errors import BudgetSpent, ConfigurationError, RoundFailed, RunFailed, WorkerDied
+from fedcore.codec import release_of
+from fedcore.config import planned_rounds
+from fedcore.errors import BudgetSpent, RoundFailed, RunFailed, WorkerDied
 from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, PrivacyTerms, RunStarted
 from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
 from fedcore.privacy import PrivacyBudget
-from fedcore.state import Layout, ModelState, sha256_file
+from fedcore.state import Layout, ModelState
 from fedcore.system.concurrency import guarded
-from fedcore.wire import ModelRef, Scalar, Task, is_training
+from fedcore.wire import ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
@@ -37,22 +36,11 @@ from server_app.runs.app_messages import (
 from server_app.runs.app_process import AppConnection
 from server_app.runs.cohort import CohortSelection
 from server_app.runs.event_log import EventLog
+from server_app.runs.plan import RunPlan
+from server_app.runs.run_files import RunFiles, reference
 from server_app.services import Services
 
 T = TypeVar("T")
-MODEL_FILE: Final = "model.safetensors"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """A run that is about to start. folder: holds its app, and takes its files."""
-
-    run: str
-    app: str
-    app_sha256: str
-    folder: Path
-    run_config: Mapping[str, Scalar]
-    settings: JobSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +61,7 @@ class RunOrchestrator:
         self,
         services: Services,
         plan: RunPlan,
+        files: RunFiles,
         *,
         event_log: EventLog,
         show: Callable[[Exchange], None],
@@ -81,14 +70,15 @@ class RunOrchestrator:
         self._plan = plan
         self._event_log = event_log
         self._show = show
-        self._encodings = EncodingPlan(plan.settings)
-        self._account = PrivacyBudget(self._encodings.privacy)
+        self._files = files
+        self._encodings = EncodingPlan(plan.settings, services.min_cohort)
+        self._budget = PrivacyBudget(self._encodings.privacy)
         self._stopped = ""
-        self._work = plan.folder / "work"
         self._count = 0
-        self._leftovers: list[Path] = []
-        self._gathering = CohortSelection(
+        self._clients = CohortSelection(
             settings=plan.settings,
+            least_clients=plan.least_clients(services.min_cohort),
+            min_cohort=services.min_cohort,
             app_sha256=plan.app_sha256,
             presence=services.presence,
             names=services.names,
@@ -103,7 +93,7 @@ class RunOrchestrator:
         self._note_start()
         start = Start(
             app=str(plan.folder / "app"),
-            folder=str(self._work),
+            folder=str(self._files.work),
             run=plan.run,
             run_config=dict(plan.run_config),
             aggregation=plan.settings.aggregation,
@@ -113,7 +103,7 @@ class RunOrchestrator:
             message = await app.receive()
             match message:
                 case Finished(model=model):
-                    return RunEnd(model=await self._keep_model(model), stopped=self._stopped)
+                    return RunEnd(model=await self._files.keep_model(model), stopped=self._stopped)
                 case Broken(reason=reason):
                     raise RunFailed(reason)
                 case NodesAsked() | ExchangeAsked():
@@ -123,7 +113,7 @@ class RunOrchestrator:
         try:
             if isinstance(message, ExchangeAsked):
                 return await self._exchange(message)
-            return Nodes(nodes=await self._gathering.nodes())
+            return Nodes(nodes=await self._clients.nodes())
         except RoundFailed as error:
             return ExchangeRefused(reason=str(error))
         except BudgetSpent as error:
@@ -134,10 +124,10 @@ class RunOrchestrator:
 
     async def _exchange(self, asked: ExchangeAsked) -> Replies:
         """All attempts at one exchange."""
-        if self._account.withholds(is_training(asked.message_type)):
+        if self._budget.withholds(is_training(asked.message_type)):
             return Replies(replies=[])
-        await self._clean()
-        model = self._inside(asked.model) if asked.model else None
+        await self._files.clean()
+        model = self._files.from_app(asked.model) if asked.model else None
         state = await asyncio.to_thread(ModelState.open, model) if model else None
         request = ExchangeRequest(
             message_type=asked.message_type,
@@ -149,27 +139,26 @@ class RunOrchestrator:
             weight_key=asked.weight_key,
             timeout=asked.timeout,
         )
-        reference = await asyncio.to_thread(_reference, model) if model else None
         try:
-            result = await self._attempts(request, model, reference)
+            result = await self._attempts(request, model, await reference(model) if model else None)
         finally:
             if model:
-                self._leftovers.append(model)
+                self._files.leave(model)
         return Replies(replies=list(result.replies))
 
     async def _attempts(
-        self, request: ExchangeRequest, model: Path | None, reference: ModelRef | None
+        self, request: ExchangeRequest, model: Path | None, announced: ModelRef | None
     ) -> ExchangeResult:
         last = self._plan.settings.max_attempts
         for attempt in range(1, last + 1):
-            cohort = await self._gathering.cohort(request.nodes, attempt)
+            cohort = await self._clients.cohort(request.nodes, attempt)
             self._count += 1
-            exchange = self._make(request, cohort, attempt, model, reference)
+            exchange = self._make(request, cohort, attempt, model, announced)
             try:
                 return await self._carry_out(exchange)
             except RoundFailed as error:
                 if CONSISTENCY in exchange.usage.stage_seconds:  # the survivors were named: their sum may be known
-                    self._account.spend(release_of(self._encoding_in(exchange)))
+                    self._budget.spend(release_of(exchange.task.encoding))
                 again = attempt < last and exchange.common_reason() is None
                 self._note_failure(exchange, str(error), again)
                 if not again:
@@ -182,12 +171,12 @@ class RunOrchestrator:
         cohort: list[int],
         attempt: int,
         model: Path | None,
-        reference: ModelRef | None,
+        announced: ModelRef | None,
     ) -> Exchange:
         plan, services = self._plan, self._services
         secure = plan.settings.aggregation == "secure"
-        encoding = self._encoding(request, len(cohort)) if secure else None
-        self._account.admit(release_of(encoding))
+        encoding = self._encodings.encoding(_layout(request), len(cohort)) if secure else None
+        self._budget.admit(release_of(encoding))
         task = make_task(
             request,
             settings=plan.settings,
@@ -197,13 +186,11 @@ class RunOrchestrator:
             cohort=cohort,
             app_sha256=plan.app_sha256,
             run_config=plan.run_config,
-            model=reference,
+            model=announced,
             encoding=encoding,
+            least_cohort=services.min_cohort,
         )
-        folder = plan.folder / "exchanges" / str(self._count)
-        folder.mkdir(parents=True)
-        self._leftovers.append(folder)
-        context = self._context(task, folder, model)
+        context = self._context(task, model)
         if not secure:
             return PlainExchange(context)
         return SecureExchange(
@@ -214,13 +201,13 @@ class RunOrchestrator:
             randomness=services.randomness,
         )
 
-    def _context(self, task: Task, folder: Path, model: Path | None) -> ExchangeContext:
+    def _context(self, task: Task, model: Path | None) -> ExchangeContext:
         services = self._services
         return ExchangeContext(
             task=task,
             settings=self._plan.settings,
             names=services.names,
-            folder=folder,
+            folder=self._files.exchange_folder(task.exchange),
             model=model,
             presence=services.presence,
             store=services.store,
@@ -232,12 +219,6 @@ class RunOrchestrator:
             upload_slack_bytes=services.settings.upload_slack_bytes,
             grace_seconds=services.settings.grace_seconds,
         )
-
-    def _encoding(self, request: ExchangeRequest, n: int) -> AnyEncoding:
-        return self._encodings.encoding(_layout(request), n)
-
-    def _encoding_in(self, exchange: Exchange) -> AnyEncoding | None:
-        return exchange.encoding if isinstance(exchange, SecureExchange) else None
 
     async def _carry_out(self, exchange: Exchange) -> ExchangeResult:
         task = exchange.task
@@ -258,9 +239,9 @@ class RunOrchestrator:
         start = self._services.clock()
         self._show(exchange)
         result = await exchange.run()
-        if isinstance(exchange, SecureExchange) and exchange.decoded is not None:
-            self._encodings.learn(exchange.encoding.layout, exchange.decoded.statistics)
-        self._account.spend(release_of(self._encoding_in(exchange)))
+        if encoding is not None and result.statistics is not None:
+            self._encodings.learn(encoding.layout, result.statistics)
+        self._budget.spend(release_of(encoding))
         self._note_success(exchange, result, self._services.clock() - start)
         return result
 
@@ -291,7 +272,7 @@ class RunOrchestrator:
                 stage_seconds=dict(exchange.usage.stage_seconds),
                 bytes_up=exchange.usage.up(names),
                 bytes_down=exchange.usage.down(names),
-                epsilon_spent=self._account.epsilon_spent,
+                epsilon_spent=self._budget.epsilon_spent,
             )
         )
 
@@ -303,28 +284,6 @@ class RunOrchestrator:
 
     def _names(self, clients: frozenset[int]) -> list[str]:
         return [self._services.names[client] for client in sorted(clients)]
-
-    # --- files ----------------------------------------------------------------------------------
-
-    async def _clean(self) -> None:
-        """Remove the files of earlier exchanges: the app has mapped what it still needs."""
-        gone, self._leftovers = self._leftovers, []
-        await asyncio.to_thread(_remove, gone)
-
-    def _inside(self, path: str) -> Path:
-        """The path of a file that the app made, which must lie in the run's work folder."""
-        resolved = Path(path).resolve()
-        if resolved.parent != self._work.resolve() or not resolved.is_file():
-            raise WorkerDied("the ServerApp's process named a file outside its folder")
-        return resolved
-
-    async def _keep_model(self, path: str | None) -> ModelRef | None:
-        await self._clean()
-        if path is None:
-            return None
-        target = self._plan.folder / MODEL_FILE
-        self._inside(path).replace(target)
-        return await asyncio.to_thread(_reference, target)
 
 
 async def _unless_ended(app: AppConnection, work: Coroutine[Any, Any, T]) -> T:
@@ -348,34 +307,3 @@ def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
     checks = {withdrawal.check for withdrawal in exchange.withdrawals.values()} - {""}
     detail = f" ({', '.join(sorted(checks))})" if checks else ""
     return f"every client withdrew: {common.value}{detail}; the clients' own logs say more"
-
-
-def _reference(path: Path) -> ModelRef:
-    return ModelRef(sha256=sha256_file(path), size=path.stat().st_size)
-
-
-def _remove(paths: list[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def check_plan(plan: RunPlan, members: int) -> None:
-    """Refuse a run that cannot work in this federation; raises ConfigurationError."""
-    settings = plan.settings
-    least = max(settings.min_clients, settings.quorum)
-    if least > members:
-        raise ConfigurationError(f"the run needs {least} clients (min-clients, quorum), the federation has {members}")
-    if settings.aggregation == "plain":
-        return
-    if settings.min_clients < 2:
-        raise ConfigurationError("min-clients must be at least 2 with secure aggregation: the sum of one is its update")
-    if 0 < 2 * settings.quorum <= settings.min_clients:
-        raise ConfigurationError(
-            f"quorum must be more than half of min-clients ({settings.min_clients}): a server that "
-            "lies could otherwise unmask single clients. Leave it at 0 for the safe default"
-        )
-    # Worst cases are computed now, not when the first clients have trained.
-    EncodingPlan(settings).encoding(None, members)

@@ -11,17 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fedcore.config import JobSettings, override
-from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.errors import FedcoreError
 from fedcore.events import AppPrinted, RunOut
-from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.app import AppBundle
 from fedcore.system.concurrency import end
 from fedcore.wire import ModelRef, ProblemKind, RunIn, RunStatus
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
 from server_app.runs.app_process import AppConnection, AppProcess, OnLine
 from server_app.runs.event_log import EventLog
-from server_app.runs.orchestrator import MODEL_FILE, RunEnd, RunOrchestrator, RunPlan, check_plan
+from server_app.runs.orchestrator import RunEnd, RunOrchestrator
+from server_app.runs.plan import RunPlan
+from server_app.runs.run_files import MODEL_FILE, RunFiles
 from server_app.services import Services
 from server_app.storage.tables import RunRow
 
@@ -83,8 +84,8 @@ class RunQueue:
         folder = self._services.settings.runs_dir / run
         try:
             await asyncio.to_thread(bundle.write, folder / "app")
-            plan = _plan(run, folder, body)
-            check_plan(plan, len(self._services.roster.members))
+            plan = RunPlan.submitted(run, folder, body)
+            plan.check(len(self._services.roster.members), self._services.min_cohort)
             await store.add_run(
                 run=run,
                 aggregation=plan.settings.aggregation,
@@ -245,41 +246,16 @@ class RunQueue:
         return datetime.fromtimestamp(self._services.wall(), UTC)
 
     async def _run(self, row: RunRow, event_log: EventLog) -> RunEnd:
-        plan = RunPlan(
-            run=row.run,
-            app=row.app,
-            app_sha256=row.app_sha256,
-            folder=self._services.settings.runs_dir / row.run,
-            run_config=row.run_config,
-            settings=JobSettings.from_mapping(row.settings),
-        )
-        work = plan.folder / "work"
-        work.mkdir(exist_ok=True)
-        leader = RunOrchestrator(self._services, plan, event_log=event_log, show=self._show)
-        app = await self._start_app(work, lambda line: event_log.add(AppPrinted(line=line)))
+        plan = RunPlan.stored(row, self._services.settings.runs_dir / row.run)
+        files = RunFiles(plan.folder)
+        files.work.mkdir(exist_ok=True)
+        orchestrator = RunOrchestrator(self._services, plan, files, event_log=event_log, show=self._show)
+        app = await self._start_app(files.work, lambda line: event_log.add(AppPrinted(line=line)))
         try:
-            return await leader.lead(app)
+            return await orchestrator.lead(app)
         finally:
             await app.stop()
-            for left in (work, plan.folder / "exchanges"):
-                await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
+            await files.remove_temporary()
 
     def _show(self, exchange: Exchange) -> None:
         self.exchange = exchange
-
-
-def _plan(run: str, folder: Path, body: RunIn) -> RunPlan:
-    """The run's configuration: the app's own, with the operator's changes laid over."""
-    app = FlowerApp.load(folder / "app")
-    settings = JobSettings.from_mapping({**app.settings.to_mapping(), **body.settings}, where="the run's settings")
-    config = override(app.run_config, body.run_config, "the run config of the app")
-    if not app.name:
-        raise ConfigurationError("the app's pyproject.toml gives it no name")
-    return RunPlan(
-        run=run,
-        app=app.name,
-        app_sha256=body.app_sha256,
-        folder=folder,
-        run_config=config,
-        settings=settings,
-    )

@@ -32,7 +32,6 @@ LIVENESS_SECONDS = 12.0
 PATIENCE = 240.0
 """How long anything may take on a busy machine; where all goes well nobody waits for that."""
 QUICK = {
-    "min-clients": 2,
     "join-seconds": PATIENCE,
     "train-seconds": PATIENCE,
     "step-seconds": PATIENCE,

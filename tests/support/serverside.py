@@ -219,6 +219,10 @@ class Site:
         await until(lambda: len(self.apps) > count and self.apps[-1].start is not None)
         return run, self.apps[-1]
 
+    async def show(self, run: str) -> RunOut:
+        """The run as it stands, with all its events so far."""
+        return RunOut.model_validate_json((await self.operator("GET", f"/v1/runs/{run}")).content)
+
     async def follow(self, run: str) -> RunOut:
         """The run once it has ended, with all its events."""
         while True:
@@ -261,6 +265,7 @@ async def site(
     services = Services(
         settings=settings,
         roster=kit.roster,
+        min_cohort=kit.min_cohort,
         store=store,
         spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
         presence=Presence(clock=clock),

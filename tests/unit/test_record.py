@@ -100,6 +100,12 @@ SHOWN = [
     ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "epsilon_budget": None}}, "no budget"),
     ("exchange-done", {**DONE, "epsilon_spent": 2.5}, "clipped 2  epsilon 2.500"),
     ("clients", {"online": ["a"], "expected": 2}, "1 of 2 clients joined: a"),
+    ("clients", {"online": ["a"], "expected": 2, "absent": ["b"]}, "1 of 2 clients joined: a; waiting for b"),
+    (
+        "clients",
+        {"online": ["a"], "expected": 2, "absent": ["b", "c"]},
+        "1 of 2 clients joined: a; waiting for 1 of b, c",
+    ),
     ("started", {"app": "x", "aggregation": "plain", "rounds": None}, "the server can read every update"),
     ("exchange-done", DONE, "run  round   1  train     2 clients"),
     ("exchange-done", DONE, "train_loss 1.5000  clipped 2"),

@@ -64,7 +64,19 @@ def test_server_kit(federation, within):
     kit = ServerKit.load(federation / within)
     assert (kit.federation, kit.host, kit.port) == ("pilot", "127.0.0.1", 8443)
     assert kit.data_dir == federation / "server" / "data"
+    assert kit.min_cohort == ClientKit.load(federation / "clients" / "client-1").policy.min_cohort == 3
     assert kit.roster == ClientKit.load(federation / "clients" / "client-1").roster
+
+
+def test_a_servers_least_cohort_is_that_of_the_policies_unless_it_says_otherwise(federation):
+    path = federation / "server" / "server.toml"
+    edit(path, "min-cohort = 3", "min-cohort = 2")
+    assert ServerKit.load(federation).min_cohort == 2
+    edit(path, "min-cohort = 2", "")
+    assert ServerKit.load(federation).min_cohort == 3
+    edit(path, "port = 8443", "port = 8443\nmin-cohort = 1")
+    with pytest.raises(KitError, match="min-cohort must be at least 2"):
+        ServerKit.load(federation)
 
 
 @pytest.mark.parametrize("within", ["", "operator"])

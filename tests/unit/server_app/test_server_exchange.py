@@ -15,7 +15,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import Federation
 from fedcore.state import ModelState
 from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason
-from server_app.runs.app_messages import ExchangeRefused, Replies
+from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
 
 ALL = [1, 2, 3, 4]
 EXAMPLES = {1: 10, 2: 20, 3: 30, 4: 4}
@@ -308,11 +308,42 @@ async def test_too_few_clients_fail_the_exchange_in_time(here: Site, model: Mode
     assert "3 clients are needed, 0 are connected after 2 s" in answer.reason
 
 
+async def test_a_run_waits_for_as_many_clients_as_their_policies_ask_for(here: Site, model: ModelState) -> None:
+    """Without min-clients and quorum, as `fedcore run` submits it: it says whom it waits for, and then goes on."""
+    give_locals(here)
+    run, app = await here.begin({"min-clients": 0})
+    for absent in (3, 4):
+        await here.members[absent].ask("POST", "/v1/heartbeat", HeartbeatIn(eligible=False))
+    asked = asyncio.create_task(app.nodes())
+    waiting = {"online": ["client-1", "client-2"], "expected": 3, "absent": ["client-3", "client-4"]}
+    while waiting not in events_of(await here.show(run), "clients"):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert not asked.done()
+    await here.members[3].ask("POST", "/v1/heartbeat", HeartbeatIn())
+    nodes = await asked
+    assert isinstance(nodes, Nodes)
+    assert nodes.nodes == [1, 2, 3]
+    exchange = asyncio.create_task(app.exchange(model, nodes.nodes))
+    members = [here.members[number] for number in nodes.nodes]
+    await asyncio.gather(*(member.enter() for member in members))
+    assert members[0].task is not None
+    assert members[0].task.quorum == here.services.min_cohort == 3
+    await together(members)
+    assert isinstance(await exchange, Replies)
+
+
+async def test_no_more_clients_join_than_are_expected(here: Site) -> None:
+    run, app = await here.begin()  # which needs three
+    await app.nodes()
+    shown = events_of(await here.finish(run, app), "clients")
+    assert [(len(item["online"]), item["expected"]) for item in shown] == [(4, 4)]
+
+
 async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, model: ModelState) -> None:
     _, app = await here.begin()
     answer = await app.exchange(model, [1])
     assert isinstance(answer, ExchangeRefused)
-    assert "asks 1 clients, but a sum needs 2" in answer.reason
+    assert "asks 1 clients, but a sum needs 3" in answer.reason
 
 
 async def test_an_app_that_dies_ends_its_exchange(here: Site, model: ModelState) -> None:

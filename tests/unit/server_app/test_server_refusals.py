@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from fastapi import APIRouter
 from support.members import Failure, Member, digest_of
 from support.serverside import TINY, ScriptedApp, Site, as_json
 
-from fedcore.errors import StorageFull, UsageError
+from fedcore.config import JobSettings
+from fedcore.errors import ConfigurationError, StorageFull, UsageError
+from fedcore.exchange import quorum_for
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import MetricSlots, ProblemKind, RunIn, WithdrawIn
@@ -27,6 +30,7 @@ from server_app.exchanges.fold import fold_file
 from server_app.http.audience import Audiences
 from server_app.http.problems import STATUS, Rejection, rejection_for
 from server_app.runs.app_messages import Replies
+from server_app.runs.plan import RunPlan
 from server_app.storage import blobs
 
 ALL = [1, 2, 3, 4]
@@ -484,14 +488,31 @@ def run_in(**changes: Any) -> RunIn:
         ({"settings": {"agregation": "plain"}}, "bad-configuration", "aggregation"),
         ({"settings": {"aggregation": "none"}}, "bad-configuration", "secure, plain"),
         ({"settings": {"min-clients": 5}}, "bad-configuration", "the federation has 4"),
-        ({"settings": {"min-clients": 1}}, "bad-configuration", "at least 2"),
+        ({"settings": {"min-clients": 2}}, "bad-configuration", "min-clients is 2, but it must be at least 3"),
+        ({"settings": {"quorum": 2}}, "bad-configuration", "quorum is 2, but it must be at least 3"),
         ({"settings": {"w-max": 2**60}}, "bad-configuration", "w_max"),
-        ({"settings": {"quorum": 2, "min-clients": 4}}, "bad-configuration", "quorum"),
     ],
 )
 async def test_a_run_that_cannot_work_is_refused(here: Site, changes: dict[str, Any], kind: str, match: str) -> None:
     await problem(here.operator("POST", "/v1/runs", run_in(**changes)), kind, match)
     assert list(here.services.settings.runs_dir.iterdir()) == []
+
+
+def test_what_a_plan_needs_follows_the_clients_policies() -> None:
+    def plan(**settings: Any) -> RunPlan:
+        given = {"run": "run", "app": "app", "app_sha256": "0", "folder": Path(), "run_config": {}}
+        return RunPlan(**given, settings=JobSettings(**settings))
+
+    with pytest.raises(ConfigurationError, match=r"more than half of min-clients \(6\)"):
+        plan(quorum=3, min_clients=6).check(8, 3)
+    with pytest.raises(ConfigurationError, match="needs 5 clients"):
+        plan().check(4, 5)
+    plan(quorum=5, min_clients=5).check(8, 5)
+    plan().check(5, 5)
+    plan(aggregation="plain", min_clients=1).check(4, 3)
+    assert [plan().least_clients(5), plan(min_clients=6).least_clients(5)] == [5, 6]
+    assert plan(aggregation="plain").least_clients(5) == 2
+    assert [quorum_for(JobSettings(), n, 5) for n in (5, 6, 7, 9)] == [5, 5, 5, 7]
 
 
 async def test_a_full_queue_is_busy(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
