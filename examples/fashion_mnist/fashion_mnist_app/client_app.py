@@ -1,8 +1,8 @@
 """The ClientApp: trains and evaluates on this node's part of Fashion-MNIST."""
 
 from fashion_mnist_app.task import initial_model, local_data, optimizer
+from fedcore import LocalJob, supervised_app
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, supervised_app
 
 
 def data(job: LocalJob) -> tuple[Split, Split]:

@@ -1,6 +1,6 @@
 """The ServerApp: the strategy of the run config, from seeded initial weights."""
 
 from fashion_mnist_app.client_app import app as client
-from fedcore.flower.strategies import averaging_server
+from fedcore import averaging_server
 
 app = averaging_server(client)

@@ -1,6 +1,6 @@
 """The ServerApp: the strategy of the run config, from seeded initial weights."""
 
-from fedcore.flower.strategies import averaging_server
+from fedcore import averaging_server
 from femnist_app.client_app import app as client
 
 app = averaging_server(client)

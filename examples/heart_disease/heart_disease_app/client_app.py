@@ -1,7 +1,7 @@
 """The ClientApp: trains and evaluates on the patients of one hospital."""
 
+from fedcore import LocalJob, supervised_app
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, supervised_app
 from heart_disease_app.task import initial_model, local_data, optimizer
 
 

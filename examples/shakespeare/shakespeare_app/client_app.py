@@ -1,7 +1,7 @@
 """The ClientApp: trains and evaluates on the lines of this node's roles."""
 
+from fedcore import LocalJob, supervised_app
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, supervised_app
 from shakespeare_app.task import initial_model, local_data, optimizer
 
 

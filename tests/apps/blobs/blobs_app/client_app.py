@@ -7,8 +7,8 @@ import numpy as np
 from flwr.app import UserConfig
 from torch import nn
 
+from fedcore import LocalJob, supervised_app
 from fedcore.data import Split
-from fedcore.flower.engine_app import LocalJob, supervised_app
 from fedcore.training import OptimizerConfig, seeded
 
 FEATURES = 6
