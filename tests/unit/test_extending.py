@@ -1,0 +1,103 @@
+"""The examples of docs/extending.md do what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from fastapi import APIRouter, FastAPI
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from support.serverside import federation, site
+from torch import nn
+
+from fedcore.data import client_data
+from fedcore.federation import Federation
+from fedcore.flower import strategies
+from fedcore.training import Batch, EngineConfig, Recipe, engines, make_engine
+from server_app.http.audience import Audience, Audiences, ForOperators
+from server_app.routes import operator
+
+__all__ = ["federation"]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def run_example(section: str, **names: Any) -> dict[str, Any]:
+    """The names after the code of a section has run among `names`."""
+    _, _, rest = PAGE.partition(f"\n## {section}\n")
+    blocks = re.findall(r"```python\n(.*?)```", rest.partition("\n## ")[0], re.DOTALL)
+    assert blocks, f"docs/extending.md has no example of {section}"
+    for block in blocks:
+        exec(block, names)
+    return names
+
+
+def test_a_strategy() -> None:
+    made = run_example("A strategy", **vars(strategies))
+    config = {"strategy": "fedavg-decay", "server-lr": 1.0, "half-life": 1.0}
+    name = config.pop("strategy")
+    choice = made["STRATEGIES"][name]
+    strategy = choice.make(**{choice.keys[key]: value for key, value in config.items()})
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0
+    strategy.current_arrays = ArrayRecord({"w": torch.zeros(2)})
+    metrics = MetricRecord({"num-examples": 4})
+    for server_round, moved in ((1, 1.0), (2, 0.5)):
+        before = strategy.current_arrays.to_torch_state_dict()["w"]
+        content = {"arrays": ArrayRecord({"w": before + 1}), "metrics": metrics}
+        reply = Message(content=RecordDict(content), dst_node_id=1, message_type="train")
+        arrays, _ = strategy.aggregate_train(server_round, [reply])
+        assert arrays is not None
+        assert (arrays.to_torch_state_dict()["w"] - before).tolist() == [moved, moved]
+
+
+def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run_example("An engine", __name__="example")
+    monkeypatch.setitem(engines._ENGINES, "channels-last", made["ChannelsLastEngine"])
+
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.LazyLinear(2))
+
+    def step(name: Any) -> tuple[list[torch.Tensor], bool]:
+        recipe = Recipe(build=model, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.5))
+        engine = make_engine(recipe, EngineConfig(engine=name))
+        x, y = torch.arange(64.0).reshape(2, 2, 4, 4) / 64, torch.tensor([0, 1])
+        engine.model(x)
+        engine.reset_optimizer()
+        engine.step(Batch(x=x, y=y, total=2))
+        last = engine.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        return [p.detach().clone() for p in engine.parameters()], last
+
+    (ours, last), (single, first) = step("channels-last"), step("single")
+    assert (last, first) == (True, False)
+    for one, other in zip(ours, single, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+async def test_a_route(federation: Federation, tmp_path: Path) -> None:
+    router = APIRouter(prefix="/v1", route_class=ForOperators)
+    run_example("A route", **{**vars(operator), "router": router})
+    scope = {"type": "http", "method": "GET", "path": "/v1/roster", "headers": []}
+    assert Audiences(router.routes).of(scope) is Audience.OPERATORS
+    app = FastAPI()
+    app.include_router(router)
+    async with site(federation, tmp_path) as made:
+        app.state.services = made.services
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as client:
+            answer = await client.get("/v1/roster")
+    assert answer.json()["1"] == "client-1"
+
+
+def test_a_data_set() -> None:
+    data = run_example("A data set")["load_wine"]()
+    assert (len(data.train), len(data.test), data.train.x.dtype) == (142, 36, np.float32)
+    assert np.allclose(data.train.x.mean(axis=0), 0, atol=1e-6)
+    train, test = client_data(data, "iid", client=0, clients=4, seed=1)
+    assert len(train) == pytest.approx(142 / 4, abs=1)
+    assert len(test) > 0
