@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from fastapi import APIRouter, FastAPI
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from support.pages import examples
 from support.serverside import federation, site
 from torch import nn
 
@@ -25,15 +25,10 @@ from server_app.routes import operator
 
 __all__ = ["federation"]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-
 
 def run_example(section: str, **names: Any) -> dict[str, Any]:
     """The names after the code of a section has run among `names`."""
-    _, _, rest = PAGE.partition(f"\n## {section}\n")
-    blocks = re.findall(r"```python\n(.*?)```", rest.partition("\n## ")[0], re.DOTALL)
-    assert blocks, f"docs/extending.md has no example of {section}"
-    for block in blocks:
+    for block in examples(section):
         exec(block, names)
     return names
 
@@ -62,14 +57,12 @@ def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def model() -> nn.Module:
         torch.manual_seed(1)
-        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.LazyLinear(2))
+        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2))
 
     def step(name: Any) -> tuple[list[torch.Tensor], bool]:
         recipe = Recipe(build=model, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.5))
         engine = make_engine(recipe, EngineConfig(engine=name))
         x, y = torch.arange(64.0).reshape(2, 2, 4, 4) / 64, torch.tensor([0, 1])
-        engine.model(x)
-        engine.reset_optimizer()
         engine.step(Batch(x=x, y=y, total=2))
         last = engine.model[0].weight.is_contiguous(memory_format=torch.channels_last)
         return [p.detach().clone() for p in engine.parameters()], last
