@@ -17,6 +17,7 @@ from typing import Final
 
 from client_app.ranks.messages import Failure
 from fedcore.errors import AppError, FedcoreError, StorageFull, WorkerDied
+from fedcore.system.peers import tells_of_lost_peer
 
 RANK_EXCEPTION: Final = "rank-exception"
 RANK_KILLED: Final = "rank-killed"
@@ -25,7 +26,6 @@ OUT_OF_MEMORY: Final = "out-of-memory"
 
 PEER_LOST: Final = "peer-lost"
 """On the way to the agent alone: this rank is well, but a collective broke because another rank ended."""
-_GLOO_TRANSPORT: Final = "gloo/transport/"
 _NO_MEMORY_TEXT: Final = "can't allocate memory"
 
 
@@ -48,7 +48,7 @@ class RankFailed(WorkerDied):
         self.check = check
 
 
-class PeerLost(RankFailed):
+class RankLeftAlone(RankFailed):
     """A rank that is well lost its connection to another one, which is the one to blame."""
 
     def __init__(self, rank: int, text: str) -> None:
@@ -63,7 +63,7 @@ def describe(error: BaseException, rank: int) -> Failure:
         return Failure(kind="wrong-records", text=str(error), rank=rank)
     if _is_out_of_memory(error):
         return Failure(kind=OUT_OF_MEMORY, text=_last_line(error), rank=rank)
-    if _is_lost_peer(error):
+    if isinstance(error, RuntimeError) and tells_of_lost_peer(_last_line(error)):
         return Failure(kind=PEER_LOST, text=_last_line(error), rank=rank)
     return Failure(kind=RANK_EXCEPTION, text="".join(traceback.format_exception(error)), rank=rank)
 
@@ -79,7 +79,7 @@ def failure_from(failure: Failure) -> FedcoreError:
         case "out-of-memory":
             return RankFailed(f"rank {rank} is out of memory ({text})", OUT_OF_MEMORY)
         case "peer-lost":
-            return PeerLost(rank, text)
+            return RankLeftAlone(rank, text)
         case "rank-killed":
             return RankFailed(text, RANK_KILLED)
         case _:
@@ -93,14 +93,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY_TEXT in str(error)
     )
-
-
-def _is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective broke; gloo raises a bare RuntimeError, NCCL and the store a DistError."""
-    if not isinstance(error, RuntimeError):
-        return False
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return bool(kinds & {"DistBackendError", "DistNetworkError"}) or _GLOO_TRANSPORT in str(error)
 
 
 def _last_line(error: BaseException) -> str:

@@ -57,19 +57,10 @@ def _join(listening: int | None) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         return
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from fedcore.system.process_group import join_on_this_machine
 
-    from fedcore.system import process_group
-
-    rank = int(os.environ["RANK"])
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size,
-        is_master=rank == 0,
-        master_listen_fd=listening,
-    )
-    process_group.join(store, rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+    rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+    join_on_this_machine(rank=rank, ranks=world_size, port=port, listening=listening)
 
 
 def received(agent: BlockingConnection[ToRank], kind: type[Kind]) -> Kind:

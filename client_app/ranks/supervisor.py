@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from client_app.output import Output
-from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, PeerLost, RankFailed, failure_from
+from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed, RankLeftAlone, failure_from
 from client_app.ranks.group import (
     PRINTING_SECONDS,
     START_SECONDS,
@@ -28,11 +28,9 @@ from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
 from fedcore.errors import AppError, StorageFull
 from fedcore.system.concurrency import end
 from fedcore.system.json_lines import AsyncConnection
+from fedcore.system.peers import BLAME_SECONDS, first_cause
 
 LOOPBACK: Final = "127.0.0.1"
-_BLAME_SECONDS: Final = 15.0
-"""How long a rank that lost its peer is disbelieved, until the peer's own failure shows: at once, as a rule, but this
-machine may be busy."""
 _LAST_ANSWER_SECONDS: Final = 0.2
 """A line that a process wrote just before its end is already in the socket; its children may keep that open."""
 
@@ -166,11 +164,11 @@ class _LocalLife:
 async def _to_blame(failed: Sequence[asyncio.Task[FromRank]], waiting: set[asyncio.Task[FromRank]]) -> BaseException:
     """The failure that led to the others: a rank that merely lost its peer waits for the peer's own."""
     failures = [job.exception() for job in failed]
-    if waiting and all(isinstance(failure, PeerLost) for failure in failures):
-        done, _ = await asyncio.wait(waiting, timeout=_BLAME_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+    if waiting and all(isinstance(failure, RankLeftAlone) for failure in failures):
+        done, _ = await asyncio.wait(waiting, timeout=BLAME_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
         failures += [job.exception() for job in done]
     known = [failure for failure in failures if failure is not None]
-    return min(known, key=lambda failure: isinstance(failure, PeerLost))
+    return first_cause(known, lambda failure: isinstance(failure, RankLeftAlone))
 
 
 def _silent(numbers: Sequence[int], seconds: float) -> str:
@@ -190,8 +188,6 @@ def _environment(settings: GroupSettings, port: int) -> dict[str, str]:
         "GROUP_RANK": "0",
     }
     if settings.ranks > 1:
-        # Gloo would listen on the address of the machine's name; nobody outside needs to reach these ranks.
-        shared.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // settings.ranks)))
     return shared
 

@@ -26,7 +26,6 @@ from typing import Final, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fedcore.compare.initial import INITIAL_FILE
 from fedcore.compare.problem import Problem
@@ -37,7 +36,7 @@ from fedcore.compare.workers import ReportSink
 from fedcore.config import EngineConfig
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
-from fedcore.system import process_group
+from fedcore.system.process_group import join_on_this_machine
 from fedcore.training.averaging import Averager, outer_sgd
 from fedcore.training.engines import Batch, Engine, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
@@ -271,11 +270,7 @@ def _counts(data: TrainingData, world: World) -> list[int]:
 
 def _join(rank: int, ranks: int, port: int, listening: socket.socket | None) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
-    # Gloo would listen on the address of the machine's name; nobody outside needs to reach these ranks.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    descriptor = None if listening is None else listening.detach()
-    store = TCPStore(LOOPBACK, port, ranks, is_master=rank == 0, master_listen_fd=descriptor)
-    process_group.join(store, rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)
+    join_on_this_machine(rank=rank, ranks=ranks, port=port, listening=listening.detach() if listening else None)
 
 
 def _meet() -> None:

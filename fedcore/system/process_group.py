@@ -5,11 +5,13 @@ Apart from `fedcore.training`, whose engines take a second to import: an app may
 
 from __future__ import annotations
 
+import os
+import sys
 from datetime import timedelta
 from typing import Final
 
 import torch
-from torch.distributed import PrefixStore, Store, init_process_group  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore, init_process_group  # type: ignore[attr-defined]
 
 COLLECTIVE_TIME: Final = timedelta(days=1)
 """Longer than any task: a collective that waits is ended by the task's deadline, which the agent keeps."""
@@ -30,3 +32,14 @@ def join(store: Store, *, rank: int, world_size: int, local_rank: int, local_wor
         world_size=world_size,
         timeout=COLLECTIVE_TIME,
     )
+
+
+def join_on_this_machine(*, rank: int, ranks: int, port: int, listening: int | None) -> None:
+    """Join `ranks` processes of one machine. The store of rank 0 is on `port` of the loopback.
+
+    listening: descriptor of a socket that listens there already, for rank 0, so that nobody races for a port.
+    """
+    # Gloo would listen on the address of the machine's name; nobody outside needs to reach these ranks.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    store = TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, master_listen_fd=listening)
+    join(store, rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -36,13 +36,11 @@ from fedcore.compare.workers import ENDED, WorkerEvent, Workers
 from fedcore.errors import EnvironmentFailure, FedcoreError
 from fedcore.events import AppPrinted, EventSink, ExchangeDone, RunEnded, RunStarted
 from fedcore.state.files import sha256_file
+from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
 from fedcore.wire import RunStatus
 
 GLOBAL_BATCH: Final = {"global-batch": Option(0)}
 """Examples of one step of all workers together; 0 for the default of the mode."""
-_BLAME_SECONDS: Final = 30.0
-"""How long to wait for the end of the worker whose end broke the collective that others report."""
-_PEER_LOST: Final = ("gloo/transport/", "DistBackendError", "DistNetworkError")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +149,13 @@ def _lose(mode: Baseline, run: ModeRun, workers: Workers, account: Account, even
 
 def _to_blame(workers: Workers, first: WorkerEvent) -> WorkerEvent:
     """The worker whose end led to the others': one that merely lost its peer waits for the peer's own end."""
-    if not any(words in first.data["reason"] for words in _PEER_LOST):
-        return first
-    with contextlib.suppress(EnvironmentFailure):
-        for event in workers.events(silence=_BLAME_SECONDS):
-            if event.kind == ENDED and not any(words in event.data["reason"] for words in _PEER_LOST):
-                return event
-    return first
+
+    def endings() -> Iterator[WorkerEvent]:
+        yield first
+        with contextlib.suppress(EnvironmentFailure):
+            yield from (event for event in workers.events(silence=BLAME_SECONDS) if event.kind == ENDED)
+
+    return first_cause(endings(), lambda event: tells_of_lost_peer(event.data["reason"]))
 
 
 def _done(account: Account, number: int) -> ExchangeDone:

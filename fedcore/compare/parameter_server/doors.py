@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedcore.compare.parameter_server.messages import Reply, Request
-from fedcore.compare.parameter_server.transport import Pair, PeerLost, new_header
+from fedcore.compare.parameter_server.transport import Pair, new_header
+from fedcore.system.peers import PeerLost
 
 
 class Knock(NamedTuple):

@@ -10,16 +10,14 @@ from typing import Any, Final, NoReturn
 
 from fedcore.compare.parameter_server.serving import run_shard
 from fedcore.compare.parameter_server.tasks import Task
-from fedcore.compare.parameter_server.transport import PeerLost
 from fedcore.compare.parameter_server.worker import run_worker
 from fedcore.compare.results import Loss
 from fedcore.compare.run import worker_name
 from fedcore.compare.workers import ENDED, WorkerEvent, Workers
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.events import ClientDropped, EventSink, ExchangeDone
+from fedcore.system.peers import BLAME_SECONDS, tells_of_lost_peer
 
-_BLAME_SECONDS: Final = 30.0
-"""How long the end of the shard that was the first to fail is waited for, when one that lost it has ended."""
 _GRACE: Final = 1.0
 """How long the last reports of the other processes are waited for then."""
 
@@ -155,7 +153,7 @@ class Training:
 
     def _hear_of_the_first(self) -> None:
         """Wait while all shards that are known to have failed are those that lost another one."""
-        events = self.workers.events(silence=_BLAME_SECONDS)
+        events = self.workers.events(silence=BLAME_SECONDS)
         while all(map(_lost_its_peer, self._failed_shards().values())):
             if (event := next(events, None)) is None:
                 return
@@ -168,4 +166,4 @@ class Training:
 
 def _lost_its_peer(end: Mapping[str, Any]) -> bool:
     """Whether a process ended because another one had."""
-    return f"{PeerLost.__module__}.{PeerLost.__qualname__}:" in end["traceback"]
+    return tells_of_lost_peer(end["traceback"])

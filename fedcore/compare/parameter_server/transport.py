@@ -18,15 +18,11 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, ProcessGroup, ProcessGroupGloo  # type: ignore[attr-defined]
 
-from fedcore.errors import EnvironmentFailure
+from fedcore.system.peers import PeerLost
 
 HEADER_CELLS: Final = 8
 HEADER_BYTES: Final = 8 * HEADER_CELLS
 _SERVER, _WORKER = 0, 1
-
-
-class PeerLost(EnvironmentFailure):
-    """The process at the other end is gone, or has been silent for too long."""
 
 
 class _Work(Protocol):

@@ -11,12 +11,12 @@ import pytest
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.parameter_server.supervision import Training
 from fedcore.compare.parameter_server.tasks import Task
-from fedcore.compare.parameter_server.transport import PeerLost
 from fedcore.compare.run import ModeRun
 from fedcore.compare.workers import ENDED, WorkerEvent
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
+from fedcore.system.peers import PeerLost
 
 APP = Path(__file__).parents[2] / "apps" / "blobs"
 PAUSE = 10.0
