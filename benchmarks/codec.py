@@ -9,9 +9,9 @@ on two, and beside it the ratio of the memory traffic: bytes read and written (t
 out, or one field and one float32 in and one float32 out; the copy: one float32 in, one out). What the codec does
 beyond moving bytes is in there, too: two random bytes from ChaCha20 for each element that it rounds.
 
-error_over_bound: the largest |decoded - exact| over `fedcore.codec.error_bound`, the exact mean in float64, over
-updates that are Gaussian, heavy-tailed (Student's t with 2 degrees of freedom, Cauchy) and sparse, at every width and
-for 8 and 100 clients (benchmarks/codec_errors.py).
+error_over_bound: the largest |decoded - exact| over the bound (tests/support/error_bound.py), the exact mean in
+float64, over updates that are Gaussian, heavy-tailed (Student's t with 2 degrees of freedom, Cauchy) and sparse, at
+every width and for 8 and 100 clients (benchmarks/codec_errors.py).
 
 --large: vectors of up to a billion elements through codec and masks (benchmarks/large.py): time and peak memory.
 """
@@ -170,7 +170,7 @@ def report(times: Mapping[Case, float], errors: Mapping[str, Sequence[Found]], l
             '"of a copy" counts the float32 bytes of the update, "traffic" all bytes read and written; both over one '
             "thread of np.copyto",
             "errors: of the decoded state, base + mean in float32, against the mean in float64; the bound is that of "
-            "fedcore.codec.error_bound with the statistics of the round",
+            "tests/support/error_bound.py with the statistics of the round",
         ),
     )
 

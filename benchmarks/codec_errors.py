@@ -17,11 +17,11 @@ from fedcore.codec import (
     Encoding,
     decode,
     encode,
-    error_bound,
     first_encoding,
     next_encoding,
 )
 from fedcore.state import ModelState
+from tests.support.error_bound import error_bound
 
 WIDTHS = (16, 21, 32)
 COHORTS = (8, 100)

@@ -32,10 +32,11 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import Table
 from benchmarks.resident import peak_resident_bytes, reset_peak
-from fedcore.codec import CodecSettings, Encoded, Encoding, decode, encode, error_bound
+from fedcore.codec import CodecSettings, Encoded, Encoding, decode, encode
 from fedcore.errors import EnvironmentFailure
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
+from tests.support.error_bound import error_bound
 
 TENSORS = 16
 MASKS = 9

@@ -28,7 +28,7 @@ from torch.multiprocessing.spawn import start_processes
 from fedcore.config import EngineConfig
 from fedcore.data.types import Split
 from fedcore.training.engines import Recipe, World, make_engine
-from fedcore.training.engines.stages import ScheduleName, bubble_fraction
+from fedcore.training.engines.stages import ScheduleName
 
 RANKS, MICRO_BATCHES, RUNS = 4, 8, 2
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved")
@@ -112,6 +112,17 @@ def most_kept(works: Sequence[Work], rank: int) -> int:
             kept += 1 if work.kind == "F" else -1
             most = max(most, kept)
     return most
+
+
+def bubble_fraction(name: ScheduleName, *, ranks: int, micro_batches: int, runs: int = 2) -> Fraction:
+    """The part of a step's time in which a rank is idle, if all stages take equally long and sending takes no time.
+
+    (p - 1) / (m + p - 1) for "gpipe" (Huang et al. 2019, section 2.3) and "1f1b"; (p - 1) / (v m + p - 1) for
+    "interleaved" with v `runs` of layers on each rank and m a multiple of p (Narayanan et al. 2021, section 2.2, who
+    divide the idle time by the busy time instead: (p - 1) / (v m)).
+    """
+    turns = micro_batches * (runs if name == "interleaved" else 1)
+    return Fraction(ranks - 1, turns + ranks - 1)
 
 
 def main() -> None:

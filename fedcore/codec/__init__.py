@@ -5,7 +5,7 @@
 privacy it is `private_encoding` and private.py.
 """
 
-from fedcore.codec.decoder import Decoded, error_bound
+from fedcore.codec.decoder import Decoded
 from fedcore.codec.dispatch import decode, encode
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import CodecSettings, Encoding
@@ -13,8 +13,6 @@ from fedcore.codec.metrics import MetricName, MetricValue
 from fedcore.codec.private import (
     AnyEncoding,
     PrivateEncoding,
-    encoding_from_json,
-    encoding_to_json,
     private_encoding,
     release_of,
 )
@@ -32,9 +30,6 @@ __all__ = [
     "Statistics",
     "decode",
     "encode",
-    "encoding_from_json",
-    "encoding_to_json",
-    "error_bound",
     "first_encoding",
     "next_encoding",
     "private_encoding",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,6 @@ from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.state import FileSink, MemorySink, ModelState, StateSink, TensorSpec, from_float
 
 _WORD = 1 << 64
-
-_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11 + 2.0**-24, "BF16": 2.0**-8 + 2.0**-24}
-_HALF_SMALLEST = {"F64": 0.0, "F32": 2.0**-150, "F16": 2.0**-25, "BF16": 2.0**-134}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,51 +170,3 @@ def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArr
     if spec.dtype == "BF16":
         return state.float32(spec.name, start, stop)
     return state[spec.name].reshape(-1)[start:stop]
-
-
-def error_bound(
-    encoding: Encoding,
-    *,
-    survivors: int,
-    examples: int,
-    statistics: Statistics | None = None,
-    base: ModelState | None = None,
-) -> dict[str, float]:
-    """Largest possible error of each decoded tensor against the exact weighted mean.
-
-    With `base` the bound is on the elements of the decoded state, without it on the decoded mean
-    delta. The terms, K = w_max / examples, s the scale, M <= survivors * s the sum of the clients'
-    largest |w * delta| (from `statistics` where given, which is far tighter):
-
-    - stochastic rounding: less than one step s / L a client, so K * survivors * s / L;
-    - the client's float32 arithmetic (difference, weight, product): 4 * 2^-24 * K * M;
-    - storing base + mean: the dtype's unit roundoff times its magnitude.
-
-    Integer tensors are rounded to nearest: 1/2. A tensor of which something was clipped has no
-    bound (infinity), and so has every one where an update was shrunk to clip_norm.
-    """
-    if base is not None and encoding.layout is not None:
-        encoding.layout.check_same(base.layout, what="the global model")
-    weight = encoding.settings.w_max / examples
-    bounds = {spec.name: 0.5 for spec in encoding.integers}
-    for index, spec in enumerate(encoding.floats):
-        magnitude = survivors * encoding.scales[index]
-        if statistics is not None:
-            magnitude = min(magnitude, statistics.sizes[index])
-        bound = weight * (survivors * encoding.step(index) + 2.0**-22 * magnitude)
-        if base is not None:
-            result = _largest(base, spec) + weight * magnitude + bound
-            bound += _ROUNDOFF[spec.dtype] * result + _HALF_SMALLEST[spec.dtype]
-        clipped = statistics is not None and (statistics.clipped[index] > 0 or statistics.shrunk > 0)
-        bounds[spec.name] = math.inf if clipped else bound
-    return bounds
-
-
-def _largest(state: ModelState, spec: TensorSpec) -> float:
-    """Largest absolute value of a tensor."""
-    largest = 0.0
-    for start in range(0, spec.size, BLOCK_FIELDS):
-        values = _values(state, spec, start, min(start + BLOCK_FIELDS, spec.size))
-        largest = max(largest, float(values.max()), -float(values.min()))
-    state.release()
-    return largest

@@ -18,13 +18,13 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, StrictFloat, StrictInt, Tag, TypeAdapter
+from pydantic import Discriminator, StrictFloat, StrictInt, Tag
 
 from fedcore.codec.encoding import CodecSettings, Encoding, PlainLayout, hash_of_parts
 from fedcore.errors import EncodingError
-from fedcore.plain_json import NO_OTHER_KEYS, from_plain, to_plain
+from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
 from fedcore.state import Layout, TensorSpec
 
@@ -128,21 +128,6 @@ def _kind(value: object) -> str:
 AnyEncoding = Annotated[
     Annotated[Encoding, Tag("exact")] | Annotated[PrivateEncoding, Tag("noised")], Discriminator(_kind)
 ]
-_EXACT, _NOISED = TypeAdapter(Encoding), TypeAdapter(PrivateEncoding)
-
-
-def encoding_to_json(encoding: AnyEncoding) -> dict[str, Any]:
-    """The parameters as a plain JSON object."""
-    if isinstance(encoding, PrivateEncoding):
-        return to_plain(_NOISED, encoding)
-    return to_plain(_EXACT, encoding)
-
-
-def encoding_from_json(data: object) -> AnyEncoding:
-    """Whichever encoding `data` describes; raises EncodingError where it is none."""
-    if _kind(data) == "noised":
-        return from_plain(_NOISED, data, what="the encoding")
-    return from_plain(_EXACT, data, what="the encoding")
 
 
 def private_encoding(

@@ -49,10 +49,6 @@ class OwnModel:
     state: ModelState
     record: OwnModelRecord
 
-    def personal_state(self) -> ModelState:
-        """The personal tensors alone; views of `state`."""
-        return self.state.only(set(self.record.personal))
-
 
 class OwnModelFolder:
     """One client's own model in `folder`, which `save` makes. One process writes, any number may read."""

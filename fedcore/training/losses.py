@@ -10,7 +10,6 @@ Three shapes of output are known everywhere, with integer targets:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,19 +30,11 @@ def per_example_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     is the same however they are divided into batches and ranks. Raises UsageError for shapes that do not belong
     together.
     """
-    losses = _cross_entropy(output, targets, "none")
+    losses = _cross_entropy(output, targets)
     if losses.dim() == 1:
         return losses
     counted = (targets != IGNORED).sum(dim=1)
     return losses.sum(dim=1) / counted.clamp(min=1)
-
-
-def loss_of(output: Tensor, targets: Tensor) -> Tensor:
-    """The loss of a batch: the mean of its examples' losses, a scalar."""
-    if output.dim() == 2:
-        # torch's own mean rounds its gradient once; the mean of the single losses rounds twice.
-        return _cross_entropy(output, targets, "mean")
-    return per_example_cross_entropy(output, targets).mean()
 
 
 def predicted(output: Tensor) -> Tensor:
@@ -70,11 +61,6 @@ class Tally:
         )
 
     @property
-    def mean_loss(self) -> float:
-        """Mean cross entropy, in nats; 0 if nothing was counted."""
-        return self.loss / max(self.targets, 1)
-
-    @property
     def accuracy(self) -> float:
         """Share of right predictions, 0 to 1; 0 if nothing was counted."""
         return self.correct / max(self.targets, 1)
@@ -82,7 +68,7 @@ class Tally:
 
 def tally(output: Tensor, targets: Tensor) -> Tally:
     """Count a batch. Raises UsageError for shapes that do not belong together."""
-    loss = _cross_entropy(output, targets, "none").sum(dtype=torch.float64)
+    loss = _cross_entropy(output, targets).sum(dtype=torch.float64)
     # No class is IGNORED, so a position without a target is never right.
     correct = predicted(output) == targets
     return Tally(targets=int((targets != IGNORED).sum()), loss=float(loss), correct=int(correct.sum()))
@@ -93,8 +79,8 @@ def as_features(x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
-def _cross_entropy(output: Tensor, targets: Tensor, reduction: Literal["none", "mean"]) -> Tensor:
-    """Cross entropy at each position, in the shape of `targets`, 0 where the target is IGNORED; or the mean of all."""
+def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy at each position, in the shape of `targets`, 0 where the target is IGNORED."""
     if output.shape[:-1] != targets.shape or output.dim() not in (2, 3):
         raise UsageError(
             f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
@@ -104,10 +90,10 @@ def _cross_entropy(output: Tensor, targets: Tensor, reduction: Literal["none", "
     logits = output.float() if output.dtype in _HALF else output
     if _is_one_logit(logits):
         return functional.binary_cross_entropy_with_logits(
-            logits.squeeze(1), targets.to(logits.dtype), reduction=reduction
+            logits.squeeze(1), targets.to(logits.dtype), reduction="none"
         )
     # Cross entropy wants the classes second: [n, classes] or [n, classes, length].
-    return functional.cross_entropy(logits.movedim(-1, 1), targets, ignore_index=IGNORED, reduction=reduction)
+    return functional.cross_entropy(logits.movedim(-1, 1), targets, ignore_index=IGNORED, reduction="none")
 
 
 def _is_one_logit(output: Tensor) -> bool:

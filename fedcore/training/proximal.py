@@ -10,7 +10,6 @@ no communication. The anchor is sharded as the parameters are.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -40,22 +39,6 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
     for chunk in _chunks(pairs):
         pulls = torch._foreach_sub([_local(w) for w, _ in chunk], [_local(w0) for _, w0 in chunk])
         torch._foreach_add_([_gradient(w) for w, _ in chunk], pulls, alpha=mu)
-
-
-@torch.no_grad()
-def proximal_term(parameters: Sequence[Tensor], anchor: Sequence[Tensor], mu: float) -> Tensor:
-    """mu/2 ||w - w0||^2 as a float32 scalar on the parameters' device, for a report.
-
-    Of sharded parameters it is this rank's part: the sum over the ranks is the whole, where none is replicated. Raises
-    UsageError where the two lists do not have the same shapes.
-    """
-    pairs = list(_pairs(parameters, anchor))
-    total = torch.zeros((), device=_local(pairs[0][0]).device if pairs else None)
-    for chunk in _chunks(pairs):
-        pulls = torch._foreach_sub([_local(w) for w, _ in chunk], [_local(w0) for _, w0 in chunk])
-        wide = functools.reduce(torch.promote_types, (pull.dtype for pull in pulls), torch.float32)
-        total += torch.stack(torch._foreach_norm(pulls, 2, wide)).square().sum()
-    return total * (mu / 2)
 
 
 def _pairs(parameters: Sequence[Tensor], anchor: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

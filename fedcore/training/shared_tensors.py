@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcore.errors import ConfigurationError
@@ -105,36 +104,3 @@ def adapter_names(model: nn.Module) -> tuple[str, ...]:
     if len(names) == len(parameters):
         raise ConfigurationError("the model has no adapter: none of its parameters is frozen")
     return names
-
-
-def adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """The adapter's tensors by name, in the model's order. They share the model's memory.
-
-    Raises ConfigurationError as `adapter_names` does.
-    """
-    parameters = dict(model.named_parameters())
-    return {name: parameters[name].detach() for name in adapter_names(model)}
-
-
-@torch.no_grad()
-def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy `state` into the model's adapter. The model is left as it was where names or shapes differ.
-
-    Raises ConfigurationError that names the first tensor that is missing, unknown or of another shape.
-    """
-    own = adapter_state(model)
-    for name in [*own, *state]:
-        if name not in state:
-            raise ConfigurationError(f"the adapter that was sent has no tensor {name!r}: {_SAME_ADAPTER}")
-        if name not in own:
-            raise ConfigurationError(f"this model's adapter has no tensor {name!r}: {_SAME_ADAPTER}")
-        if own[name].shape != state[name].shape:
-            raise ConfigurationError(
-                f"tensor {name!r} of the adapter is {list(state[name].shape)}, expected {list(own[name].shape)}: "
-                f"{_SAME_ADAPTER}"
-            )
-    for name, tensor in own.items():
-        tensor.copy_(state[name])
-
-
-_SAME_ADAPTER = "server and clients have to use the same base model and the same adapter settings"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deployment import PATIENCE, Deployment
+from support.error_bound import error_bound
 
-from fedcore.codec import error_bound
 from fedcore.compare.processes import FEDCORE
 from fedcore.config import JobSettings
 from fedcore.events import ExchangeDone, RunEvent

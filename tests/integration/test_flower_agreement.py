@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.error_bound import error_bound
 
-from fedcore.codec import error_bound
 from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.client_on_battery import UNPLUGGED
 from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, command_lines, wait_until
+from support.error_bound import error_bound
 from support.lanes import side_by_side
 from support.tiny import NAMES, TINY, load_problem, step_of
 
-from fedcore.codec import error_bound
 from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState

@@ -33,7 +33,7 @@ from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transport import Retry, Transport, signer
 from fedcore import conversions
-from fedcore.codec import CodecSettings, Decoded, decode, encode, encoding_to_json, first_encoding
+from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, Federation, Policy, provision
@@ -62,6 +62,7 @@ from fedcore.wire import (
     UnmaskIn,
     WithdrawIn,
 )
+from support.encodings import encoding_to_json
 from support.ports import reserved_port
 from support.serving import serving
 

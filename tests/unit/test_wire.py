@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.encodings import encoding_to_json
 
-from fedcore.codec import AnyEncoding, CodecSettings, encoding_to_json, first_encoding, private_encoding
+from fedcore.codec import AnyEncoding, CodecSettings, first_encoding, private_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import EncodingError
 from fedcore.exchange import encoding_of

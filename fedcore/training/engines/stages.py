@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, TypeAlias
 
 import torch
@@ -166,14 +165,3 @@ def make_schedule(
         return ScheduleInterleaved1F1B(list(stages), micro_batches, loss_fn=loss, scale_grads=False)
     kind = ScheduleGPipe if name == "gpipe" else Schedule1F1B
     return kind(stages[0], micro_batches, loss_fn=loss, scale_grads=False)
-
-
-def bubble_fraction(name: ScheduleName, *, ranks: int, micro_batches: int, runs: int = 2) -> Fraction:
-    """The part of a step's time in which a rank is idle, if all stages take equally long and sending takes no time.
-
-    (p - 1) / (m + p - 1) for "gpipe" (Huang et al. 2019, section 2.3) and "1f1b"; (p - 1) / (v m + p - 1) for
-    "interleaved" with v `runs` of layers on each rank and m a multiple of p (Narayanan et al. 2021, section 2.2, who
-    divide the idle time by the busy time instead: (p - 1) / (v m)).
-    """
-    turns = micro_batches * (runs if name == "interleaved" else 1)
-    return Fraction(ranks - 1, turns + ranks - 1)

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.encodings import encoding_from_json, encoding_to_json
 from support.privacy import CODEC, plan
 
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
 from client_app.ledger import LEDGER_FILE
-from fedcore.codec import PrivateEncoding, encoding_from_json, encoding_to_json, private_encoding
+from fedcore.codec import PrivateEncoding, private_encoding
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
 from fedcore.wire import Task, WithdrawalReason

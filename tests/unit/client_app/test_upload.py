@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi import FastAPI, Request, Response
+from support.encodings import encoding_to_json
 
 from client_app import exchange as exchange_module
 from client_app.exchange import Client, take_part
 from client_app.upload import read_parts, send_parts
-from fedcore.codec import CodecSettings, encoding_to_json, first_encoding
+from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import ClientSession

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import pytest
+from support.encodings import encoding_from_json, encoding_to_json
 
-from fedcore.codec import CodecSettings, Encoding, encoding_from_json, encoding_to_json, first_encoding
+from fedcore.codec import CodecSettings, Encoding, first_encoding
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.encodings import encoding_from_json, encoding_to_json
 from support.privacy import CODEC, encoding_for, plan, seeded, weights
 
 from fedcore.codec import (
@@ -17,8 +18,6 @@ from fedcore.codec import (
     PrivateEncoding,
     decode,
     encode,
-    encoding_from_json,
-    encoding_to_json,
     first_encoding,
     private_encoding,
     release_of,

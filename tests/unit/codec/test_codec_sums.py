@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.error_bound import error_bound
 
 from fedcore.codec import (
     CodecSettings,
@@ -21,7 +22,6 @@ from fedcore.codec import (
     Encoding,
     decode,
     encode,
-    error_bound,
     first_encoding,
     next_encoding,
 )

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.error_bound import error_bound
 from support.tiny import TINY, load_problem
 
-from fedcore.codec import error_bound
 from fedcore.errors import AppError, ConfigurationError, EncodingError, RunFailed
 from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp

@@ -18,7 +18,6 @@ from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
 from fedcore.training import seeded
-from fedcore.training.engines.stages import bubble_fraction
 from tests.support.gpt_runs import (
     TINY,
     Run,
@@ -287,13 +286,14 @@ def test_ranks_are_idle_as_long_as_the_formula_says(four, schedule, micro_batche
     drawn = figure()
     works = drawn.timeline(four.run(recorded, schedule, micro_batches), runs)
     assert len(works) == 2 * 4 * runs * micro_batches
-    idle = bubble_fraction(schedule, ranks=4, micro_batches=micro_batches)
+    idle = drawn.bubble_fraction(schedule, ranks=4, micro_batches=micro_batches)
     assert drawn.idle_fraction(works, 4) == idle
     kept = {"gpipe": [micro_batches] * 4, "1f1b": [4, 3, 2, 1]}.get(schedule)
     assert kept is None or [drawn.most_kept(works, rank) for rank in range(4)] == kept
 
 
 def test_the_bubble_shrinks_with_more_micro_batches_and_more_runs():
+    bubble_fraction = figure().bubble_fraction
     assert bubble_fraction("gpipe", ranks=4, micro_batches=8) == Fraction(3, 11)
     assert bubble_fraction("1f1b", ranks=4, micro_batches=32) == Fraction(3, 35)
     assert bubble_fraction("interleaved", ranks=4, micro_batches=8) == Fraction(3, 19)
