@@ -42,7 +42,7 @@ _CUT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One mode's way: at each reported model, means over the seeds. low, high: one standard deviation away."""
+    """One mode's curve, means over the seeds at each evaluated model. low, high: one standard deviation away."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -52,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """What a metric is drawn against."""
+    """A quantity that the metric is drawn against."""
 
     name: str
     label: str
@@ -89,7 +89,7 @@ AXES = (
 
 
 def curve_drawings(comparison: Comparison) -> list[Drawing]:
-    """One drawing for each of AXES that has data."""
+    """One drawing for each entry of AXES that has data."""
     metric = Metric.of(comparison)
     styles = looks(comparison.labels)
     runs = best_points(comparison)
@@ -111,7 +111,7 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
 
 
 def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], float | None]) -> Line | None:
-    """Runs put together report by report, as far as all of them came; None where nothing is known."""
+    """The mean of the runs' curves, point by point up to the end of the shortest; None if nothing is known."""
     found = []
     for points in zip(*(run.curve for run in runs), strict=False):
         where = Spread.of(x(point) for point in points)
@@ -195,7 +195,7 @@ def _metric_axis(axes: Axes, metric: Metric, lines: Mapping[str, Line]) -> None:
 
 
 def _swept(comparison: Comparison, label: str, key: str, metric: Metric) -> list[tuple[object, Spread]]:
-    """Best last metric by value of the key, in the order of the values."""
+    """The best last metric for each value of the key, in ascending order."""
     groups: dict[object, dict[tuple[object, ...], list[RunResult]]] = {}
     for run in finished(comparison.runs):
         if run.mode == label and key in run.point:

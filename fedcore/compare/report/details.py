@@ -1,4 +1,4 @@
-"""Figures of one aspect each: the split, the sites, staleness, the cost of privacy."""
+"""Figures of a single aspect each: the split, the sites, staleness, the cost of privacy."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _BARS_SHOWN = 40  # ages of updates; what is older is added to the last bar
 
 
 def detail_drawings(comparison: Comparison) -> list[Drawing]:
-    """Those that have data."""
+    """The drawings that have data."""
     drawings = [_split(comparison), _sites(comparison), _staleness(comparison), privacy_drawing(comparison)]
     return [drawing for drawing in drawings if drawing is not None]
 
 
-def label_counts(split: Sequence[SiteSplit]) -> list[str]:
-    """All labels of the split, numbers in their order."""
+def label_names(split: Sequence[SiteSplit]) -> list[str]:
+    """All labels of the split, numbers in ascending order."""
     names = {name for site in split for name in site.labels or {}}
     return sorted(names, key=lambda name: (not name.lstrip("-").isdigit(), int(name) if name.isdigit() else 0, name))
 
@@ -44,7 +44,7 @@ def _split(comparison: Comparison) -> Drawing | None:
         title="Labels of the training examples, by site",
         caption=f"Partition {comparison.partition}, of the first seed.",
         height=1.35 + min(max(0.3 * min(len(split), 10), 0.18 * len(split)), _ROWS_TALL),
-        draw=partial(_draw_split, split=split, labels=label_counts(split)),
+        draw=partial(_draw_split, split=split, labels=label_names(split)),
     )
 
 
@@ -102,7 +102,7 @@ def _sites(comparison: Comparison) -> Drawing | None:
 
 
 def accuracy_by_site(comparison: Comparison) -> dict[str, dict[str, Spread]]:
-    """Of the last models, by mode and site; modes of which nothing is known are left out."""
+    """Accuracy of the last models, by mode and site; modes for which it is unknown are left out."""
     found: dict[str, dict[str, Spread]] = {}
     for label, runs in best_points(comparison).items():
         for name in dict.fromkeys(site.site for run in runs for site in run.sites):
@@ -170,7 +170,7 @@ def _draw_staleness(figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], 
 
 
 def age_shares(histograms: Sequence[Mapping[int, int]]) -> dict[int, float]:
-    """Share of all updates by age, several runs together; the last bar holds all older ones too."""
+    """Share of all updates by age, over several runs; the last bar also counts everything older."""
     counts: Counter[int] = Counter()
     for histogram in histograms:
         for age, number in histogram.items():
@@ -180,7 +180,7 @@ def age_shares(histograms: Sequence[Mapping[int, int]]) -> dict[int, float]:
 
 
 def privacy_drawing(comparison: Comparison) -> Drawing | None:
-    """Federated modes beside one another; None where there is nothing to compare."""
+    """The federated modes side by side; None if there is nothing to compare."""
     runs = {label: of for label, of in best_points(comparison).items() if in_report(of[0].kind).protection}
     if len({run.kind for of in runs.values() for run in of}) < 2:
         return None

@@ -1,4 +1,4 @@
-"""A whole comparison as one value: what was asked for, what was compared, and every run. Several laid over one another.
+"""A whole comparison as one value: what was asked for, what was compared, and every run; and how several are merged.
 
 pydantic writes and reads these dataclasses as JSON (`fedcore.compare.report.files`).
 """
@@ -43,7 +43,7 @@ class SiteSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a merged comparison took runs from: what the report with this name said of itself."""
+    """What one of several merged reports said of itself. labels: of its runs in the merged report."""
 
     name: str
     app: str
@@ -62,11 +62,10 @@ class Source:
 class Comparison:
     """Everything that a report is made from.
 
-    partition: how the app divided its data. run_config, settings: of the app, with what was laid over them for all
-    modes; seeds, sweeps and options of modes stand in the runs. network: None for the loopback as it is. cost: seconds
-    of computation that the simulated clock used. created: ISO 8601, UTC. modes: in the order of the report. split: of
-    the first seed. runs: every mode with every seed at every point of a sweep. sources: empty unless several reports
-    were laid over one another.
+    partition: how the app divided its data. run_config, settings: of the app, as changed for all modes alike; seeds,
+    sweeps and options of modes are in the runs. network: None for the loopback as it is. cost: seconds of computation
+    for the simulated clock. created: ISO 8601, UTC. modes: in the order of the report. split: of the first seed. runs:
+    every mode with every seed at every point of a sweep. sources: empty unless several reports were merged.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -89,7 +88,7 @@ class Comparison:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the modes."""
+        """The labels of the modes."""
         return tuple(mode.label for mode in self.modes)
 
     @property
@@ -104,7 +103,7 @@ class Comparison:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were made on."""
+    """The machine and the versions of what ran on it."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -114,10 +113,10 @@ def machine() -> dict[str, Any]:
 
 
 def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
-    """One comparison with the runs of all. A label that several have gets the name of its report.
+    """Merge comparisons into one with the runs of all. A label that several use is told apart by its report's name.
 
-    What they do not share (data, machine, seeds, settings) is said by the checks of fairness. Other values are those of
-    the first.
+    The checks of fairness say what they do not share (data, machine, seeds, settings). Other values are those of the
+    first.
     """
     if len(comparisons) == 1:
         return next(iter(comparisons.values()))

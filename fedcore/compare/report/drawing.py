@@ -1,4 +1,4 @@
-"""How all figures look: one colour, dash and marker for each mode, labels beside the lines, light and dark."""
+"""The look that all figures share: one colour, dash and marker for each mode, labels beside lines, light and dark."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Draw: TypeAlias = Callable[[Figure], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Of one mode, the same in every figure."""
+    """How one mode is drawn, the same in every figure."""
 
     color: str
     dash: Any
@@ -82,20 +82,20 @@ class Drawing:
     draw: Draw
 
     def svg(self) -> str:
-        """For a page: colours as CSS variables, text as text, ids of its own, no address of anything outside."""
+        """For a page: colours as CSS variables, text as text, unique ids, no reference to anything outside."""
         buffer = io.StringIO()
         with _figure(self) as figure:
             figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         return _for_page(buffer.getvalue(), self)
 
     def png(self, path: Path) -> None:
-        """For other documents, on white."""
+        """Write it for other documents, on white."""
         with _figure(self) as figure:
             figure.savefig(path, format="png", dpi=200, facecolor="white")
 
 
 def looks(labels: Sequence[str]) -> Mapping[str, Look]:
-    """By label, in the order of the modes; dashes begin where the colours end."""
+    """By label, in the order of the modes; other dashes begin where the colours run out."""
     return {
         label: Look(
             color=PALETTE[index % len(PALETTE)][0],
@@ -139,7 +139,7 @@ def label_lines(figure: Figure, axes: Axes, ends: Mapping[str, float], styles: M
 
 
 def spread_out(places: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Ascending places moved apart until none overlaps another, each taking `sizes`; within 0 and 1 where they fit."""
+    """Move ascending places apart until none overlap, each as high as `sizes` says; from 0 to 1 if they fit."""
     moved: list[float] = []
     edge = 0.0
     for place, height in zip(places, sizes, strict=True):
@@ -153,14 +153,14 @@ def spread_out(places: Sequence[float], sizes: Sequence[float]) -> list[float]:
 
 
 def percent_axis(axes: Axes, which: str = "y") -> None:
-    """Shares of one, shown as percentages."""
+    """Label an axis of fractions in percent."""
     axis = axes.yaxis if which == "y" else axes.xaxis
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
 
 
 def format_axis(axes: Axes, form: Callable[[float], str]) -> None:
-    """The x axis in the units of `form`."""
+    """Label the x axis as `form` writes numbers."""
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value).replace(".0 ", " ") if value else "0"))
 
 

@@ -1,4 +1,4 @@
-"""The files of a report: report.json both ways and its JSON Schema, report.html, report.md, and figures as PNG.
+"""The files of a report: report.json, its JSON Schema and how it is read; report.html, report.md, figures as PNG.
 
 report.html is one file that needs nothing else, neither a script nor a network.
 
@@ -54,16 +54,16 @@ class Report(Comparison):
 
     @classmethod
     def of(cls, comparison: Comparison) -> Report:
-        """With what is computed."""
+        """Compute the rest."""
         return cls(**_fields(comparison), summary=summarize(comparison), fairness=fairness(comparison))
 
     def to_json(self) -> str:
-        """A number that JSON lacks is its name, as in the JSON mapping of protocol buffers."""
+        """As text. A number that JSON lacks is written as its name, as protocol buffers do in JSON."""
         return to_json(self, indent=1, inf_nan_mode="strings").decode() + "\n"
 
     @staticmethod
     def read(text: str | bytes) -> Comparison:
-        """The inverse, without what is computed; raises ValidationError for another version of report.json."""
+        """Read the comparison back; raises ValidationError for another version of report.json."""
         return Comparison(**_fields(_REPORT.validate_json(text)))
 
 
@@ -81,7 +81,7 @@ def json_schema() -> str:
 
 
 class _Schema(GenerateJsonSchema):
-    """Without titles that repeat the names, and with numbers that may be not finite."""
+    """Without titles that repeat the names; numbers may be the names of those that JSON lacks."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -136,7 +136,7 @@ def write_report(comparison: Comparison, out: Path) -> str:
 
 
 def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
-    """The whole page. drawings: each appears in the section that its name belongs to."""
+    """The whole page. drawings: each goes into the section that its name belongs to."""
     environment = Environment(
         loader=PackageLoader("fedcore.compare.report"),
         autoescape=True,
@@ -203,7 +203,7 @@ def _color_index(color: str) -> int:
 
 
 def _dash(dash: Any) -> str:
-    """As `stroke-dasharray` has it."""
+    """In the form of SVG's `stroke-dasharray`."""
     return "none" if dash == "solid" else " ".join(str(1.6 * length) for length in dash[1])
 
 

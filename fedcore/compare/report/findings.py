@@ -71,13 +71,13 @@ def _best(runs: Runs, metric: Metric) -> str:
 
 
 def _finals(runs: Runs, metric: Metric) -> dict[str, Spread]:
-    """Of the last models, where they are known and finite."""
+    """Spreads over the last models, if known and finite."""
     found = {label: metric.final(of) for label, of in runs.items()}
     return {label: spread for label, spread in found.items() if spread is not None and math.isfinite(spread.mean)}
 
 
 def _alone(runs: Runs, metric: Metric) -> list[str]:
-    """Models of single sites are told apart: each is tested where it was trained."""
+    """Models of single sites are reported apart: each is tested where it was trained."""
     return [
         f"{_title(label, runs)}: each site's own model has {metric.name} {metric.shown(spread)} on the site's own test "
         "examples, an easier test the more the sites differ."
@@ -86,14 +86,14 @@ def _alone(runs: Runs, metric: Metric) -> list[str]:
 
 
 def _against_pooled(runs: Runs, metric: Metric) -> list[str]:
-    """Secure modes against pooled data; plain ones only where there is no secure one."""
+    """Secure modes against pooled data; plain ones only if there is no secure one."""
     pooled = [label for label, of in runs.items() if in_report(of[0].kind).pooled]
     federated = _protected(runs, "secure") or _protected(runs, "plain")
     return [_difference(runs, label, pooled[0], metric) for label in federated if pooled]
 
 
 def _protected(runs: Runs, protection: str) -> dict[str, str]:
-    """Federated modes by what is done for their updates, each with the options behind its name."""
+    """Labels of the federated modes with this protection, each with the options after the mode's name."""
     return {
         label: label.removeprefix(of[0].kind)
         for label, of in runs.items()
@@ -136,7 +136,7 @@ def _readable(runs: Runs) -> list[str]:
 
 
 def _difference(runs: Runs, label: str, other: str, metric: Metric) -> str:
-    """By seed, so that what both have in common does not count as spread."""
+    """Taken seed by seed, so that what both have in common does not count as spread."""
     theirs = {run.seed: metric.at(run) for run in runs[other]}
     pairs = [(metric.at(run), theirs[run.seed]) for run in runs[label] if run.seed in theirs]
     spread = Spread.of(mine - other for mine, other in pairs if mine is not None and other is not None)
@@ -166,7 +166,7 @@ def _title(label: str, runs: Runs) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that should be equal. values: what was found, by where it was found."""
+    """One thing that should be equal in all modes. values: what was found, by where."""
 
     name: str
     status: Status
@@ -189,7 +189,7 @@ def fairness(comparison: Comparison) -> tuple[Check, ...]:
 
 
 def broken(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """Those that must not be overlooked."""
+    """The checks that do not hold, or may not."""
     return tuple(check for check in checks if check.status != "holds")
 
 
@@ -235,7 +235,7 @@ def _versions(comparison: Comparison) -> Check:
 
 
 def _sources(comparison: Comparison) -> Iterator[Check]:
-    """Of reports laid over one another: were they made of the same?"""
+    """Whether merged reports were made under the same conditions."""
     fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network")
     for name in fields if comparison.sources else ():
         found = {source.name: _plain_text(getattr(source, name)) for source in comparison.sources}
@@ -244,7 +244,7 @@ def _sources(comparison: Comparison) -> Iterator[Check]:
 
 
 def _peers(runs: Sequence[RunResult]) -> Iterator[tuple[str, list[RunResult]]]:
-    """Runs that should be equal: of one seed, and at points of the sweep that do not contradict one another."""
+    """Groups of runs that should be equal: of one seed, at points of the sweep that do not contradict one another."""
     for seed in dict.fromkeys(run.seed for run in runs):
         same = [run for run in runs if run.seed == seed]
         points = list({tuple(run.point.items()): run.point for run in same}.values())
@@ -262,7 +262,7 @@ def _tested(run: RunResult) -> str:
 
 
 def _equal(name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str) -> Check:
-    """Whether a value is the same in all runs that should be equal; "" where a run does not tell."""
+    """Whether all runs that should be equal have the same value; a run without one has ""."""
     known = [run for run in runs if value(run)]
     absent = [run.mode for run in finished(runs) if not value(run)]
     found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(known)}
@@ -281,7 +281,7 @@ def _same_or_each(found: Mapping[str, str]) -> str:
 
 
 def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = ()) -> Check:
-    """absent: modes of which it is not known."""
+    """absent: modes for which it is unknown."""
     if absent:
         detail += f"; not known of {', '.join(dict.fromkeys(absent))}"
     status: Status = "differs" if not equal else "holds" if values and not absent else "unknown"
@@ -289,7 +289,7 @@ def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absen
 
 
 def _joined(values: Mapping[str, str]) -> dict[str, str]:
-    """Places where the same was found as one."""
+    """With one entry for all places where the same was found."""
     places: dict[str, list[str]] = {}
     for place, text in values.items():
         places.setdefault(text, []).append(place)

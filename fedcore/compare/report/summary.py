@@ -1,4 +1,4 @@
-"""The runs of a comparison, one line for each mode and point of a sweep: means and spreads over seeds, as text too."""
+"""Means and spreads over the seeds for each mode and point of a sweep, and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Of the values that are known; None where there are none. A value that is not finite stays one."""
+        """Of the known values; None if there are none. The mean is not finite if one of them is not."""
         known = [float(value) for value in values if value is not None]
         if not known:
             return None
@@ -36,22 +36,22 @@ class Spread:
 
 
 def percent(value: float) -> str:
-    """A share of one as a percentage with two digits, without the sign."""
+    """A fraction in percent with two decimals, without the percent sign."""
     return f"{100 * value:.2f}"
 
 
 def decimal(value: float) -> str:
-    """Four digits after the point; fewer for large numbers."""
+    """Four decimals; four significant digits from 100 on."""
     return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
 
 
 def count(value: float) -> str:
-    """A number of things, rounded."""
+    """A count, rounded, with thousands separators."""
     return f"{value:,.0f}"
 
 
 def size(value: float) -> str:
-    """Bytes in units of 1000."""
+    """Bytes, in decimal units."""
     if value < 1000:
         return f"{value:.0f} B"
     for unit in ("kB", "MB"):
@@ -62,7 +62,7 @@ def size(value: float) -> str:
 
 
 def duration(value: float) -> str:
-    """Seconds in the unit that suits them."""
+    """Seconds, in a suitable unit."""
     if value < 0.001:
         return f"{1e6 * value:.1f} µs"
     if value < 0.1:
@@ -73,14 +73,14 @@ def duration(value: float) -> str:
 
 
 def mean(spread: Spread | None, form: Format) -> str:
-    """The mean alone."""
+    """The mean alone, as text."""
     if spread is None:
         return NONE
     return form(spread.mean) if math.isfinite(spread.mean) else "not finite"
 
 
 def mean_sd(spread: Spread | None, form: Format) -> str:
-    """The mean and, of several values, the standard deviation."""
+    """The mean, with the standard deviation if there are several values."""
     text = mean(spread, form)
     if spread is None or spread.sd is None or not math.isfinite(spread.sd):
         return text
@@ -105,19 +105,19 @@ class Metric:
         return ACCURACY if any(run.accuracy is not None for run in comparison.runs) else LOSS
 
     def at(self, one: RunResult | Point) -> float | None:
-        """Of a point, or of the last model of a run."""
+        """The value at a point of a curve, or of a run's last model."""
         return one.accuracy if self is ACCURACY else one.loss
 
     def final(self, runs: Iterable[RunResult]) -> Spread | None:
-        """Of the last models."""
+        """Over the last models of the runs."""
         return Spread.of(map(self.at, runs))
 
     def rank(self, spread: Spread | None) -> float:
-        """The better, the larger; what is not known or not a number is the worst."""
+        """Larger for better models; what is unknown or not a number comes last."""
         return -math.inf if spread is None or math.isnan(spread.mean) else self.sign * spread.mean
 
     def shown(self, spread: Spread) -> str:
-        """With its deviation and its unit."""
+        """With its standard deviation and unit."""
         return mean_sd(spread, self.form) + (" %" if self is ACCURACY else "")
 
 
@@ -132,7 +132,7 @@ class Summary:
     point: {} without a sweep. finished, failed: numbers of runs; failed ones are in no mean. lost: finished runs that
     lost a worker; they are in the means. accuracy, loss: of the last model. best_accuracy: of any model on the way.
     seconds, wall_seconds, simulated_seconds: as in RunResult. bytes_up, bytes_down, steps: mean over a run's workers.
-    samples: of all workers together; None where privacy forbids to count them.
+    samples: of all workers together; None if privacy forbids counting them.
     """
 
     mode: str
@@ -159,7 +159,7 @@ class Summary:
 
 
 def summarize(comparison: Comparison) -> tuple[Summary, ...]:
-    """In the order of the modes, each one's points in the order of their runs."""
+    """One summary for each mode and point, modes in the report's order, points in the order of their runs."""
     return tuple(
         _summary(mode.kind, runs)
         for mode in comparison.modes
@@ -188,22 +188,22 @@ def points_of(runs: Iterable[RunResult]) -> dict[PointKey, tuple[RunResult, ...]
 
 
 def finished(runs: Iterable[RunResult]) -> tuple[RunResult, ...]:
-    """Those that ended with a model."""
+    """The runs that ended with a model."""
     return tuple(run for run in runs if run.status == "finished")
 
 
 def per_worker(values: Mapping[str, int]) -> float | None:
-    """Mean over the workers; None without workers."""
+    """The mean over the workers; None if there are none."""
     return sum(values.values()) / len(values) if values else None
 
 
 def samples_of(run: RunResult) -> int | None:
-    """Examples trained on; with differential privacy their number is private."""
+    """The number of examples trained on; None with differential privacy, which keeps it private."""
     return None if run.privacy is not None else run.samples
 
 
 def point_text(point: Mapping[str, Value]) -> str:
-    """As it would be written after --set."""
+    """The point as it would be written after --set."""
     return ", ".join(f"{key}={value}" for key, value in point.items())
 
 

@@ -45,7 +45,7 @@ class Column:
 
 
 def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Column, ...]:
-    """Those that have data; the first is the mode."""
+    """The columns that have data; the first is the mode."""
     found = [Column(title="mode", cell=lambda one: one.mode)]
     if comparison.sweeps:
         found.append(Column(title="set", cell=lambda one: point_text(one.point) or NONE))
@@ -69,14 +69,14 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
 
 
 def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows, one row for each mode and point."""
+    """Header and rows, one row for each mode and point."""
     summaries = summarize(comparison)
     found = columns(comparison, summaries)
     return tuple(column.title for column in found), [tuple(column.cell(one) for column in found) for one in summaries]
 
 
 def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
-    """Accuracy in percent by mode and site; None without data, and where a table would be too wide."""
+    """Accuracy in percent by mode and site; None without data, or if the table would be too wide."""
     found = accuracy_by_site(comparison)
     names = list(dict.fromkeys(site for by_site in found.values() for site in by_site))
     if not 0 < len(names) <= most:
@@ -104,7 +104,7 @@ def failure_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def settings_rows(comparison: Comparison) -> list[tuple[str, str]]:
-    """What the comparison was made of."""
+    """What was compared, with which settings."""
     rows = [
         ("app", comparison.app),
         ("sites", str(comparison.sites)),
@@ -135,7 +135,7 @@ def _links(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
-    """drawings: the PNGs in figures/; the first is shown."""
+    """The whole report.md. drawings: those in figures/; the first is shown."""
     head, rows = main_table(comparison)
     parts = [
         f"# {comparison.app}: {comparison.sites} sites, partition {comparison.partition}",
@@ -157,7 +157,7 @@ def markdown(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
 
 
 def _made(comparison: Comparison) -> str:
-    """When, on what, and with what settings."""
+    """When, on which machine and with which settings."""
     lines = [f"{one.created}, {machine_text(one.machine)}" for one in comparison.sources or (comparison,)]
     lines.append("seeds " + ", ".join(map(str, comparison.seeds)))
     lines.append("run config: " + ", ".join(f"{key} = {value}" for key, value in comparison.run_config.items()))
