@@ -37,7 +37,8 @@ class Services:
     client_bell: Bell = field(default_factory=Bell)
     run_bell: Bell = field(default_factory=Bell)
 
-    @property
-    def names(self) -> Mapping[int, str]:
-        """Client id -> name, of the whole roster."""
-        return {member.id: member.name for member in self.roster.members}
+    names: Mapping[int, str] = field(init=False)
+    """Client id -> name, of the whole roster."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", {member.id: member.name for member in self.roster.members})

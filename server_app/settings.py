@@ -5,32 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """What holds for the whole process; what holds for a run is in `fedcore.config.JobSettings`.
 
-    data_dir: database, spool and runs. heartbeat_seconds: how often clients are asked to sign in.
-    poll_seconds: longest long poll. stall_seconds: a request body that makes no progress for longer
-    is dropped. header_seconds and header_bytes: limits on a request's head. signature_seconds: how
-    old a signed request may be. reserve_bytes: disk space that no upload may use up.
-    bundle_bytes: largest app. waiting_runs: longest queue. upload_slack_bytes: how much longer than
-    the model a plain upload may be (its header may be laid out differently).
+    data_dir: database, spool and runs. The limits are for tests to change. heartbeat_seconds: how often clients are
+    asked to sign in. stall_seconds: a request body that makes no progress for longer is dropped. header_seconds and
+    header_bytes: limits on a request's head. reserve_bytes: disk space that no upload may use up. waiting_runs: longest
+    queue. grace_seconds: how long a client that was asked for, but is not there although enough others are, holds up an
+    exchange; and how long one that cannot succeed waits to hear whether all clients have the same reason.
     """
 
     data_dir: Path
     heartbeat_seconds: float = 3.0
-    poll_seconds: float = 30.0
     stall_seconds: float = 30.0
     header_seconds: float = 30.0
     header_bytes: int = 64 * 1024
-    signature_seconds: int = 300
-    reserve_bytes: int = 64 * MIB
-    bundle_bytes: int = 32 * MIB
+    reserve_bytes: int = 64 << 20
     waiting_runs: int = 32
-    upload_slack_bytes: int = MIB
     grace_seconds: float = 5.0
 
     @property

@@ -61,19 +61,20 @@ class Exchange(ABC):
 
     def __init__(self, context: ExchangeContext, limits: UpdateLimits) -> None:
         self.context = context
+        self.services = context.services
         self.task = context.task
         self.usage = Usage()
         self.stages = Stages(self.stage_names)
         self.clients = Participants(context.task.cohort)
         self.withdrawals: dict[int, WithdrawIn] = {}
         self.manifests: dict[int, ManifestIn] = {}
-        self.uploads = Uploads(context.spool, context.folder / "uploads", limits)
+        self.uploads = Uploads(context.services.spool, context.folder / "uploads", limits)
         self._spoilt: RoundFailed | None = None
         self._storage_was_full = False
         # What the receipts' table holds of this exchange, which lives and ends with this object.
         self._receipts: dict[tuple[str, int], bytes] = {}
         self._ends_of_uploads: dict[int, asyncio.Lock] = {}
-        self._opened = context.clock()
+        self._opened = self.services.clock()
 
     # --- leading --------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class Exchange(ABC):
 
     async def _open(self) -> None:
         task = self.task
-        await self.context.store.add_exchange(
+        await self.services.store.add_exchange(
             task.run,
             task.exchange,
             stage=self.stages.current,
@@ -106,7 +107,7 @@ class Exchange(ABC):
             attempt=task.attempt,
             cohort=task.cohort,
         )
-        self.context.bell.ring()
+        self.services.client_bell.ring()
 
     async def _fail(self) -> None:
         try:
@@ -119,7 +120,7 @@ class Exchange(ABC):
         self.stages.move(event)
         self.release()
         self.uploads.close()
-        self.context.bell.ring()
+        self.services.client_bell.ring()
         await self._record_stage(last)
 
     async def _lead(self, before: str = "") -> None:
@@ -128,20 +129,20 @@ class Exchange(ABC):
         self.begin(stage)
         if before:
             await self._record_stage(before)
-            self.context.bell.ring()
+            self.services.client_bell.ring()
         await self._timed(stage, self._wait(stage))
         await self.close(stage)
 
     async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        start = self.context.clock()
+        start = self.services.clock()
         try:
             return await work
         finally:
-            self.usage.stage_seconds[name] = round(self.context.clock() - start, 4)
+            self.usage.stage_seconds[name] = round(self.services.clock() - start, 4)
 
     async def _wait(self, stage: str) -> None:
         """Until nobody is missing, or the time is up, or too few are left to go on."""
-        clock = self.context.clock
+        clock = self.services.clock
         seconds = self.seconds_for(stage)
         deadline = clock() + seconds
         progress = StageReporter(self.context, stage, self._opened)
@@ -174,19 +175,19 @@ class Exchange(ABC):
         """Whether a lost exchange waits a little: all clients may have the same trouble."""
         reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
         alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.clients.done
-        return alike and progress.seconds_lost() < self.context.grace_seconds
+        return alike and progress.seconds_lost() < self.services.settings.grace_seconds
 
     def _drop_silent(self) -> None:
         limit = self.context.settings.liveness_seconds
         for client in self.clients.missing - self.clients.being_taken:
-            if (silent := self.context.presence.silent_for(client)) > limit:
+            if (silent := self.services.presence.silent_for(client)) > limit:
                 self.give_up(client, "has stopped" if math.isinf(silent) else f"silent for more than {limit:g} s")
 
     async def _record_stage(self, before: str) -> None:
-        await self.context.store.move_exchange(self.task.run, self.task.exchange, before, self.stages.current)
+        await self.services.store.move_exchange(self.task.run, self.task.exchange, before, self.stages.current)
 
     def _explain(self, error: FedcoreError) -> str:
-        names = self.context.names
+        names = self.services.names
         lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.clients.reasons.items())]
         lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
         return f"{error}" + (f" ({'; '.join(lost)})" if lost else "")
@@ -238,7 +239,7 @@ class Exchange(ABC):
         begins = self.stages.is_first and self.stages.takes_messages
         if not begins or client not in self.clients or client in self.clients.reasons:
             return None
-        left = self.task.seconds - (self.context.clock() - self._opened)
+        left = self.task.seconds - (self.services.clock() - self._opened)
         return self.task.model_copy(update={"seconds": max(left, 1.0)})
 
     def require(self, client: int) -> None:
@@ -292,7 +293,7 @@ class Exchange(ABC):
     async def keep_receipt(self, client: int, step: str, digest: bytes) -> None:
         """Make durable that the client did this step; ConflictingMessage where it did another."""
         task = self.task
-        await self.context.store.add_receipt(task.run, task.exchange, step, client, digest)
+        await self.services.store.add_receipt(task.run, task.exchange, step, client, digest)
         self._receipts[step, client] = digest
 
     def parts_of(self, client: int, size: int) -> dict[int, bytes]:
@@ -312,7 +313,7 @@ class Exchange(ABC):
             self.require_step(client, "part")
 
         def progress() -> None:
-            self.context.presence.touch(client)
+            self.services.presence.touch(client)
 
         try:
             await self.uploads.take(client, index, body, admit=admit, progress=progress)
@@ -388,11 +389,11 @@ class Exchange(ABC):
         self.clients.drop(client, reason)
         if self.clients.standing(client) is Standing.DROPPED:
             self._forget_update(client)
-        name = self.context.names[client]
+        name = self.services.names[client]
         self.context.event_log.add(
             ClientDropped(exchange=self.task.exchange, client=name, stage=self.stages.current, reason=reason)
         )
-        self.context.bell.ring()
+        self.services.client_bell.ring()
 
     def _forget_update(self, client: int) -> None:
         self.manifests.pop(client, None)  # its metrics bind nobody any more

@@ -17,6 +17,8 @@ from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
 
 INPUT: Final = "input"
+HEADER_SLACK_BYTES: Final = 1 << 20
+"""How much longer than the model an update may be: its header may be laid out differently."""
 
 
 class PlainExchange(Exchange):
@@ -27,7 +29,7 @@ class PlainExchange(Exchange):
 
     def __init__(self, context: ExchangeContext) -> None:
         model = context.task.model if context.task.trains else None
-        longest = model.size + context.upload_slack_bytes if model else 0
+        longest = model.size + HEADER_SLACK_BYTES if model else 0
         super().__init__(context, UpdateLimits(longest=longest, exact=not model))
         self._replies: dict[int, ExchangeReply] = {}
 

@@ -125,7 +125,7 @@ class SecureExchange(Exchange):
         )
 
     def _decode(self, survivors: int) -> Decoded:
-        apply_masks(self._sum, self._round.mask_terms(), threads=self.context.threads)
+        apply_masks(self._sum, self._round.mask_terms(), threads=self.services.threads)
         manifest = self.manifests[min(self.clients.taken)]
         has_model = self.encoding.layout is not None and self.context.model is not None
         return decode(
@@ -135,7 +135,7 @@ class SecureExchange(Exchange):
             base=ModelState.open(self.context.model) if has_model and self.context.model else None,
             metric_names=tuple((slot.name, slot.length or None) for slot in manifest.metrics),
             out_path=self.context.folder / "mean.safetensors" if has_model else None,
-            threads=self.context.threads,
+            threads=self.services.threads,
         )
 
     # --- the protocol's steps -------------------------------------------------------------------
@@ -218,7 +218,7 @@ class SecureExchange(Exchange):
     def _fold(self, path: Path) -> None:
         """Add the vector; if that fails half way the sum is spoilt, and the exchange with it."""
         try:
-            fold_file(path, self._sum, threads=self.context.threads)
+            fold_file(path, self._sum, threads=self.services.threads)
         except (OSError, FedcoreError) as error:
             failure = RoundFailed(f"a vector could not be added to the sum: {error}")
             self.spoil(failure)

@@ -20,13 +20,13 @@ class StageReporter:
         self._context = context
         self._stage = stage
         self._opened = opened
-        self._shown_at = context.clock()
+        self._shown_at = context.services.clock()
         self._shown = 0
         self._lost_at: float | None = None
 
     def show(self, done: frozenset[int], missing: frozenset[int], *, final: bool = False) -> None:
         """Add an event, unless the last one is too recent or said the same."""
-        now = self._context.clock()
+        now = self._context.services.clock()
         if not final and (len(done) == self._shown or now - self._shown_at < _PAUSE_SECONDS):
             return
         self._shown, self._shown_at = len(done), now
@@ -42,6 +42,6 @@ class StageReporter:
 
     def seconds_lost(self) -> float:
         """Since this was first asked: how long the exchange has been beyond hope."""
-        now = self._context.clock()
+        now = self._context.services.clock()
         self._lost_at = self._lost_at if self._lost_at is not None else now
         return now - self._lost_at

@@ -80,7 +80,6 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
 
 
 def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha256: bytes) -> Guard:
-    settings = services.settings
     authenticator = Authenticator(
         audiences=audiences,
         keys=services.roster.keys,
@@ -89,12 +88,10 @@ def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha25
         # Not tied to the start of the process: what was signed before is bound to exchanges that
         # ended with it, and a client whose clock is a minute late must not be locked out.
         nonces=NonceCache(),
-        max_age_s=settings.signature_seconds,
     )
     return Guard(
         app=app,
         authenticate=authenticator,
         members=len(services.roster.members),
-        bundle_bytes=settings.bundle_bytes,
-        stall_seconds=settings.stall_seconds,
+        stall_seconds=services.settings.stall_seconds,
     )

@@ -19,6 +19,8 @@ from fedcore.http_signing import NonceCache, verify_headers
 from server_app.http.audience import Audience, Audiences
 
 KEY_PREFIX: Final = "client-"
+MAX_AGE_SECONDS: Final = 300
+"""How old a signed request may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Authenticator:
     """Checks the head of a request.
 
     audiences: who may call which route. keys: client id -> raw Ed25519 key of the roster. token_sha256: SHA-256 of
-    the operator's token. clock: seconds since 1970. max_age_s: how old a signature may be.
+    the operator's token. clock: seconds since 1970.
     """
 
     audiences: Audiences
@@ -42,7 +44,6 @@ class Authenticator:
     token_sha256: bytes = field(repr=False)
     clock: Callable[[], float]
     nonces: NonceCache
-    max_age_s: int
 
     def __call__(self, scope: Scope) -> ClientCaller | None:
         """The client that sends a request, None for others who may; raises Unauthorized, or Rejection (not-found)."""
@@ -73,7 +74,7 @@ class Authenticator:
             resolve_key=self._key,
             now=int(self.clock()),
             seen=self.nonces,
-            max_age_s=self.max_age_s,
+            max_age_s=MAX_AGE_SECONDS,
         )
         return ClientCaller(client_id=client_of(verified.key_id), content_sha256=verified.content_sha256)
 

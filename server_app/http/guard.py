@@ -24,6 +24,8 @@ from server_app.http.problems import Rejection, problem_response, rejection_for
 log = logging.getLogger("fedcore.server")
 
 SCOPE_KEY: Final = "fedcore"
+BUNDLE_BYTES: Final = 32 << 20
+"""The largest app."""
 CONTROL_BYTES: Final = 64 * 1024
 CONTROL_BYTES_PER_NEIGHBOUR: Final = 3200
 """The largest control message holds two entries a neighbour, sealed with ML-KEM: 1170 and 1136 bytes before base64."""
@@ -64,13 +66,12 @@ class StalledBody(Rejection):
 class Guard:
     """Wraps the application. Sizes in bytes, times in seconds.
 
-    members: clients on the roster, which bounds a control message. bundle_bytes: largest app.
+    members: clients on the roster, which bounds a control message.
     """
 
     app: ASGIApp
     authenticate: Authenticator
     members: int
-    bundle_bytes: int
     stall_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +107,7 @@ class Guard:
         path = scope["path"].rstrip("/")
         if path == _RUNS_PATH:
             # base64 is longer by a third; the rest is room for paths and settings.
-            return self.bundle_bytes * 4 // 3 + (2 << 20)
+            return BUNDLE_BYTES * 4 // 3 + (2 << 20)
         if _PART_PATH.search(path) and scope["method"] == "PUT":
             return PART_BYTES
         return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(self.members, MOST_NEIGHBOURS)

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
-from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, ClientsOnline
 from server_app.runs.event_log import EventLog
-from server_app.runs.presence import Presence
+from server_app.runs.plan import RunPlan
+from server_app.services import Services
 
 _TICK_SECONDS: Final = 0.1
 _MOST_NAMES: Final = 8
 
 
-@dataclass(slots=True, kw_only=True)
 class CohortSelection:
-    """Waits for the clients of one run.
+    """Waits for the clients of one run."""
 
-    least_clients: how many must be there, if a strategy asks so many. min_cohort: fewest clients of a secure sum, as
-    their policies ask for. names: of the whole roster. grace_seconds: how long a client that was asked for, but is
-    not there although enough others are, holds up an exchange.
-    """
-
-    settings: JobSettings
-    least_clients: int
-    min_cohort: int
-    app_sha256: str
-    presence: Presence
-    names: Mapping[int, str]
-    event_log: EventLog
-    clock: Callable[[], float]
-    grace_seconds: float
-    _told: tuple[frozenset[int], int] | None = None
-    _mismatched: set[int] = field(default_factory=set)
+    def __init__(self, services: Services, plan: RunPlan, event_log: EventLog) -> None:
+        self._services = services
+        self._plan = plan
+        self._settings = plan.settings
+        self._event_log = event_log
+        self._told: tuple[frozenset[int], int] | None = None
+        self._mismatched: set[int] = set()
 
     async def nodes(self) -> list[int]:
         """Clients that can be asked now, as many as the run needs or more; raises RoundFailed."""
-        least = self._least(len(self.names))
-        return sorted(await self._wait(frozenset(self.names), least, least))
+        least = self._least(len(self._services.names))
+        return sorted(await self._wait(frozenset(self._services.names), least, least))
 
     async def cohort(self, asked: tuple[int, ...], attempt: int) -> list[int]:
         """Those of `asked` that are there; raises RoundFailed where too few come in time.
@@ -57,61 +45,64 @@ class CohortSelection:
                 "would show single updates. Let it sample more clients"
             )
         pool = wanted
-        if attempt > 1 and self.settings.aggregation == "secure":
-            pool = frozenset(self.names)
+        if attempt > 1 and self._settings.aggregation == "secure":
+            pool = frozenset(self._services.names)
         present = await self._wait(pool, least, len(wanted))
         order = sorted(present, key=lambda client: (client not in wanted, client))
         return sorted(order[: len(wanted)])
 
     def _least(self, asked: int) -> int:
-        floor = self.min_cohort if self.settings.aggregation == "secure" else 1
-        return max(floor, self.settings.quorum, min(self.least_clients, asked))
+        min_cohort = self._services.min_cohort
+        floor = min_cohort if self._settings.aggregation == "secure" else 1
+        return max(floor, self._settings.quorum, min(self._plan.least_clients(min_cohort), asked))
 
     async def _wait(self, pool: frozenset[int], least: int, wanted: int) -> frozenset[int]:
-        start = self.clock()
+        start = self._services.clock()
         enough_since: float | None = None
         while True:
             present = self._present(pool)
-            now = self.clock()
+            now = self._services.clock()
             if len(present) < least:
                 enough_since = None
             elif enough_since is None:
                 enough_since = now
-            late = enough_since is not None and now - enough_since >= self.grace_seconds
+            late = enough_since is not None and now - enough_since >= self._services.settings.grace_seconds
             if len(present) >= wanted or late:
                 self._tell(present, pool, wanted)
                 return present
-            if now - start >= self.settings.join_seconds and enough_since is None:
+            if now - start >= self._settings.join_seconds and enough_since is None:
                 raise RoundFailed(self._shortage(pool, least, len(present)))
             self._tell(present, pool, wanted)
             await asyncio.sleep(_TICK_SECONDS)
 
     def _present(self, pool: frozenset[int]) -> frozenset[int]:
-        within = self.settings.liveness_seconds
-        for client in (self.presence.mismatched(self.app_sha256, within) & pool) - self._mismatched:
+        within = self._settings.liveness_seconds
+        for client in (self._services.presence.mismatched(self._plan.app_sha256, within) & pool) - self._mismatched:
             self._note_mismatch(client)
-        return self.presence.eligible(self.app_sha256, within) & pool
+        return self._services.presence.eligible(self._plan.app_sha256, within) & pool
 
     def _shortage(self, pool: frozenset[int], least: int, present: int) -> str:
-        online = self.presence.online(self.settings.liveness_seconds) & pool
-        waiting = sum(map(self.presence.waits, online))
+        online = self._services.presence.online(self._settings.liveness_seconds) & pool
+        waiting = sum(map(self._services.presence.waits, online))
         more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
         absent = self._named(pool - online)
         names = ", ".join(absent[:_MOST_NAMES]) + (", ..." if len(absent) > _MOST_NAMES else "")
         gone = f"; not connected: {names}" if absent else ""
-        return f"{least} clients are needed, {present} are connected after {self.settings.join_seconds:g} s{more}{gone}"
+        return (
+            f"{least} clients are needed, {present} are connected after {self._settings.join_seconds:g} s{more}{gone}"
+        )
 
     def _note_mismatch(self, client: int) -> None:
         self._mismatched.add(client)
         reason = "is not asked: another app is installed there than the one of this run"
-        self.event_log.add(ClientDropped(exchange=0, client=self.names[client], stage="join", reason=reason))
+        self._event_log.add(ClientDropped(exchange=0, client=self._services.names[client], stage="join", reason=reason))
 
     def _tell(self, present: frozenset[int], pool: frozenset[int], wanted: int) -> None:
         expected = max(wanted, len(present))  # more may be there than the run waits for
         if self._told != (present, expected):
             self._told = (present, expected)
             online, absent = self._named(present), self._named(pool - present)
-            self.event_log.add(ClientsOnline(online=online, expected=expected, absent=absent))
+            self._event_log.add(ClientsOnline(online=online, expected=expected, absent=absent))
 
     def _named(self, clients: frozenset[int]) -> list[str]:
-        return [self.names[client] for client in sorted(clients)]
+        return [self._services.names[client] for client in sorted(clients)]

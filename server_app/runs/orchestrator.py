@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -16,7 +16,7 @@ from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
 from fedcore.privacy import PrivacyBudget
 from fedcore.state import Layout, ModelState
 from fedcore.system.concurrency import guarded
-from fedcore.wire import ModelRef, Task, is_training
+from fedcore.wire import ModelRef, is_training
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
@@ -75,17 +75,7 @@ class RunOrchestrator:
         self._budget = PrivacyBudget(self._encodings.privacy)
         self._stopped = ""
         self._count = 0
-        self._clients = CohortSelection(
-            settings=plan.settings,
-            least_clients=plan.least_clients(services.min_cohort),
-            min_cohort=services.min_cohort,
-            app_sha256=plan.app_sha256,
-            presence=services.presence,
-            names=services.names,
-            event_log=event_log,
-            clock=services.clock,
-            grace_seconds=services.settings.grace_seconds,
-        )
+        self._clients = CohortSelection(services, plan, event_log)
 
     async def lead(self, app: AppConnection) -> RunEnd:
         """Answer the app until it ends; its final model. Raises FedcoreError."""
@@ -190,7 +180,14 @@ class RunOrchestrator:
             encoding=encoding,
             least_cohort=services.min_cohort,
         )
-        context = self._context(task, model)
+        context = ExchangeContext(
+            services=services,
+            task=task,
+            settings=plan.settings,
+            folder=self._files.exchange_folder(task.exchange),
+            model=model,
+            event_log=self._event_log,
+        )
         if not secure:
             return PlainExchange(context)
         return SecureExchange(
@@ -199,25 +196,6 @@ class RunOrchestrator:
             roster=services.roster.keys,
             roster_hash=services.roster.hash(),
             randomness=services.randomness,
-        )
-
-    def _context(self, task: Task, model: Path | None) -> ExchangeContext:
-        services = self._services
-        return ExchangeContext(
-            task=task,
-            settings=self._plan.settings,
-            names=services.names,
-            folder=self._files.exchange_folder(task.exchange),
-            model=model,
-            presence=services.presence,
-            store=services.store,
-            spool=services.spool,
-            event_log=self._event_log,
-            bell=services.client_bell,
-            clock=services.clock,
-            threads=services.threads,
-            upload_slack_bytes=services.settings.upload_slack_bytes,
-            grace_seconds=services.settings.grace_seconds,
         )
 
     async def _carry_out(self, exchange: Exchange) -> ExchangeResult:
@@ -258,7 +236,7 @@ class RunOrchestrator:
         )
 
     def _note_success(self, exchange: Exchange, result: ExchangeResult, seconds: float) -> None:
-        names = self._services.names
+        usage = exchange.usage
         self._event_log.add(
             ExchangeDone(
                 exchange=exchange.task.exchange,
@@ -269,9 +247,9 @@ class RunOrchestrator:
                 metrics=dict(result.metrics),
                 clipped=result.clipped,
                 seconds=round(seconds, 4),
-                stage_seconds=dict(exchange.usage.stage_seconds),
-                bytes_up=exchange.usage.up(names),
-                bytes_down=exchange.usage.down(names),
+                stage_seconds=dict(usage.stage_seconds),
+                bytes_up=self._by_name(usage.up),
+                bytes_down=self._by_name(usage.down),
                 epsilon_spent=self._budget.epsilon_spent,
             )
         )
@@ -284,6 +262,9 @@ class RunOrchestrator:
 
     def _names(self, clients: frozenset[int]) -> list[str]:
         return [self._services.names[client] for client in sorted(clients)]
+
+    def _by_name(self, counts: Mapping[int, int]) -> dict[str, int]:
+        return {self._services.names[client]: count for client, count in sorted(counts.items())}
 
 
 async def _unless_ended(app: AppConnection, work: Coroutine[Any, Any, T]) -> T:
