@@ -80,7 +80,7 @@ class NonceCache:
             if created < seen.floor:
                 raise Unauthorized("the signature is older than the requests that are remembered")
             if nonce in seen.nonces:
-                raise Unauthorized("the same signed request came before; sign each attempt anew")
+                raise Unauthorized("the same signed request came before; sign each attempt again")
             seen.remember(nonce, created, self._per_key)
 
     def __len__(self) -> int:

@@ -1,8 +1,19 @@
-"""Updates to packed 64-bit words that add up, and sums of such words to weighted means.
+"""Updates to 64-bit words that add up, and sums of such words to weighted means.
 
-`first_encoding` and `next_encoding` fix the public parameters of an exchange, each client calls
-`encode`, the server `decode`s the sum. See PROTOCOL.md, "Encoding", and encoding.py for the words. With differential
-privacy it is `private_encoding` and private.py.
+Masks cancel only in exact arithmetic, so updates become integers before they are masked. An element of the update is
+divided by a public scale, rounded stochastically to one of 2L + 1 levels, and put into a field of b bits. The rounding
+is unbiased, so its errors average out over clients and rounds (as in QSGD, Alistarh et al. 2017, section 3.1). A field
+has room for the sum of n_max values, so fields are packed several to a word and words added modulo 2^64 without any
+field running into its neighbour; parameters for which that would not hold are refused before a round starts.
+
+A scale must cover the largest update of any client, which nobody may see. Clients therefore let power sums of their
+magnitudes travel in the sum, from which an upper bound for the next round follows (`statistics`, docs/adr/0003).
+
+`first_encoding` and `next_encoding` fix the public parameters of an exchange, every client calls `encode`, the server
+calls `decode` on the sum. `encoding` describes the words. With differential privacy the parameters are those of
+`private_encoding`, and noise goes into the words of each client (`private`, `noised`). What must hold: both sides
+derive the same parameters, whose hash goes into the protocol's ctx; whatever honest clients send decodes to within the
+proven error; and a sum that no honest clients can have made raises PeerError.
 """
 
 from fedcore.codec.decoder import Decoded
@@ -10,12 +21,7 @@ from fedcore.codec.dispatch import decode, encode
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import CodecSettings, Encoding
 from fedcore.codec.metrics import MetricName, MetricValue
-from fedcore.codec.private import (
-    AnyEncoding,
-    PrivateEncoding,
-    private_encoding,
-    release_of,
-)
+from fedcore.codec.private import AnyEncoding, PrivateEncoding, private_encoding, release_of
 from fedcore.codec.statistics import Statistics, first_encoding, next_encoding
 
 __all__ = [

@@ -51,7 +51,7 @@ class Block:
     spans: tuple[Span, ...]
 
     def release(self, *states: ModelState) -> None:
-        """Let go of what was read of mapped files, now and then: after some blocks, of which this may be the last."""
+        """Release what was read of mapped files, once every few blocks."""
         if self.number % _RELEASE_EVERY == _RELEASE_EVERY - 1:
             for state in states:
                 state.release()
@@ -78,7 +78,7 @@ def for_each(cut: Sequence[Block], prepare: Callable[[], Callable[[Block], _Resu
     """The results for all blocks, in order. `prepare()` gives a thread its function, with buffers of its own.
 
     Where several blocks fail, the error of the first of them is raised: it is the same for any
-    number of threads, since blocks are begun in order.
+    number of threads, since blocks are started in order.
     """
     if threads < 1:
         raise UsageError("threads must be 1 or more")

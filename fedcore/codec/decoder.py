@@ -57,7 +57,7 @@ def decode(
     that is None; the sum and the base are read block by block and not changed. The result does not
     depend on `threads`.
 
-    Raises PeerError when the sum is none that honest clients can make, which also catches a mask
+    Raises PeerError when honest clients cannot have made the sum, which also catches a mask
     that was not removed; RoundFailed when the survivors have no examples; EncodingError when the
     mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
     """

@@ -52,7 +52,7 @@ def pack(words: NDArray[np.uint64], field_bits: int, start: int, fields: NDArray
     if view is not None:
         view[:] = fields
         return
-    # Up to two fields complete a word that is begun, up to two begin one at the end.
+    # Up to two fields complete a word that has been started, and up to two start one at the end.
     head = min(-start % 3, fields.size)
     body = (fields.size - head) // 3 * 3
     _pack_few(words, start, fields[:head])
@@ -129,7 +129,7 @@ class StochasticRounder:
 
     `levels` is L; `randomness(32)` gives the key of a keystream that is used for nothing else. The
     keystream is cut into chunks, whose numbers are the nonces; `begin` moves to the start of one,
-    and every value takes the next two bytes. No chunk may be begun twice.
+    and every value takes the next two bytes. No chunk may be started twice.
 
     Fields are uint16 for 16-bit fields, else uint32. Arithmetic is float32 for 16 bits, whose
     levels float32 represents exactly, and float64 for more. 16 random bits decide each value: the

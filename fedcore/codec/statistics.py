@@ -78,7 +78,7 @@ class Statistics:
     peaks
         Upper bound on the largest |w * delta| of any survivor.
     measured
-        Whether the peak is the tight bound, from the fourth powers.
+        Whether the peak is the tight bound, the one from the fourth powers.
     clipped
         Elements that exceeded the scale, over all survivors.
     shrunk
@@ -165,11 +165,11 @@ def first_encoding(settings: CodecSettings, layout: Layout | None, n_max: int) -
 def next_encoding(settings: CodecSettings, layout: Layout, n_max: int, statistics: Statistics) -> Encoding:
     """The encoding of a round of up to `n_max` clients after one with these statistics.
 
-    Clients that did not survive, or join anew, are taken to be like the survivors: a bound on the
+    Clients that dropped out or are new are assumed to be like the survivors: a bound on the
     fourth powers grows with the number of clients to the 1/4.
 
     A silent tensor (frozen, or all zero) says nothing; it gets the median scale of the others, the
-    best guess for when it wakes. Zeros are exact at any scale, so the guess costs nothing until
+    best guess for when it changes again. Zeros are exact at any scale, so the guess costs nothing until
     then. Where every tensor was silent, scales and width stay.
 
     Fields stay wide for one more round where a peak is only the loose bound, sum(a), and narrow

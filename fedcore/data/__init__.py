@@ -1,4 +1,14 @@
-"""Data sets and the ways to divide them among clients. NumPy only; no loader ever unpickles."""
+"""Data sets, and the ways to divide them among clients. NumPy only; no loader ever unpickles.
+
+Federated data differ from client to client, and how they differ decides how hard learning is. `partition` divides a
+data set by the rules that papers compare on: evenly (iid), by labels drawn from a Dirichlet distribution, by shards of
+one label each, or by the owners that the data come with. It is a pure function of the seed. The training and the test
+half are divided by one rule, so that each client is tested on data like its own, and the parts of a half are disjoint
+and cover it.
+
+A data file is known by its SHA-256. The bytes that are checked are the bytes that are parsed, so nothing can change
+in between. A loader returns plain arrays with a fixed test half, whatever the seed of a run.
+"""
 
 from fedcore.data.heart import load_heart_disease
 from fedcore.data.images import load_cifar10, load_digits, load_fashion_mnist, load_femnist, load_mnist

@@ -151,7 +151,7 @@ def read_verified(name: str, data_dir: Path | str | None = None) -> bytes:
 
 
 def download(url: str, path: Path, sha256: str) -> None:
-    """Fetch `url` to `path`; the file appears there whole and verified, or not at all.
+    """Fetch `url` to `path`; the file appears there only when it is complete and verified.
 
     Raises DataError, which says what to set where there is no network.
     """

@@ -1,4 +1,15 @@
-"""Identities and files of a federation: provisioning, the signed roster, everybody's kits."""
+"""Who belongs to a federation and how each party proves it: the authority, the signed roster, and everybody's kit.
+
+Secure aggregation is only as good as the identity keys behind it: a server that could invent clients would need only
+one honest client in a cohort to read its update. So membership is not the server's to decide. An authority, whose key
+stays offline, signs the roster: the list of clients with their Ed25519 identity keys. Every party checks that signature
+for itself, and every round is bound to the roster's hash. The signature covers a canonical binary form, not the JSON
+text.
+
+`provision` makes all of it at once: the authority's folder, and one kit for the server, for the operator and for each
+client. `kits` reads a kit and refuses one that is incomplete, altered or readable by other users. A client's kit holds
+its owner's policy: what the owner insists on, whatever a server says.
+"""
 
 from fedcore.federation.kits import ClientKit, OperatorKit, Policy, ServerKit
 from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, Federation, provision

@@ -154,7 +154,7 @@ def write_file(path: Path, content: bytes | str, *, secret: bool = False) -> Non
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that takes its name when the block ends well.
 
-    So `target` is there whole or not at all. Raises KitError when it exists with something in it,
+    So an unfinished `target` is never seen. Raises KitError when it exists with something in it,
     which is then left as it is; StorageFull or EnvironmentFailure when it cannot be written.
     """
     target = target.absolute()

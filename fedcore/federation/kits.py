@@ -212,7 +212,7 @@ class ClientKit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKit:
-    """What the server needs: where it listens, its certificate, the roster, where its data lives.
+    """What the server needs: where it listens, its certificate, the roster, where it keeps its data.
 
     min_cohort: the fewest clients that a secure sum may be made of, as the clients' policies say; a server that asks
         for less is refused by every one of them.

@@ -91,7 +91,7 @@ def provision(
     policy: Policy | None = None,
     randomness: tls.Randomness = os.urandom,
 ) -> Federation:
-    """Make a federation of `clients` clients in `folder`, whole or not at all.
+    """Make a federation of `clients` clients in `folder`. After a failure nothing of it is left.
 
     hosts: names and addresses of the server for its TLS certificate; the kits' URL has the first.
     bind: the address that the server listens on; by default the loopback if `hosts` mean nothing

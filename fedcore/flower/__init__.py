@@ -1,7 +1,15 @@
 """The one place that imports flwr: loading Flower apps, and running them over our own exchanges.
 
-`bundle` and `app` only read files and never import flwr or the user's code, so the agent and the server may use them;
-`serverside` and `clientside` run the user's code and belong in a process of their own.
+Users write ordinary Flower apps. A strategy talks to a `Grid`; `serverside.ExchangeGrid` is one whose
+`send_and_receive` is an exchange. In secure mode no single update exists to be handed over, so the strategy gets one
+reply with the weighted mean, and the mean of one reply is that reply: every strategy that uses nothing but the mean
+works unchanged, and one that does not is refused before the first round (`strategies`, docs/adr/0001 and 0002).
+
+On the client `clientside` runs the ClientApp for a task. `engine_app` makes ClientApps out of functions that take an
+engine; these get their model tensor by tensor (`tensor_app`), past Flower's records.
+
+`app` only reads files and never imports flwr or the user's code, so the agent and the server may use it. All else runs
+the user's code, and belongs in a process of its own.
 """
 
 import os

@@ -39,7 +39,7 @@ TTL_SECONDS = 12 * 3600.0
 
 @dataclass(slots=True, kw_only=True)
 class ClientRunner:
-    """A loaded ClientApp that stays warm; its Context lives as long as the run does.
+    """A loaded ClientApp that stays warm; its Context lasts as long as the run.
 
     In a group of ranks every one of them has a runner, and all do the same tasks. engine: how the ranks work together,
     for an app that leaves it to us. local_folder: where the client's own model stays; without one, in the Context.

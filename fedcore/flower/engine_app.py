@@ -232,7 +232,7 @@ def supervised_app(
 
     Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` where there are no
     epochs, and `seed`; of the node's, `partition-id`. Metrics: `train_loss`, `eval_loss`, `eval_acc`.
-    data: asked in every round, so that it had better keep what it read. weigh: what a test result weighs in the
+    data: called in every round, so it should keep what it has read. weigh: what a test result weighs in the
     federation's mean; "targets" for sequences, whose loss and accuracy are means over positions.
     """
 

@@ -38,7 +38,7 @@ class OwnModelStore(Protocol):
 
 
 class ContextStore:
-    """In the node's Flower Context: lives as long as the run and this process do."""
+    """In the node's Flower Context: kept as long as the run and this process last."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -1,8 +1,17 @@
-"""Distributed differential privacy: noise shares at the clients, and the account of what their sums reveal.
+"""Distributed differential privacy: each client adds a share of the noise, and a run keeps account of what it reveals.
 
-`tables` and `sampler` make the noise, `release` bounds what one sum reveals, `accounting` composes and converts to
-epsilon, `budget` is what a run keeps. How updates become noised words is in `fedcore.codec.private`. The argument is in
-docs/adr/0007-distributed-differential-privacy.md.
+A sum over a cohort can still tell something about one client. Under (epsilon, delta)-differential privacy (Dwork and
+Roth 2014, chapter 2) hardly anything changes whether a client takes part or not: any outcome is at most e^epsilon times
+as likely, but for a chance of delta. No single party is trusted to add the noise. Every client adds a small share, and
+the shares of the fewest honest clients that a sum may be made of add up to what was promised; only the masked sum ever
+leaves secure aggregation. Updates are integers there, so the noise is, too: Skellam (Agarwal, Kairouz, Liu 2021) or
+discrete Gaussian (Kairouz, Liu, Steinke 2021).
+
+`noise` draws it, without floating point, from exact tables and a key stream that the server cannot predict.
+`accounting` bounds the Renyi divergence of one release, adds up releases (Mironov 2017) and converts to epsilon.
+`budget` is what one run promises and has spent: it stops before the exchange that would exceed its epsilon. An exchange
+counts as soon as its survivors are named, whatever fails afterwards. How updates become noised words is in
+`fedcore.codec.private`; the argument as a whole is in docs/adr/0007-distributed-differential-privacy.md.
 """
 
 from fedcore.privacy.accounting import (

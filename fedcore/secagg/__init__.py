@@ -1,7 +1,22 @@
-"""Secure aggregation without input and output (docs/protocol.md, R0 to R4).
+"""Secure aggregation: the server learns the sum of its clients' vectors and none of the vectors (docs/protocol.md).
 
-`ClientSession` and `ServerRound` are the two state machines; the rest are their messages and parameters. The package
-imports only `fedcore.errors`, NumPy and `cryptography`; randomness is an argument and there is no clock.
+Every client adds masks to its vector of 64-bit words, modulo 2^64. A pairwise mask is a key stream that two neighbours
+share: one adds it, the other subtracts it, so that it cancels in the sum. If one of the two drops out it does not
+cancel, so each client's secrets are shared among its neighbours by Shamir's scheme (1979), and any t of them rebuild
+the secret that the missing masks follow from. A client that is only slow would then be laid open, since its vector may
+still arrive. Hence each client adds a self mask too, whose seed is shared likewise: for each client the neighbours
+release shares of the one secret or of the other, never of both. This is Bonawitz et al. 2017 (CCS), in its malicious
+setting. In large cohorts the neighbours are k others on a ring, as in Bell et al. 2020 (CCS), and not everybody.
+
+The server may lie, and may have clients on its side. What protects the others: keys are fresh in every round and signed
+by the identity keys of the roster, over a hash (ctx) of everything that was agreed on; survivors are fixed before any
+share is released, by signatures of a quorum (R3), so that two clients never act on different sets; and each step
+happens once. A message that is repeated word for word gets the same answer; any other second message is refused.
+
+`ClientSession` and `ServerRound` are the two state machines. Their legal transitions are one table (`transitions`); a
+message that fails a check raises ProtocolViolation under one of the fixed names in `checks` and leaves the state as it
+was. There is no input or output here: only `fedcore.errors`, NumPy and `cryptography` are imported, randomness is an
+argument, and there is no clock. So the server, the client and the simulator all run the very same code.
 """
 
 from fedcore.secagg.agreement import Agreement

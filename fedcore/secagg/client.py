@@ -86,7 +86,7 @@ class ClientSession:
     """One client in one round.
 
     `parameters` hold this client's own hashes of roster, model and task; `roster` maps client id to raw Ed25519
-    public key, comes from the client's kit and must not change while the session lives. `min_cohort` and
+    public key, comes from the client's kit and must not change during the session. `min_cohort` and
     `min_threshold` are its owner's policy, which no server can lower. Steps, in order: `advertise`, `share_keys`,
     `receive_shares`, `mask` or `mask_parts`, `sign_survivors`, `unmask`. A step repeated with the identical message
     returns the identical answer, with another one raises ProtocolViolation; a step out of order raises

@@ -39,7 +39,7 @@ GROUP_TERMS = 256
 WORKER_BYTES = 1024 * 1024
 """Keystream (about 0.2 ms of it) below which another thread costs more than it saves."""
 _SHARES = 4
-"""Ranges for each thread, so that one that was held up does not keep the others waiting."""
+"""Ranges for each thread, so that a slow one does not keep the others waiting."""
 
 _ZEROS = memoryview(bytes(BLOCK_WORDS * WORD_BYTES))
 _Work = TypeVar("_Work")

@@ -26,7 +26,7 @@ FULL_GRAPH_BELOW = 65
 """Cohorts smaller than this are fully connected: a sparse graph would save next to nothing."""
 SECURITY_BITS = 128
 """A failure has probability 2^-128. A statistical 2^-40 is not enough: the order is a hash of the advertised keys, so
-whoever sends the last key, or chooses whom to list, can try orders as fast as he can hash."""
+whoever sends the last key, or chooses whom to list, can try orders as fast as it can hash."""
 PUBLISHED_SECURITY_BITS = 40
 CORRECTNESS_BITS = 20
 """An honest round with no more than the expected dropouts fails with probability 2^-20."""

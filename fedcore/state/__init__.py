@@ -1,8 +1,15 @@
-"""Model states: named tensors over one safetensors file, without torch.
+"""Models as named tensors over one safetensors file, without torch.
 
-A state is what a federation moves between machines: the parameters and buffers of a model, in
-their storage dtype. It is read through a memory map, so that opening a model costs no memory and
-every conversion to float32 can go block by block.
+A state is what a federation moves between machines: the parameters and buffers of a model in their storage dtype, in
+the order of the model. Its layout (names, dtypes, shapes) is agreed on by all parties and hashed into the protocol's
+ctx; two states add up only if their layouts are the same.
+
+A state is read through a memory map and written through a sink, both in blocks, so that neither opening a model nor
+averaging one takes memory for all of it, and conversions to float32 go block by block. Files are written under another
+name, synced and then renamed: a reader finds either a complete file or none. safetensors is a header and plain bytes;
+nothing is ever unpickled.
+
+`own_model` keeps the model that a client holds for itself, from round to round.
 """
 
 from fedcore.state.files import FileSink, sha256_file

@@ -1,4 +1,14 @@
-"""Training on one client: models, engines, the local loop, seeds. Knows torch, never the network."""
+"""Training on one client: models, engines, the local loop, seeds. Knows torch, never the network.
+
+In federated averaging (McMahan et al. 2017) each client starts from the global model, takes some steps of SGD on its
+own data, and sends back the difference. `train` is that local loop and `evaluate` its counterpart; both run on an
+`Engine`, which decides how one or many ranks work on a step together. Variants of the local objective are here as well:
+the proximal pull of FedProx and Ditto (`proximal`), and which tensors are federated at all (`shared_tensors`).
+
+What must hold: a seed is derived from what is done (run, round, client), never from when or where, so that a run
+repeats bit for bit (`seeds`); the loss of an example does not depend on the batch or the rank that it lands in
+(`losses`).
+"""
 
 from fedcore.training.engines import Batch, Engine, EngineConfig, Proximal, Recipe, World, make_engine
 from fedcore.training.loop import Evaluation, OptimizerConfig, TrainSummary, evaluate, local_engine, train

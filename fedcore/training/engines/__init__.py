@@ -1,4 +1,17 @@
-"""Engines: one model trained by one rank or by many, behind one interface."""
+"""Engines: one model trained by one rank or by many, behind one interface.
+
+Whatever the engine, a step means the same: the gradient of the mean loss over the whole batch, clipped by its norm over
+the whole model, then one step of the optimizer. So a client's result does not depend on how many devices it has, but
+for rounding (docs/adr/0010-one-step-on-any-engine.md).
+
+    single, ddp    the whole model on each rank (Li et al. 2020, "PyTorch Distributed")       `replicated`
+    fsdp, hsdp     parameters, gradients and optimizer state sharded (Zhao et al. 2023)       `fsdp`
+    tp, ddp-tp     each layer split over ranks (Shoeybi et al. 2019, "Megatron-LM")           `tp`
+    pp             consecutive layers on consecutive ranks (Huang et al. 2019, "GPipe")       `pp`, `stages`
+
+`base` is the interface; `batches` says which rank works on which examples, `building` makes a model ready, `transfer`
+moves its state in and out. All ranks make the same calls in the same order, since most of them wait for the others.
+"""
 
 from __future__ import annotations
 

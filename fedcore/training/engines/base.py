@@ -223,7 +223,10 @@ class Engine(ABC):
     def passes(
         self, data: TrainingData, *, batch_size: int, sharded: bool = False, workers: int = 0
     ) -> Iterator[Batch]:
-        """Every example once and in order, for an evaluation; stand-ins have weight 0. batch_size: of one rank."""
+        """Every example once and in order, for an evaluation. batch_size: of one rank.
+
+        A rank whose share is shorter gets examples of weight 0 instead.
+        """
         counts = self._counts(len(data)) if sharded else None  # type: ignore[arg-type]
         rows = ordered_rows(len(data), batch_size, rank=self.data_rank, ranks=self.data_size, counts=counts)  # type: ignore[arg-type]
         return self._loaders.batches(data, rows, workers=workers)
@@ -300,7 +303,7 @@ class Engine(ABC):
         return [entry for entry in entries if only is None or entry.spec.name in only]
 
     def close(self) -> None:
-        """Let go of what must not outlive the process group."""
+        """Release what must not outlive the process group."""
         self._loaders.close()
 
     def _average_buffers(self) -> None:

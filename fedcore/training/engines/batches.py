@@ -60,7 +60,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One rank's share of a batch, as row numbers. empty: the only row is a stand-in of weight 0."""
+    """One rank's share of a batch, as row numbers. empty: this rank has no share; its only row has weight 0."""
 
     rows: Tensor | slice
     total: int
@@ -156,7 +156,7 @@ _Place = tuple[int, int]
 
 
 class _Order:
-    """The places of each batch of the coming round; a loader whose workers stay asks for them anew."""
+    """The places of each batch of the coming round; a loader whose workers stay asks for them again."""
 
     def __init__(self, examples: int) -> None:
         self.rows: Sequence[Rows] = ()

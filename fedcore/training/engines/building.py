@@ -136,7 +136,7 @@ def outline(module: nn.Module) -> nn.Module:
 def place(module: nn.Module, device: torch.device) -> None:
     """Move parameters and buffers to `device`, in place.
 
-    Those without memory get some, and are NaN until they are loaded, so that nobody trains without. Tensors that go by
+    Those without memory get some, and are NaN until they are loaded, so that nobody trains without. Tensors with
     several names (tied weights) stay one.
     """
     placed: dict[int, Tensor] = {}
@@ -152,7 +152,7 @@ def place(module: nn.Module, device: torch.device) -> None:
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:
-    """Names of the parameters that go by more than one, grouped by parameter."""
+    """Names of the parameters that have more than one, grouped by parameter."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

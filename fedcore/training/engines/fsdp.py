@@ -107,7 +107,7 @@ def _uses(module: nn.Module) -> Counter[int]:
 
 def _materialise(module: nn.Module, parameters_on: torch.device, buffers_on: torch.device) -> None:
     """Give the sharded model its memory. Its weights are NaN until they are loaded, so that nobody trains without."""
-    # It swaps the contents of a sharded parameter, which stays the same object: what goes by two names stays one.
+    # It swaps the contents of a sharded parameter, which stays the same object: what has two names stays one.
     module.to_empty(device=parameters_on)
     with torch.no_grad():
         for parameter in module.parameters():

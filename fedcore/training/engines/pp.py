@@ -213,7 +213,7 @@ class PipelineEngine(Engine):
         ]
 
     def close(self) -> None:
-        """Let go of what must not outlive the process group."""
+        """Release what must not outlive the process group."""
         self._schedules.clear()
         self._shared.clear()
         super().close()
