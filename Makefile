@@ -45,7 +45,7 @@ test-slow: $(STAMP)  ## run what `make test` leaves out
 test-all: test test-slow  ## run all tests
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach
-	$(PYTEST) --maxprocesses 3 $(addprefix --cov ,$(PACKAGES)) --cov-report term:skip-covered tests
+	$(PYTEST) --maxprocesses 3 tests --cov
 
 check: $(STAMP)  ## formatting, lint, types and import rules
 	$(VENV)/bin/ruff format --check $(SOURCES)

@@ -1,32 +1,25 @@
-"""Federations in real processes, over real TLS, a few for each module."""
+"""A federation in real processes, over real TLS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from support.deployment import Deployment
-from support.lanes import Lane, Lanes
 from support.simulated import simulate
 
-__all__ = ["simulate"]
-
-FEDERATIONS = 3
-"""As many as keep two cores busy while the tests wait."""
+__all__ = ["federation", "simulate"]
 
 
-@contextmanager
-def four(folder: Path) -> Iterator[Lane]:
-    """One server and four clients with the tiny app; all clients run before each test, whatever the last one did."""
-    with Deployment.open(folder) as federation:
-        federation.start()
-        yield federation.revive
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One server and four clients with the tiny app."""
+    with Deployment.open(tmp_path_factory.mktemp("four")) as deployment:
+        deployment.start()
+        yield deployment
 
 
-@pytest.fixture(scope="module")
-def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
-    """A federation of four for each lane."""
-    with Lanes.opened(request, four, count=FEDERATIONS) as opened:
-        yield opened
+@pytest.fixture
+def federation(four: Deployment) -> Deployment:
+    """All of them run before each test, whatever the last one did."""
+    return four.revive()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.commands import forked
 from support.deployment import Deployment, command_lines, fedcore, wait_until
-from support.lanes import Lane, Lanes, side_by_side
 from support.tiny import TINY
 
 from fedcore.progress import PLAIN_WARNING
@@ -23,19 +21,18 @@ INTERRUPTED = 130
 pytestmark = pytest.mark.timeout(1200)
 
 
-@contextmanager
-def two(folder: Path) -> Iterator[Lane]:
-    """A lane: two clients whose owners allow plain aggregation."""
-    with Deployment.open(folder, clients=2, allow_plain=True) as readable:
-        readable.start()
-        yield readable.revive
-
-
 @pytest.fixture(scope="module")
-def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
-    """Federations whose updates the server may read."""
-    with Lanes.opened(request, two, count=3) as opened:
-        yield opened
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Two clients whose owners allow plain aggregation."""
+    with Deployment.open(tmp_path_factory.mktemp("two"), clients=2, allow_plain=True) as deployment:
+        deployment.start()
+        yield deployment
+
+
+@pytest.fixture
+def readable(two: Deployment) -> Deployment:
+    """A federation whose updates the server may read."""
+    return two.revive()
 
 
 def test_help_lists_the_commands_in_the_order_of_their_use() -> None:
@@ -63,7 +60,6 @@ def test_json_of_the_commands_without_a_server(tmp_path: Path) -> None:
     assert "weight" in ModelState.open(model)
 
 
-@side_by_side
 def test_export_says_that_a_client_has_no_model_of_its_own(readable: Deployment) -> None:
     done = fedcore("client", "export", "--kit", readable.kit("client-1"), "--out", readable.folder / "model")
     assert done.returncode == 2
@@ -71,7 +67,6 @@ def test_export_says_that_a_client_has_no_model_of_its_own(readable: Deployment)
     assert len(done.stderr.splitlines()) == 1
 
 
-@side_by_side
 def test_events_and_summary_of_a_plain_run_say_plain(readable: Deployment) -> None:
     said = len(readable.log("client-1"))
     done = readable.submit(settings={"aggregation": "plain"}).finish()
@@ -85,7 +80,6 @@ def test_events_and_summary_of_a_plain_run_say_plain(readable: Deployment) -> No
     assert all("[plain: the server can read this]" in line for line in lines)
 
 
-@side_by_side
 def test_a_person_is_told_of_a_plain_run_before_and_after_it(readable: Deployment) -> None:
     command = (
         "run",
@@ -106,7 +100,6 @@ def test_a_person_is_told_of_a_plain_run_before_and_after_it(readable: Deploymen
     assert f"model saved to {readable.folder}/m.safetensors" in secure.stdout
 
 
-@side_by_side
 def test_ctrl_c_on_a_run_cancels_it_and_the_next_one_works(readable: Deployment) -> None:
     run = readable.submit(gated=True)
     run.wait_for_training()
@@ -122,7 +115,6 @@ def test_ctrl_c_on_a_run_cancels_it_and_the_next_one_works(readable: Deployment)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)])
-@side_by_side
 def test_a_client_that_is_stopped_takes_its_ranks_along(
     readable: Deployment, number: signal.Signals, status: int
 ) -> None:
@@ -136,7 +128,6 @@ def test_a_client_that_is_stopped_takes_its_ranks_along(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@side_by_side
 def test_a_server_that_is_stopped_ends_in_good_order(readable: Deployment, number: signal.Signals) -> None:
     said = len(readable.log("server"))
     run = readable.submit(gated=True)

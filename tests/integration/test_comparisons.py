@@ -16,7 +16,6 @@ import pytest
 from pydantic import TypeAdapter
 from support.commands import forked
 from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, fedcore, wait_until
-from support.lanes import Lanes, fresh_folders, side_by_side
 from support.tiny import TINY
 
 from fedcore.compare.processes import FEDCORE, ProcessGroup
@@ -29,13 +28,6 @@ LONG = 600.0
 """Seconds for a whole comparison on a busy machine."""
 
 pytestmark = pytest.mark.timeout(1800)
-
-
-@pytest.fixture(scope="module")
-def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
-    """A folder for each test."""
-    with Lanes.opened(request, fresh_folders, count=2) as opened:
-        yield opened
 
 
 class Comparison:
@@ -72,12 +64,11 @@ def background(folder: Path) -> Iterator[ProcessGroup]:
     assert_none_left(str(folder))
 
 
-@side_by_side
-def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(folder: Path) -> None:
-    ended_by(signal.SIGINT, INTERRUPTED, folder)
-    (kept,) = (folder / "out").glob("runs/*/result.json")
+def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
+    ended_by(signal.SIGINT, INTERRUPTED, tmp_path)
+    (kept,) = (tmp_path / "out").glob("runs/*/result.json")
     before = kept.stat().st_mtime_ns
-    comparison = ended_by(signal.SIGKILL, -signal.SIGKILL, folder)
+    comparison = ended_by(signal.SIGKILL, -signal.SIGKILL, tmp_path)
     comparison.gate.touch()
     again = fedcore(*comparison.words(), "--json", seconds=LONG)
     assert again.returncode == 0, again.stderr
@@ -101,28 +92,26 @@ def ended_by(number: signal.Signals, status: int, folder: Path) -> Comparison:
     return comparison
 
 
-@side_by_side
-def test_an_app_that_cannot_be_imported_is_not_compared(folder: Path) -> None:
-    app = folder / "app"
+def test_an_app_that_cannot_be_imported_is_not_compared(tmp_path: Path) -> None:
+    app = tmp_path / "app"
     (app / "tiny_app").mkdir(parents=True)
     for name in ("pyproject.toml", "tiny_app/__init__.py", "tiny_app/problem.py", "tiny_app/server_app.py"):
         (app / name).write_bytes((TINY / name).read_bytes())
     (app / "tiny_app" / "client_app.py").write_text("import a_module_that_is_not_installed\n")
     done = fedcore(
-        "compare", app, "--clients", "2", "--modes", "federated", "--out", folder / "out", "--json", seconds=LONG
+        "compare", app, "--clients", "2", "--modes", "federated", "--out", tmp_path / "out", "--json", seconds=LONG
     )
     assert done.returncode == 2
     assert (
         "tiny cannot be compared: ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in done.stderr
     )
     assert 'client_app.py", line 1' in done.stderr, "where to look"
-    assert not (folder / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
-@side_by_side
-def test_a_comparison_from_end_to_end(folder: Path) -> None:
+def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     digits = Path(__file__).parents[2] / "examples" / "digits"
-    out = folder / "out"
+    out = tmp_path / "out"
     modes = ("federated", "federated-plain", "centralized")
     done = fedcore(
         *("compare", digits, "--clients", "2", "--modes", ",".join(modes), "--out", out),
@@ -156,16 +145,15 @@ def test_a_comparison_from_end_to_end(folder: Path) -> None:
     assert PLAIN_WARNING in done.stderr
     for model in out.glob("runs/*/model.safetensors"):
         assert ModelState.open(model)
-    merged = forked("compare", "--from", out / "report.json", "--out", folder / "merged", "--json")
+    merged = forked("compare", "--from", out / "report.json", "--out", tmp_path / "merged", "--json")
     assert merged.returncode == 0, merged.stderr
     assert json.loads(merged.stdout)["runs"] == report["runs"]
 
 
-@side_by_side
-def test_a_private_run_from_end_to_end(folder: Path) -> None:
+def test_a_private_run_from_end_to_end(tmp_path: Path) -> None:
     """Real processes: epsilon after every exchange, and a budget that ends the run with a model."""
     app = Path(__file__).parents[1] / "apps" / "steady"
-    out = folder / "out"
+    out = tmp_path / "out"
     done = fedcore(
         *("compare", app, "--clients", "2", "--modes", "federated-dp", "--out", out, "--json"),
         *("--run-config", "num-server-rounds=3", "--set", "dp-epsilon=6", "--set", "dp-rounds=2"),

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.deployment import Deployment
-from support.lanes import Lane, Lanes, side_by_side
 from support.tiny import load_problem
 
 problem = load_problem()
@@ -62,22 +61,21 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@contextmanager
-def cramped(folder: Path) -> Iterator[Lane]:
-    """A lane: a federation of two over a disk of its own."""
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cramped]:
+    """A federation of two over a disk of its own."""
+    folder = tmp_path_factory.mktemp("cramped")
     with small_disk(folder / "disk") as disk, Deployment.open(folder, clients=2) as federation:
         federation.start("--data-dir", disk)
-        yield Cramped(federation, disk).ready
+        yield Cramped(federation, disk)
 
 
-@pytest.fixture(scope="module")
-def lanes(request: pytest.FixtureRequest) -> Iterator[Lanes]:
-    """A federation over a small disk for each test."""
-    with Lanes.opened(request, cramped, count=2) as opened:
-        yield opened
+@pytest.fixture
+def cramped(two: Cramped) -> Cramped:
+    """Ready for the next test."""
+    return two.ready()
 
 
-@side_by_side
 def test_an_update_waits_until_there_is_room(cramped: Cramped) -> None:
     two = cramped.federation
     run = two.submit(gated=True)
@@ -98,7 +96,6 @@ def test_an_update_waits_until_there_is_room(cramped: Cramped) -> None:
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=2e-6)
 
 
-@side_by_side
 def test_a_disk_that_stays_full_fails_the_run_and_not_the_server(cramped: Cramped) -> None:
     two, limits = cramped.federation, {"train-seconds": 10.0, "step-seconds": 8.0, "max-attempts": 1}
     server = two.process("server")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from support.deployment import Deployment, wait_until
-from support.lanes import side_by_side
 from support.tiny import NAMES, load_problem, step_of
 
 from fedcore.compare.processes import free_port
@@ -80,7 +79,6 @@ def assert_round_without(name: str, federation: Deployment, node: str) -> None:
     np.testing.assert_allclose(done.arrays()["weight"], expected, rtol=0, atol=1e-5)
 
 
-@side_by_side
 def test_a_killed_rank_of_two_costs_its_client_one_exchange(federation: Deployment) -> None:
     federation.stop("client-4")
     said = len(federation.log("client-4"))
@@ -97,7 +95,6 @@ def test_a_killed_rank_of_two_costs_its_client_one_exchange(federation: Deployme
     assert federation.ranks("client-4") == again, "the ranks stay from run to run"
 
 
-@side_by_side
 def test_a_client_of_two_machines(federation: Deployment) -> None:
     with network() as machines:
         assert_goes_on_two(machines, federation)

@@ -10,7 +10,6 @@ import pytest
 from support.client_on_battery import UNPLUGGED
 from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, command_lines, wait_until
 from support.error_bound import error_bound
-from support.lanes import side_by_side
 from support.tiny import NAMES, TINY, load_problem, step_of
 
 from fedcore.exchange import EncodingPlan
@@ -37,7 +36,6 @@ def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
         assert far > 100 * bound, "one client more or less must show"
 
 
-@side_by_side
 def test_a_round_of_all_four_is_the_pooled_step(federation: Deployment) -> None:
     done = federation.submit().finish()
     assert done.status == 0, done.stderr
@@ -45,7 +43,6 @@ def test_a_round_of_all_four_is_the_pooled_step(federation: Deployment) -> None:
     assert_sum_is_of(done, NAMES)
 
 
-@side_by_side
 def test_a_client_killed_while_it_trains_is_left_out_of_the_sum(federation: Deployment) -> None:
     run = federation.submit(gated=True)
     run.wait_for_training()
@@ -60,7 +57,6 @@ def test_a_client_killed_while_it_trains_is_left_out_of_the_sum(federation: Depl
     assert done.of("exchange-failed") == []
 
 
-@side_by_side
 def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(federation: Deployment) -> None:
     """All of its vector is on the server's disk, but not the word that this was all."""
     federation.stop("client-3")
@@ -78,7 +74,6 @@ def test_a_client_killed_before_the_end_of_its_upload_is_left_out_of_the_sum(fed
 
 
 @pytest.mark.parametrize("last_request", ["manifest", "consistency"])
-@side_by_side
 def test_a_client_killed_after_its_upload_stays_in_the_sum(federation: Deployment, last_request: str) -> None:
     federation.stop("client-3")
     said = len(federation.log("client-3"))
@@ -92,7 +87,6 @@ def test_a_client_killed_after_its_upload_stays_in_the_sum(federation: Deploymen
     assert_sum_is_of(done, NAMES)
 
 
-@side_by_side
 def test_below_the_threshold_the_exchange_fails_and_is_tried_again(federation: Deployment) -> None:
     run = federation.submit(gated=True, settings=ALL_FOUR)
     run.wait_for_training()
@@ -109,7 +103,6 @@ def test_below_the_threshold_the_exchange_fails_and_is_tried_again(federation: D
     assert_sum_is_of(done, NAMES)
 
 
-@side_by_side
 def test_the_run_fails_when_they_do_not_come_back(federation: Deployment) -> None:
     run = federation.submit(gated=True, settings={"min-clients": 3, "join-seconds": 1.0})
     run.wait_for_training()
@@ -121,7 +114,6 @@ def test_the_run_fails_when_they_do_not_come_back(federation: Deployment) -> Non
     assert not done.model.exists()
 
 
-@side_by_side
 def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
     run = federation.submit(gated=True, settings={"max-attempts": 1})
     run.wait_for_training()
@@ -132,7 +124,6 @@ def test_the_last_attempt_gives_its_reason(federation: Deployment) -> None:
     assert "2 clients are left at step 'input', 3 are needed" in done.stderr
 
 
-@side_by_side
 def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> None:
     run = federation.submit(gated=True, num_server_rounds=2)
     run.wait_for_training()
@@ -149,7 +140,6 @@ def test_a_killed_rank_costs_its_client_one_exchange(federation: Deployment) -> 
     assert federation.process("client-4").poll() is None, "the agent lives"
 
 
-@side_by_side
 def test_an_unplugged_client_sits_out_until_it_is_plugged_in(federation: Deployment) -> None:
     policy, battery = federation.kit("client-3") / "policy.toml", federation.folder / "battery"
     before = policy.read_text()
@@ -182,7 +172,6 @@ def test_an_unplugged_client_sits_out_until_it_is_plugged_in(federation: Deploym
         federation.stop("client-3")
 
 
-@side_by_side
 def test_a_frozen_agent_is_dropped_and_comes_back(federation: Deployment) -> None:
     said = len(federation.log("client-2"))
     run = federation.submit(gated=True, num_server_rounds=1)
@@ -203,7 +192,6 @@ def test_a_frozen_agent_is_dropped_and_comes_back(federation: Deployment) -> Non
     assert_sum_is_of(again, NAMES)
 
 
-@side_by_side
 def test_a_restarted_server_gets_its_clients_back(federation: Deployment) -> None:
     processes = [federation.process(name) for name in NAMES]
     run = federation.submit(gated=True)
@@ -219,7 +207,6 @@ def test_a_restarted_server_gets_its_clients_back(federation: Deployment) -> Non
     assert_sum_is_of(again, NAMES)
 
 
-@side_by_side
 def test_a_killed_server_leaves_nothing_half_done(federation: Deployment) -> None:
     run = federation.submit(gated=True)
     run.wait_for_training()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from support.deployment import Deployment, fedcore
-from support.lanes import side_by_side
 from support.tiny import TINY
 
 from fedcore.compare.processes import LocalFederation
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.timeout(1200)
         ("two-metrics", "exactly one MetricRecord", "wrong-records"),
     ],
 )
-@side_by_side
 def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log: str, reason: str) -> None:
     said = len(federation.log("client-3"))
     # Longer than any honest client of the tiny app takes, even for a group that starts anew.
@@ -46,7 +44,6 @@ def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log:
     assert SECRET not in str(done.events) + done.stderr + federation.log("server")
 
 
-@side_by_side
 def test_the_operator_learns_why_no_round_was_possible(federation: Deployment) -> None:
     federation.stop("client-1")
     settings = {"max-attempts": 2, "min-clients": 3, "quorum": 3}
@@ -58,7 +55,6 @@ def test_the_operator_learns_why_no_round_was_possible(federation: Deployment) -
     assert "wrong-records" in done.summary["reason"]
 
 
-@side_by_side
 def test_a_client_with_another_app_is_not_asked(federation: Deployment) -> None:
     app = Path(shutil.copytree(TINY, federation.folder / "another-app"))
     code = app / "tiny_app" / "client_app.py"
@@ -79,7 +75,6 @@ def test_a_client_with_another_app_is_not_asked(federation: Deployment) -> None:
     assert done.of("exchange-done")[0]["survivors"] == OTHERS
 
 
-@side_by_side
 def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> None:
     said = len(federation.log("client-1"))
     done = federation.submit(settings={"aggregation": "plain"}).finish()
@@ -88,7 +83,6 @@ def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> N
     assert "refused: plain-not-allowed: the server could read this client's update" in federation.log("client-1")[said:]
 
 
-@side_by_side
 def test_a_single_update_strategy_is_refused_before_the_first_round(federation: Deployment) -> None:
     done = federation.submit(strategy="Krum").finish()
     assert done.status == 5
@@ -111,7 +105,6 @@ def trust(federation: Deployment, kit: Path) -> None:
     shutil.copy2(federation.federation.operator / "ca.crt", kit / "ca.crt")
 
 
-@side_by_side
 def test_an_identity_that_is_not_on_the_roster(federation: Deployment) -> None:
     stranger = strangers(federation)
     kit = stranger.folder / "clients" / "client-1"
@@ -122,7 +115,6 @@ def test_an_identity_that_is_not_on_the_roster(federation: Deployment) -> None:
     assert "Traceback" not in done.stderr
 
 
-@side_by_side
 def test_an_operators_token_that_is_wrong(federation: Deployment) -> None:
     stranger = strangers(federation)
     trust(federation, stranger.operator)
@@ -134,7 +126,6 @@ def test_an_operators_token_that_is_wrong(federation: Deployment) -> None:
 
 
 @pytest.mark.parametrize("who", ["client", "operator"])
-@side_by_side
 def test_a_server_with_another_certificate(federation: Deployment, who: str) -> None:
     stranger = strangers(federation)
     kit = stranger.folder / "clients" / "client-1"
@@ -152,7 +143,6 @@ def _port(kit: Path) -> str:
     return line.rsplit(":", 1)[1].strip('"/ ')
 
 
-@side_by_side
 def test_two_servers_or_agents_over_one_folder(federation: Deployment) -> None:
     second = fedcore("server", "--federation", federation.federation.folder, "--port", "0")
     assert second.returncode == 2
