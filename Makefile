@@ -30,22 +30,22 @@ demo: $(STAMP)  ## train digits over four clients, secure and centralized, and c
 
 # As many tests at once as there are cores; each of them uses one.
 WORKERS ?= logical
-PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal
+PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q -n $(WORKERS)
 ONE_FEDERATION := tests/integration/test_one_federation.py
 SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile thorough
 
 test: $(STAMP)  ## run all that is quick, and one real federation
-	$(PYTEST) --maxprocesses 8 --test-seconds 2 tests/unit tests/architecture $(ONE_FEDERATION)
+	$(PYTEST) --maxprocesses 8 --dist worksteal --test-seconds 2 tests/unit tests/architecture $(ONE_FEDERATION)
 	@echo "Not run: tests that start processes, train for long or measure (tests/processes, integration, thorough,"
 	@echo "benchmarks), and the many examples of property tests. All of these: make test-slow"
 
 test-slow: $(STAMP)  ## run what `make test` leaves out
-	$(PYTEST) --maxprocesses 3 $(SLOW) --ignore $(ONE_FEDERATION) tests
+	$(PYTEST) --maxprocesses 3 --dist loadfile $(SLOW) --ignore $(ONE_FEDERATION) tests
 
 test-all: test test-slow  ## run all tests
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach
-	$(PYTEST) --maxprocesses 3 tests --cov
+	$(PYTEST) --maxprocesses 3 --dist loadfile tests --cov
 
 check: $(STAMP)  ## formatting, lint, types and import rules
 	$(VENV)/bin/ruff format --check $(SOURCES)
