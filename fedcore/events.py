@@ -121,6 +121,7 @@ class ExchangeDone(Message):
     exchange: int
     server_round: int
     message_type: str
+    aggregation: Aggregation
     survivors: list[str]
     examples: int
     metrics: dict[str, MetricValue]

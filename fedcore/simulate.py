@@ -233,6 +233,7 @@ class Simulation:
                 exchange=self._exchange,
                 server_round=request.server_round,
                 message_type=request.message_type,
+                aggregation=self.settings.aggregation,
                 survivors=names,
                 examples=examples,
                 metrics=dict(metrics),

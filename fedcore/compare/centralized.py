@@ -86,6 +86,7 @@ class PooledBackend:
             exchange=self._exchange,
             server_round=request.server_round,
             message_type=request.message_type,
+            aggregation="none",
             survivors=[POOL],
             examples=examples,
             metrics=dict(metrics),

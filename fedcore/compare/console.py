@@ -47,7 +47,7 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool) -> Comp
 
 
 def overlay(reports: list[Path], out: Path, console: Console, *, force: bool, as_json: bool) -> None:
-    """Lay reports over one another, and write the report of all of them."""
+    """Merge reports into one, and write it."""
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out: {out} is a file; name a folder")
     if out.exists() and any(out.iterdir()) and not (force and (out / "report.json").is_file()):

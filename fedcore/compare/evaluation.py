@@ -55,6 +55,7 @@ def emit_evaluation(result: RunResult, emit: EventSink) -> None:
             exchange=len(result.curve),
             server_round=result.curve[-1].round,
             message_type="evaluate",
+            aggregation="none",
             survivors=[site.site for site in result.sites],
             examples=sum(site.examples for site in result.sites),
             metrics={name: value for name, value in found.items() if value is not None},

@@ -242,6 +242,7 @@ class RunOrchestrator:
                 exchange=exchange.task.exchange,
                 server_round=exchange.task.server_round,
                 message_type=exchange.task.message_type,
+                aggregation=exchange.task.aggregation,
                 survivors=self._names(result.survivors),
                 examples=result.examples,
                 metrics=dict(result.metrics),

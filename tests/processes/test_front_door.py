@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.resources import files
 
 import pytest
 
@@ -77,6 +78,11 @@ def test_the_public_names() -> None:
         assert getattr(fedcore, name).__class__ is not type(fedcore), f"fedcore.{name} is a module"
     with pytest.raises(AttributeError, match="has no attribute 'simulation'"):
         _ = fedcore.simulation
+
+
+@pytest.mark.parametrize("package", ["fedcore", "server_app", "client_app"])
+def test_each_package_says_that_it_is_typed(package: str) -> None:
+    assert (files(package) / "py.typed").is_file()
 
 
 def test_importing_it_loads_nothing_heavy() -> None:

@@ -19,8 +19,8 @@ _ANY: dict[str, dict[str, Any]] = {
     "stage": {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1},
     "dropped": {"exchange": 1, "client": "b", "stage": "input", "reason": "silent"},
     "exchange-done": {
-        "exchange": 1, "server_round": 1, "message_type": "train", "survivors": ["a", "b"], "examples": 10,
-        "metrics": {}, "seconds": 0.5,
+        "exchange": 1, "server_round": 1, "message_type": "train", "aggregation": "secure",
+        "survivors": ["a", "b"], "examples": 10, "metrics": {}, "seconds": 0.5,
     },
     "exchange-failed": {"exchange": 1, "server_round": 1, "reason": "too few", "retry": True},
     "log": {"line": "hello"},

@@ -165,6 +165,7 @@ def _done(account: Account, number: int) -> ExchangeDone:
         exchange=number,
         server_round=number,
         message_type="train",
+        aggregation="none",
         survivors=sorted(reports),
         examples=sum(report["samples"] for report in reports.values()),
         metrics={"train_loss": account.train_loss(number)},

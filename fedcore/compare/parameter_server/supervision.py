@@ -117,6 +117,7 @@ class Training:
             exchange=data["round"],
             server_round=data["round"],
             message_type="train",
+            aggregation="none",
             survivors=[name for name in names if name not in lost],
             examples=data["samples"] - before["samples"],
             metrics={"train_loss": data["loss"]},
