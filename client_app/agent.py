@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 from client_app.admission import withdrawal_for
 from client_app.eligibility import NotEligible
 from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
-from client_app.ledger import Place
+from client_app.ledger import ExchangeId
 from client_app.ranks.failures import AppFailed
 from client_app.transport import LONG_POLL_SECONDS, ONCE
 from fedcore.errors import (
@@ -60,8 +60,8 @@ class Agent:
     client: Client
     pauses: Pauses = Pauses()
     jitter: Callable[[], float] = random.random
-    _working_on: Place | None = field(default=None, init=False)
-    _seen: Place | None = field(default=None, init=False)
+    _working_on: ExchangeId | None = field(default=None, init=False)
+    _seen: ExchangeId | None = field(default=None, init=False)
     _joined: bool = field(default=False, init=False)
     _away: bool = field(default=False, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -122,12 +122,14 @@ class Agent:
 
     async def _leave_unfinished(self) -> None:
         """Drop out of an exchange that was left unfinished when this agent last ended."""
-        place = self.client.ledger.open_exchange
-        if place is None:
+        exchange_id = self.client.ledger.open_exchange
+        if exchange_id is None:
             return
-        self.client.output.warning("restart", f"leaving exchange {place[1]}, which an earlier start did not finish")
-        await self._withdraw(place, WithdrawIn(reason=WithdrawalReason.STOPPED, check="restarted"))
-        self.client.ledger.leave(*place)
+        self.client.output.warning(
+            "restart", f"leaving exchange {exchange_id[1]}, which an earlier start did not finish"
+        )
+        await self._withdraw(exchange_id, WithdrawIn(reason=WithdrawalReason.STOPPED, check="restarted"))
+        self.client.ledger.leave(*exchange_id)
 
     async def _serve(self, heartbeat: float) -> None:
         leaving = asyncio.Event()
@@ -151,25 +153,25 @@ class Agent:
 
     async def _take(self, task: Task) -> None:
         """Take part in one exchange; whatever goes wrong in it, the agent goes on."""
-        place = (task.run, task.exchange)
-        self._seen = self._working_on = place
+        exchange_id = (task.run, task.exchange)
+        self._seen = self._working_on = exchange_id
         self.client.output.context = _context(task)
         try:
             await take_part(task, self.client)
         except asyncio.CancelledError:
             with contextlib.suppress(asyncio.CancelledError):
-                await self._withdraw(place, WithdrawIn(reason=WithdrawalReason.STOPPED))
+                await self._withdraw(exchange_id, WithdrawIn(reason=WithdrawalReason.STOPPED))
             raise
         except (FedcoreError, OSError) as error:
             self._report(error)
             if (withdrawal := withdrawal_for(error)) is not None:
-                await self._withdraw(place, withdrawal)
+                await self._withdraw(exchange_id, withdrawal)
                 await asyncio.sleep(self.pauses.refusal)
         finally:
             self._working_on = None
             self.client.output.context = {}
-            if self.client.ledger.open_exchange == place:
-                self.client.ledger.leave(*place)
+            if self.client.ledger.open_exchange == exchange_id:
+                self.client.ledger.leave(*exchange_id)
 
     def _report(self, error: FedcoreError | OSError) -> None:
         """Tell the owner why an exchange ended for this client."""
@@ -188,11 +190,13 @@ class Agent:
             case _:
                 output.error("withdrawn", str(error))
 
-    async def _withdraw(self, place: Place, reason: WithdrawIn) -> None:
+    async def _withdraw(self, exchange_id: ExchangeId, reason: WithdrawIn) -> None:
         """Tell the server, which would find out by itself, only later."""
         with contextlib.suppress(FedcoreError, TimeoutError):
             async with asyncio.timeout(self.pauses.farewell):
-                await self.client.transport.send("POST", f"{exchange_path(*place)}/withdrawal", reason, retry=ONCE)
+                await self.client.transport.send(
+                    "POST", f"{exchange_path(*exchange_id)}/withdrawal", reason, retry=ONCE
+                )
 
     async def _heartbeat(self, seconds: float, leaving: asyncio.Event) -> None:
         """Signs of life, one at once when there is news; a missed one is none, the next request tells of the server."""

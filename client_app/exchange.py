@@ -1,4 +1,4 @@
-"""One exchange, from the task to the last share, as this client lives it.
+"""One exchange, from the task to the last share, as this client sees it.
 
 Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trains; then the update is encoded, masked
 and uploaded (R2), the survivors are signed (R3) and the shares released (R4). Plain: train, upload. Whatever a step
@@ -328,7 +328,7 @@ def _scratch(state_dir: Path) -> Iterator[Path]:
 
 
 def prepare_state_dir(folder: Path) -> Path:
-    """Make the agent's folder, readable by its owner alone, and remove what an earlier life left in it."""
+    """Make the agent's folder, readable by its owner alone, and remove what an earlier start left in it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "models").mkdir(mode=0o700, exist_ok=True)
     for left in folder.glob("exchange-*"):

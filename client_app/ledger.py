@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -30,7 +30,7 @@ SPENT: Final = "spent"
 
 _RELEASE: Final = TypeAdapter(Release)
 
-Place = tuple[str, int]
+ExchangeId: TypeAlias = tuple[str, int]
 """A run and the number of an exchange in it."""
 
 
@@ -41,7 +41,7 @@ def lock_folder(folder: Path) -> Lock:
 
 
 class Ledger:
-    """The record of one client; `Ledger(folder)` reads what earlier lives wrote and locks the folder.
+    """The record of one client; `Ledger(folder)` reads what earlier starts wrote and locks the folder.
 
     Raises ConfigurationError when the folder is in use or the file is damaged, StorageFull when it cannot grow.
     """
@@ -49,10 +49,10 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._lock = lock_folder(folder)
         self._highest: dict[str, int] = {}
-        self._unmasked: set[Place] = set()
+        self._unmasked: set[ExchangeId] = set()
         self._spent = Accountant()
-        self._open: Place | None = None
-        self._last: Place | None = None
+        self._open: ExchangeId | None = None
+        self._last: ExchangeId | None = None
         try:
             self._descriptor = _open_file(folder / LEDGER_FILE)
             self._read(folder / LEDGER_FILE)
@@ -61,12 +61,12 @@ class Ledger:
             raise
 
     @property
-    def open_exchange(self) -> Place | None:
+    def open_exchange(self) -> ExchangeId | None:
         """The exchange that was entered and not left: after a crash, the one to withdraw from."""
         return self._open
 
     @property
-    def last(self) -> Place | None:
+    def last(self) -> ExchangeId | None:
         """The exchange that was entered last."""
         return self._last
 
@@ -133,15 +133,15 @@ class Ledger:
         self._apply(event, run, exchange, release)
 
     def _apply(self, event: str, run: str, exchange: int, release: Release | None) -> None:
-        place = (run, exchange)
+        exchange_id = (run, exchange)
         if event == ENTERED:
             self._highest[run] = max(exchange, self._highest.get(run, 0))
-            self._open = self._last = place
+            self._open = self._last = exchange_id
         elif event == UNMASKED:
-            self._unmasked.add(place)
+            self._unmasked.add(exchange_id)
         elif release is not None:
             self._spent.add(release)
-        elif self._open == place:
+        elif self._open == exchange_id:
             self._open = None
 
     def _read(self, path: Path) -> None:

@@ -58,7 +58,7 @@ def client(
     if no_kit or app_dir is None:  # not required by their types, since `fedcore client export` goes without
         raise click.MissingParameter(param_type="option", param_hint="'--kit'" if no_kit else "'--app'")
     from client_app.ranks.failures import AppFailed
-    from client_app.ranks.group_size import GroupShape
+    from client_app.ranks.group_size import GroupSize
     from client_app.startup import Options, engine_settings, start
 
     options = Options(
@@ -67,9 +67,7 @@ def client(
         node_config=node_config,
         data_dir=data_dir,
         state_dir=state_dir,
-        shape=GroupShape(
-            nproc_per_node=nproc_per_node, nnodes=nnodes, node_rank=node_rank, rdzv_endpoint=rdzv_endpoint
-        ),
+        size=GroupSize(nproc_per_node=nproc_per_node, nnodes=nnodes, node_rank=node_rank, rdzv_endpoint=rdzv_endpoint),
         engine=engine_settings(engine, engine_set or []),
         json=json,
     )

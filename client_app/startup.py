@@ -18,7 +18,7 @@ from client_app.ledger import Ledger, lock_folder
 from client_app.output import Output
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
-from client_app.ranks.group_size import GroupShape
+from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
 from client_app.transport import Transport, signer
 from fedcore.config import EngineConfig, parse_assignments
@@ -40,7 +40,7 @@ class Options:
     node_config: str = ""
     data_dir: Path | None = None
     state_dir: Path | None = None
-    shape: GroupShape = field(default_factory=GroupShape)
+    size: GroupSize = field(default_factory=GroupSize)
     engine: Mapping[str, Scalar] = field(default_factory=dict)
     json: bool = False
 
@@ -56,7 +56,7 @@ def start(options: Options) -> None:
 
     Raises FedcoreError, KeyboardInterrupt after Ctrl-C; returns after SIGTERM.
     """
-    asyncio.run(_run_agent(options) if options.shape.node_rank == 0 else _run_node(options))
+    asyncio.run(_run_agent(options) if options.size.node_rank == 0 else _run_node(options))
 
 
 async def _run_agent(options: Options) -> None:
@@ -68,7 +68,7 @@ async def _run_agent(options: Options) -> None:
     with lock_folder(kit.folder):
         state_dir = _prepared(_state_folder(options, kit))
         with Ledger(state_dir) as ledger:
-            group = _group(settings, options.shape, output)
+            group = _group(settings, options.size, output)
             transport = Transport(
                 url=kit.server_url,
                 tls=tls_context(kit.ca_file),
@@ -93,21 +93,21 @@ async def _run_agent(options: Options) -> None:
 async def _run_node(options: Options) -> None:
     kit = ClientKit.load(options.kit) if options.kit is not None else None
     settings = group_settings(kit, options)
-    output = Output(name=f"node-{options.shape.node_rank}", as_json=options.json)
+    output = Output(name=f"node-{options.size.node_rank}", as_json=options.json)
     output.info("start", f"app {settings.app_sha256}")
-    _warn(options.shape, output)
-    await _until_signal(serve_node(settings, options.shape, output), output)
+    _warn(options.size, output)
+    await _until_signal(serve_node(settings, options.size, output), output)
 
 
-def _group(settings: GroupSettings, shape: GroupShape, output: Output) -> RankGroup:
-    _warn(shape, output)
-    if shape.nnodes == 1:
+def _group(settings: GroupSettings, size: GroupSize, output: Output) -> RankGroup:
+    _warn(size, output)
+    if size.nnodes == 1:
         return LocalGroup(settings, output)
-    return ElasticGroup(settings, output, shape=shape)
+    return ElasticGroup(settings, output, size=size)
 
 
-def _warn(shape: GroupShape, output: Output) -> None:
-    if warning := shape.warning():
+def _warn(size: GroupSize, output: Output) -> None:
+    if warning := size.warning():
         output.warning("ranks", warning)
 
 
@@ -125,8 +125,8 @@ def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
             f"policy.toml agrees to the app {pinned[:12]}… only, {options.app} is {sha256}; install the agreed app, "
             "or change app-sha256"
         )
-    shape = options.shape
-    EngineConfig.from_mapping(options.engine, ranks=shape.nproc_per_node * shape.nnodes)
+    size = options.size
+    EngineConfig.from_mapping(options.engine, ranks=size.nproc_per_node * size.nnodes)
     if options.data_dir is not None and not options.data_dir.is_dir():
         raise ConfigurationError(f"--data-dir: there is no folder {options.data_dir}")
     return GroupSettings(
@@ -137,7 +137,7 @@ def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
         data_dir=options.data_dir.resolve() if options.data_dir else None,
         local_folder=_state_folder(options, kit) / OWN_MODEL_FOLDER if kit is not None else None,
         engine=options.engine,
-        ranks=shape.nproc_per_node,
+        ranks=size.nproc_per_node,
     )
 
 

@@ -66,7 +66,7 @@ ONCE: Final = Retry(patience=0.0)
 
 
 @dataclass(slots=True)
-class Traffic:
+class ByteCount:
     """Bytes sent and received, bodies and headers, without what TLS adds."""
 
     up: int = 0
@@ -113,7 +113,7 @@ class Transport:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.url = url
-        self.traffic = Traffic()
+        self.traffic = ByteCount()
         self._notice = notice
         self._clock = clock
         self._sleep = sleep

@@ -8,24 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import socket
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed, failure_from
-from client_app.ranks.group import START_SECONDS, GroupSettings, Life, Limit, RankGroup, check_app
-from client_app.ranks.group_size import GroupShape
+from client_app.ranks.group import (
+    PRINTING_SECONDS,
+    START_SECONDS,
+    GroupSettings,
+    Limit,
+    RankGroup,
+    RunningRanks,
+    check_app,
+    relay,
+)
+from client_app.ranks.group_size import GroupSize, interface_of, own_address
 from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
-from client_app.ranks.torchrun import Torchrun
 from fedcore.errors import EnvironmentFailure
 from fedcore.system.concurrency import end
 from fedcore.system.json_lines import MAX_LINE, AsyncConnection
 
 SOCKET: Final = "agent"
+RESTART_PAUSE: Final = 1.0
+"""Seconds before a torchrun that ended is started again, and between two looks for machine 0."""
+_MAX_RESTARTS: Final = 1_000_000
+_JOIN_SECONDS: Final = 7 * 24 * 3600
+"""How long torchrun waits for a machine that is away; a person decides how long that may be."""
 _MAX_SOCKET_PATH: Final = 100
 """Bytes of a Unix-domain socket's path; the kernel takes 108, with the final zero."""
 _ENDED: Final = "the ranks ended without an answer: one of them was killed, or its machine is gone"
@@ -35,7 +51,7 @@ _ENDED: Final = "the ranks ended without an answer: one of them was killed, or i
 class ElasticGroup(RankGroup):
     """The group as machine 0 sees it."""
 
-    shape: GroupShape = field(kw_only=True)
+    size: GroupSize = field(kw_only=True)
     _callers: asyncio.Queue[AsyncConnection[FromRank]] = field(default_factory=asyncio.Queue, init=False)
     _open: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack, init=False)
     _keeping: asyncio.Task[None] | None = field(default=None, init=False)
@@ -48,25 +64,25 @@ class ElasticGroup(RankGroup):
         while not self._callers.empty():
             await self._callers.get_nowait().close()
 
-    async def _launch(self) -> Life:
+    async def _launch(self) -> RunningRanks:
         keeping = self._keeping or await self._begin()
         caller = await self._next_caller(keeping)
-        life = _ElasticLife(caller)
+        running = _ElasticRanks(caller)
         try:
-            check_app(await life.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
+            check_app(await running.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
         except BaseException:
-            await life.end()
+            await running.end()
             raise
-        return life
+        return running
 
     async def _begin(self) -> asyncio.Task[None]:
         """Listen for rank 0, and keep torchrun running until `stop`."""
-        host, port = self.shape.endpoint
-        self.output.info("ranks", f"waiting for the ranks of {self.shape.nnodes} machines at {host}:{port}")
+        host, port = self.size.endpoint
+        self.output.info("ranks", f"waiting for the ranks of {self.size.nnodes} machines at {host}:{port}")
         folder = self._open.enter_context(private_folder())
         server = await asyncio.start_unix_server(self._accept, folder / SOCKET, limit=MAX_LINE)
         self._open.callback(server.close)
-        torchrun = Torchrun(settings=self.settings, shape=self.shape, folder=folder, output=self.output)
+        torchrun = Torchrun(settings=self.settings, size=self.size, folder=folder, output=self.output)
         self._keeping = keeping = asyncio.create_task(torchrun.keep())
         self._open.push_async_callback(end, keeping)
         return keeping
@@ -94,8 +110,8 @@ class ElasticGroup(RankGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class _ElasticLife:
-    """The connection to one life's rank 0."""
+class _ElasticRanks:
+    """The ranks of all machines, as the connection to rank 0."""
 
     caller: AsyncConnection[FromRank]
 
@@ -125,10 +141,95 @@ class _ElasticLife:
         await self.caller.close()  # rank 0 ends the others, and torchrun starts all of them again
 
 
-async def serve_node(settings: GroupSettings, shape: GroupShape, output: Output) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torchrun:
+    """torchrun on this machine. folder: private, for the socket to the agent and for models on their way."""
+
+    settings: GroupSettings
+    size: GroupSize
+    folder: Path
+    output: Output
+
+    async def keep(self) -> None:
+        """Run torchrun, again and again, until cancelled; raises ConfigurationError for an endpoint that is none."""
+        host, port = self.size.endpoint
+        address = own_address(self.size.endpoint, is_host=self.size.node_rank == 0)
+        while True:
+            if self.size.node_rank > 0:
+                self.output.info("ranks", f"waiting for machine 0 at {host}:{port}")
+                await _listens(host, port)
+            status = await self._once(address)
+            self.output.warning("ranks", f"torchrun ended with exit status {status}; starting it again")
+            await asyncio.sleep(RESTART_PAUSE)
+
+    async def _once(self, address: str) -> int:
+        """Run torchrun to its end; its exit status."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "client_app.ranks.launcher", str(theirs.fileno()), str(self.folder)),
+                *self._arguments(address),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment(address),
+            )
+            theirs.close()
+            assert process.stdout is not None  # noqa: S101 - it was started with a pipe
+            printing = asyncio.create_task(relay(self.output, process.stdout))
+            try:
+                return await process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()  # its ranks see that it is gone, and hold the pipe until they have ended too
+                await process.wait()
+                await end(printing, within=PRINTING_SECONDS)
+
+    def _arguments(self, address: str) -> Sequence[str]:
+        host, port = self.size.endpoint
+        is_host = self.size.node_rank == 0
+        return (
+            *("--nnodes", str(self.size.nnodes), "--nproc-per-node", str(self.size.nproc_per_node)),
+            *("--rdzv-backend", "c10d", "--rdzv-id", "fedcore", "--rdzv-endpoint", f"{host}:{port}"),
+            *("--rdzv-conf", f"is_host={str(is_host).lower()},join_timeout={_JOIN_SECONDS}"),
+            *("--local-addr", address, "--max-restarts", str(_MAX_RESTARTS)),
+            *("-m", "client_app.ranks.elastic_rank", "--node-rank", str(self.size.node_rank)),
+            *("--app", str(self.settings.app), "--folder", str(self.folder)),
+        )
+
+    def _environment(self, address: str) -> dict[str, str]:
+        environment = {
+            **os.environ,
+            **self.settings.environment(),
+            # Sharing the rendezvous' store with the ranks makes half of the restarts fail (torch 2.13, gloo).
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        # Or else every rank that is lost costs the log a page of frames in C++.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if (interface := interface_of(address)) is not None:
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+            environment.setdefault("NCCL_SOCKET_IFNAME", interface)
+        return environment
+
+
+async def _listens(host: str, port: int) -> None:
+    """Wait until somebody accepts connections there; torchrun gives up after a minute."""
+    while True:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(5):
+                _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            await writer.wait_closed()
+            return
+        await asyncio.sleep(RESTART_PAUSE)
+
+
+async def serve_node(settings: GroupSettings, size: GroupSize, output: Output) -> None:
     """What a machine other than 0 does: it runs torchrun, until cancelled. Raises ConfigurationError."""
     with private_folder() as folder:
-        await Torchrun(settings=settings, shape=shape, folder=folder, output=output).keep()
+        await Torchrun(settings=settings, size=size, folder=folder, output=output).keep()
 
 
 @contextlib.contextmanager

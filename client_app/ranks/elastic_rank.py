@@ -26,7 +26,7 @@ from torch import distributed
 from client_app.ranks.elastic import SOCKET
 from client_app.ranks.messages import TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, ToRank
 from client_app.ranks.rank import end, load, received, run
-from client_app.ranks.rendezvous import Meeting, Place
+from client_app.ranks.rendezvous import Position, Rendezvous
 from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.system import process_group
 from fedcore.system.json_lines import BlockingConnection
@@ -46,18 +46,18 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="private folder of this machine's agent")
     options = parser.parse_args()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    meeting = Meeting.join()
+    rendezvous = Rendezvous.join()
     try:
-        place = meeting.find_place(options.node_rank)
+        position = rendezvous.find_position(options.node_rank)
     except ConfigurationError as error:
         sys.exit(str(error))
-    place.to_environment()
-    agent = _call(options.folder / SOCKET, meeting.clone()) if place.rank == 0 else None
-    meeting.when_failed(place, _teller(agent), end)
+    position.to_environment()
+    agent = _call(options.folder / SOCKET, rendezvous.clone()) if position.rank == 0 else None
+    rendezvous.when_failed(position, _teller(agent), end)
     try:
-        _serve(meeting, place, agent, options)
+        _serve(rendezvous, position, agent, options)
     except BaseException as error:
-        meeting.report(error, place.rank)
+        rendezvous.report(error, position.rank)
     threading.Event().wait()  # the thread that watches for failures ends this process
 
 
@@ -68,13 +68,13 @@ def _end_with(parent: int) -> None:
     end()
 
 
-def _call(path: Path, meeting: Meeting) -> BlockingConnection[ToRank]:
+def _call(path: Path, rendezvous: Rendezvous) -> BlockingConnection[ToRank]:
     """Connect to the agent; when it hangs up, all ranks end."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(path))
 
     def hung_up() -> None:
-        meeting.report(WorkerDied("the agent ended this life of the group"), 0)
+        rendezvous.report(WorkerDied("the agent ended the ranks"), 0)
 
     return BlockingConnection(connection, TO_RANK, gone=hung_up)
 
@@ -91,52 +91,52 @@ def _teller(agent: BlockingConnection[ToRank] | None) -> Callable[[Failure], Non
 
 
 def _serve(
-    meeting: Meeting, place: Place, agent: BlockingConnection[ToRank] | None, options: argparse.Namespace
+    rendezvous: Rendezvous, position: Position, agent: BlockingConnection[ToRank] | None, options: argparse.Namespace
 ) -> None:
     """Load the app and run tasks, one after another; raises what the app raises."""
     if agent is not None:
-        meeting.post("greeting", received(agent, Greeting))
-    greeting = meeting.read("greeting", Greeting)
+        rendezvous.post("greeting", received(agent, Greeting))
+    greeting = rendezvous.read("greeting", Greeting)
     process_group.join(
-        meeting.store,
-        rank=place.rank,
-        world_size=place.world_size,
-        local_rank=place.local_rank,
-        local_world_size=place.nodes[place.node],
+        rendezvous.store,
+        rank=position.rank,
+        world_size=position.world_size,
+        local_rank=position.local_rank,
+        local_world_size=position.nodes[position.node],
     )
     runner, ready = load(greeting.model_copy(update={"app": str(options.app)}))
     if ready.app_sha256 != greeting.app_sha256:
-        raise AppError(f"machine {place.node} has another app in {options.app} than machine 0")
-    heads = None if runner.hands_model_out else distributed.new_group(list(place.heads), backend="gloo")
-    models = _Models(meeting, place, options.folder, heads)
-    others = range(1, place.world_size)
-    meeting.mark(f"ready/{place.rank}")
+        raise AppError(f"machine {position.node} has another app in {options.app} than machine 0")
+    heads = None if runner.hands_model_out else distributed.new_group(list(position.heads), backend="gloo")
+    models = _Models(rendezvous, position, options.folder, heads)
+    others = range(1, position.world_size)
+    rendezvous.mark(f"ready/{position.rank}")
     if agent is not None:
-        meeting.wait_for(*(f"ready/{rank}" for rank in others))
+        rendezvous.wait_for(*(f"ready/{rank}" for rank in others))
         agent.send(ready)
     number = 0
     while True:
         number += 1
         if agent is None:
-            request = meeting.read(f"task/{number}", RankTask)
-            run(runner, place.rank, request.model_copy(update={"model": models.fetch(number, request)}))
-            meeting.mark(f"done/{number}/{place.rank}")
+            request = rendezvous.read(f"task/{number}", RankTask)
+            run(runner, position.rank, request.model_copy(update={"model": models.fetch(number, request)}))
+            rendezvous.mark(f"done/{number}/{position.rank}")
         else:
             request = received(agent, RankTask)
-            agent.send(_lead(meeting, runner, models, number, request, place))
+            agent.send(_lead(rendezvous, runner, models, number, request, position))
 
 
 def _lead(
-    meeting: Meeting, runner: ClientRunner, models: _Models, number: int, request: RankTask, place: Place
+    rendezvous: Rendezvous, runner: ClientRunner, models: _Models, number: int, request: RankTask, position: Position
 ) -> LocalAnswer | Done:
     """Rank 0's part of a task; over when all ranks have done theirs."""
-    task, done = f"task/{number}", [f"done/{number}/{rank}" for rank in range(1, place.world_size)]
+    task, done = f"task/{number}", [f"done/{number}/{rank}" for rank in range(1, position.world_size)]
     size = Path(request.model).stat().st_size if request.model else 0
-    meeting.post(task, request.model_copy(update={"model_bytes": size}))
+    rendezvous.post(task, request.model_copy(update={"model_bytes": size}))
     models.send(request)
-    answer = run(runner, place.rank, request)
-    meeting.wait_for(*done)
-    meeting.forget([task, *done])
+    answer = run(runner, position.rank, request)
+    rendezvous.wait_for(*done)
+    rendezvous.forget([task, *done])
     return answer
 
 
@@ -147,8 +147,8 @@ class _Models:
     heads: a gloo group of the first rank of each; None where the app's engine hands the model out.
     """
 
-    meeting: Meeting
-    place: Place
+    rendezvous: Rendezvous
+    position: Position
     folder: Path
     heads: distributed.ProcessGroup | None
 
@@ -162,18 +162,18 @@ class _Models:
 
     def fetch(self, number: int, request: RankTask) -> str | None:
         """Path of the model on this machine, once it is there; the one of the task before is removed."""
-        if request.model is None or self.place.node == 0:
+        if request.model is None or self.position.node == 0:
             return request.model
         if self.heads is None:
             return None
-        path, there = self.folder / f"global-{number}.safetensors", f"model/{number}/{self.place.node}"
-        if self.place.local_rank == 0:
+        path, there = self.folder / f"global-{number}.safetensors", f"model/{number}/{self.position.node}"
+        if self.position.local_rank == 0:
             self._receive(path, request.model_bytes)
-            self.meeting.mark(there)
+            self.rendezvous.mark(there)
             for old in set(self.folder.glob("global-*.safetensors")) - {path}:
                 old.unlink()
         else:
-            self.meeting.wait_for(there)
+            self.rendezvous.wait_for(there)
         return str(path)
 
     def _receive(self, path: Path, size: int) -> None:

@@ -85,15 +85,15 @@ class Limit:
         return max(self.end - asyncio.get_running_loop().time(), 0.0)
 
 
-class Life(Protocol):
-    """One life of a group: processes that started together and end together."""
+class RunningRanks(Protocol):
+    """The processes of a group, which started together and end together."""
 
     async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         """Send `message` to the ranks; their answers, rank 0's first. Raises what the first failure means."""
         ...
 
     async def lost(self) -> str:
-        """Wait until the life ends by itself; how it did, in words."""
+        """Wait until one of them ends by itself; how it did, in words."""
         ...
 
     async def end(self) -> None:
@@ -103,17 +103,17 @@ class Life(Protocol):
 
 @dataclass(slots=True)
 class RankGroup(ABC):
-    """A warm group; after a failure, or when it is ended, the next life starts in the background."""
+    """A warm group; after a failure, or when ranks are ended, new ones start in the background."""
 
     settings: GroupSettings
     output: Output
-    _starting: asyncio.Task[Life] | None = field(default=None, init=False)
+    _starting: asyncio.Task[RunningRanks] | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
-    _lost: Life | None = field(default=None, init=False)
+    _lost: RunningRanks | None = field(default=None, init=False)
 
     @property
-    def present(self) -> Life | None:
-        """The life that is ready for a task, None while it starts."""
+    def present(self) -> RunningRanks | None:
+        """The ranks that are ready for a task, None while they start."""
         starting = self._starting
         if starting is None or not starting.done() or starting.cancelled() or starting.exception():
             return None
@@ -125,7 +125,7 @@ class RankGroup(ABC):
         Raises AppError when the app cannot be loaded or was changed since the agent started, RankFailed when a rank
         ends or hangs.
         """
-        await self._life()
+        await self._ready()
 
     async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
         """Run the ClientApp on one task, on all ranks, for at most `task.seconds`; rank 0 writes the state to `out`.
@@ -135,20 +135,20 @@ class RankGroup(ABC):
         """
         request = RankTask(task=task, model=str(model) if model else None, out=str(out))
         limit = Limit.of(task.seconds)
-        life = await self._life(limit)
+        running = await self._ready(limit)
         await self._stop_watching()
         try:
-            answer = (await life.ask(request, limit))[0]
+            answer = (await running.ask(request, limit))[0]
             if not isinstance(answer, LocalAnswer):
                 raise RankFailed("rank 0 gave an answer that makes no sense", RANK_KILLED)
         except BaseException as error:
             if self._stays_warm(error):
-                self._watch(life)
+                self._watch(running)
             else:
-                await life.end()
+                await running.end()
                 self._starting = asyncio.create_task(self._next())
             raise
-        self._watch(life)
+        self._watch(running)
         return answer
 
     async def stop(self) -> None:
@@ -164,11 +164,11 @@ class RankGroup(ABC):
             await starting.result().end()
 
     @abstractmethod
-    async def _launch(self) -> Life:
-        """Start a life whose ranks have loaded the app; leaves nothing behind when it fails."""
+    async def _launch(self) -> RunningRanks:
+        """Start ranks, which have loaded the app on return; leaves nothing behind when that fails."""
 
-    async def _life(self, limit: Limit | None = None) -> Life:
-        """The present life, as soon as it is ready; RankFailed where that takes longer than `limit`."""
+    async def _ready(self, limit: Limit | None = None) -> RunningRanks:
+        """The ranks, as soon as they are ready; RankFailed where that takes longer than `limit`."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._next())
         starting = self._starting
@@ -182,25 +182,25 @@ class RankGroup(ABC):
             self._starting = None  # the next call tries again
             raise
 
-    async def _next(self) -> Life:
-        """Start a life, which is watched until its first task."""
+    async def _next(self) -> RunningRanks:
+        """Start ranks, which are watched until their first task."""
         await self._end_lost()
-        life = await self._launch()
-        self._watch(life)
-        return life
+        running = await self._launch()
+        self._watch(running)
+        return running
 
-    def _watch(self, life: Life) -> None:
-        self._watching = asyncio.create_task(self._replace_when_lost(life))
+    def _watch(self, running: RunningRanks) -> None:
+        self._watching = asyncio.create_task(self._replace_when_lost(running))
 
-    async def _replace_when_lost(self, life: Life) -> None:
-        """Between two tasks: a rank that ends then has cost nothing yet, if the next life is ready in time."""
-        how = await life.lost()
+    async def _replace_when_lost(self, running: RunningRanks) -> None:
+        """Between two tasks: a rank that ends then has cost nothing yet, if new ranks are ready in time."""
+        how = await running.lost()
         self.output.warning("ranks", f"{how} between two tasks; starting the group again")
-        self._watching, self._lost = None, life
+        self._watching, self._lost = None, running
         self._starting = asyncio.create_task(self._next())
 
     async def _end_lost(self) -> None:
-        """End what is left of a life that lost a rank between two tasks."""
+        """End what is left of ranks one of which ended between two tasks."""
         if self._lost is not None:
             await self._lost.end()
             self._lost = None

@@ -13,7 +13,7 @@ from fedcore.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupShape:
+class GroupSize:
     """The group of ranks, in torchrun's words.
 
     nproc_per_node: ranks on this machine. nnodes: machines. node_rank: which of them this is; the agent on 0 alone

@@ -47,7 +47,7 @@ _PATIENCE: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Position:
     """Where a rank stands. nodes: how many ranks each machine has, machine 0 first."""
 
     node: int
@@ -74,7 +74,7 @@ class Place:
         os.environ.update(RANK=str(self.rank), GROUP_RANK=str(self.node), ROLE_RANK=str(self.rank))
 
 
-class Meeting:
+class Rendezvous:
     """One rank's connection to the store; every thread needs its own, since a wait holds it."""
 
     def __init__(self, store: TCPStore, *, is_host: bool = False) -> None:
@@ -82,7 +82,7 @@ class Meeting:
         self.is_host = is_host
 
     @classmethod
-    def join(cls) -> Meeting:
+    def join(cls) -> Rendezvous:
         """Connect as torchrun's environment says; its rank 0, wherever that is, holds the store."""
         is_host = os.environ["RANK"] == "0"
         store = TCPStore(
@@ -95,11 +95,11 @@ class Meeting:
         )
         return cls(store, is_host=is_host)
 
-    def clone(self) -> Meeting:
+    def clone(self) -> Rendezvous:
         """Another connection to the same store."""
-        return Meeting(self.store.clone())  # type: ignore[attr-defined]
+        return Rendezvous(self.store.clone())  # type: ignore[attr-defined]
 
-    def find_place(self, node: int) -> Place:
+    def find_position(self, node: int) -> Position:
         """Number the ranks in the order of the machines' `--node-rank`; raises ConfigurationError."""
         local_rank, nodes = int(os.environ["LOCAL_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
         if local_rank == 0:
@@ -107,7 +107,7 @@ class Meeting:
                 raise ConfigurationError(f"two machines were started with --node-rank {node}")
             self.store.set(f"node/{node}/ranks", os.environ["LOCAL_WORLD_SIZE"])
         sizes = tuple(int(self.store.get(f"node/{number}/ranks")) for number in range(nodes))
-        return Place(node=node, local_rank=local_rank, nodes=sizes)
+        return Position(node=node, local_rank=local_rank, nodes=sizes)
 
     def post(self, key: str, message: Message) -> None:
         """Put a message up for the others."""
@@ -139,12 +139,12 @@ class Meeting:
         with contextlib.suppress(DistNetworkError):  # then all ranks know that something is wrong
             self.store.compare_set(_FAILURE, "", describe(error, rank).model_dump_json())
 
-    def when_failed(self, place: Place, tell: Callable[[Failure], None] | None, end: Callable[[], None]) -> None:
+    def when_failed(self, position: Position, tell: Callable[[Failure], None] | None, end: Callable[[], None]) -> None:
         """In a thread: at the first failure of any rank `tell` the agent, on rank 0, and `end` this process."""
         if self.is_host:
-            self.store.set("host", str(place.rank))
+            self.store.set("host", str(position.rank))
         own = self.clone()
-        watch = partial(own._follow, place.rank) if tell is None else partial(own._lead, place, tell)
+        watch = partial(own._follow, position.rank) if tell is None else partial(own._lead, position, tell)
 
         def run() -> None:
             try:
@@ -160,12 +160,12 @@ class Meeting:
             self.mark(f"here/{rank}")
             self.store.wait([_HEARD], _HEARING)  # the store may be in this very process
 
-    def _lead(self, place: Place, tell: Callable[[Failure], None]) -> None:
+    def _lead(self, position: Position, tell: Callable[[Failure], None]) -> None:
         self.wait_for("host")
         host = int(self.store.get("host"))
         try:
             failure = self.read(_FAILURE, Failure)
-            if failure.kind == PEER_LOST and (absent := self._absent(range(1, place.world_size))):
+            if failure.kind == PEER_LOST and (absent := self._absent(range(1, position.world_size))):
                 failure = _lost(absent)
         except DistNetworkError:
             failure = _lost([host])

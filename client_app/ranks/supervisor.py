@@ -18,9 +18,9 @@ from client_app.ranks.group import (
     PRINTING_SECONDS,
     START_SECONDS,
     GroupSettings,
-    Life,
     Limit,
     RankGroup,
+    RunningRanks,
     check_app,
     relay,
 )
@@ -41,21 +41,21 @@ class LocalGroup(RankGroup):
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the ranks that run; empty while they start."""
-        life = self.present
-        return tuple(rank.process.pid for rank in life.ranks) if isinstance(life, _LocalLife) else ()
+        running = self.present
+        return tuple(rank.process.pid for rank in running.ranks) if isinstance(running, _LocalRanks) else ()
 
     def _stays_warm(self, error: BaseException) -> bool:
         return self.settings.ranks == 1 and isinstance(error, AppError | StorageFull)
 
-    async def _launch(self) -> Life:
-        life = _LocalLife()
+    async def _launch(self) -> RunningRanks:
+        running = _LocalRanks()
         try:
-            await life.begin(self.settings, self.output)
-            check_app(await life.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
+            await running.begin(self.settings, self.output)
+            check_app(await running.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
         except BaseException:
-            await life.end()
+            await running.end()
             raise
-        return life
+        return running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class _Rank:
 
 
 @dataclass(slots=True)
-class _LocalLife:
+class _LocalRanks:
     """Processes that were started together, one for each rank."""
 
     ranks: list[_Rank] = field(default_factory=list)

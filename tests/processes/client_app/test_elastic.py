@@ -23,8 +23,8 @@ from client_app.output import Output
 from client_app.ranks.elastic import ElasticGroup
 from client_app.ranks.failures import AppFailed, RankFailed
 from client_app.ranks.group import GroupSettings
-from client_app.ranks.group_size import GroupShape
-from client_app.ranks.rendezvous import Place
+from client_app.ranks.group_size import GroupSize
+from client_app.ranks.rendezvous import Position
 from fedcore.errors import AppError
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
@@ -36,18 +36,18 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
-def shape() -> Iterator[GroupShape]:
+def size() -> Iterator[GroupSize]:
     with reserved_port(ADDRESS) as port:
-        yield GroupShape(nnodes=2, rdzv_endpoint=f"{ADDRESS}:{port}")
+        yield GroupSize(nnodes=2, rdzv_endpoint=f"{ADDRESS}:{port}")
 
 
 @contextmanager
-def second_machine(app: Path, shape: GroupShape, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def second_machine(app: Path, size: GroupSize, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`fedcore client` as on the second machine, without a kit; killed at the end, with no chance to tidy up."""
     command = [sys.executable, "-m", "fedcore", "client", "--app", str(app), "--nnodes", "2", "--node-rank", "1"]
     with (
         log.open("ab") as output,
-        subprocess.Popen([*command, "--rdzv-endpoint", shape.rdzv_endpoint], stdout=output, stderr=output) as process,
+        subprocess.Popen([*command, "--rdzv-endpoint", size.rdzv_endpoint], stdout=output, stderr=output) as process,
     ):
         try:
             yield process
@@ -73,7 +73,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
 
 
 @pytest.mark.usefixtures("temporary")
-async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], tmp_path: Path, log: StringIO) -> None:
+async def test_two_machines(size: GroupSize, make_task: Callable[..., Task], tmp_path: Path, log: StringIO) -> None:
     app, there = write_app(tmp_path / "app"), tmp_path / "there"
     shutil.copytree(app, there)
     other = shutil.copytree(app, tmp_path / "other")
@@ -82,7 +82,7 @@ async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], t
     settings = GroupSettings(
         app=app, app_sha256=AppBundle.from_folder(app).sha256, client_id=1, node_config={"site": "north"}
     )
-    group = ElasticGroup(settings, Output(name="client-1", stream=log), shape=shape)
+    group = ElasticGroup(settings, Output(name="client-1", stream=log), size=size)
     others = psutil.Process().children(recursive=True)  # such as the fork server of tests before this one
 
     async def serves(calls: int) -> None:
@@ -91,9 +91,9 @@ async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], t
         assert (ModelState.open(out)["weight"] == ModelState.open(model)["weight"] + 1).all()
 
     try:
-        with second_machine(other, shape, printed), pytest.raises(AppError, match="machine 1 has another app"):
+        with second_machine(other, size, printed), pytest.raises(AppError, match="machine 1 has another app"):
             await asyncio.wait_for(group.start(), 200)
-        with second_machine(there, shape, printed):
+        with second_machine(there, size, printed):
             await asyncio.wait_for(group.start(), 200)
             await serves(1)
             await serves(2)
@@ -109,10 +109,10 @@ async def test_two_machines(shape: GroupShape, make_task: Callable[..., Task], t
         await group.stop()
     wait_until_gone(mine)
     text = printed.read_text()
-    assert f"waiting for machine 0 at {shape.rdzv_endpoint}" in text
+    assert f"waiting for machine 0 at {size.rdzv_endpoint}" in text
     assert " as north" in text, "the node config comes from machine 0"
 
 
 def test_ranks_are_numbered_by_machine() -> None:
-    place = Place(node=2, local_rank=1, nodes=(2, 4, 3))
-    assert (place.rank, place.world_size, place.heads) == (7, 9, (0, 2, 6))
+    position = Position(node=2, local_rank=1, nodes=(2, 4, 3))
+    assert (position.rank, position.world_size, position.heads) == (7, 9, (0, 2, 6))

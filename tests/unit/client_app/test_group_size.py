@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from client_app.ranks.group_size import GroupShape, interface_of, own_address
+from client_app.ranks.group_size import GroupSize, interface_of, own_address
 from fedcore.errors import ConfigurationError
 
 
@@ -28,18 +28,18 @@ from fedcore.errors import ConfigurationError
 )
 def test_what_cannot_be(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        GroupShape(**arguments)
+        GroupSize(**arguments)
 
 
 def test_endpoints() -> None:
-    assert GroupShape(nnodes=2, rdzv_endpoint="fl.example.org:29400").endpoint == ("fl.example.org", 29400)
-    assert GroupShape(nnodes=2, rdzv_endpoint="[fd00::1]:29400").endpoint == ("fd00::1", 29400)
+    assert GroupSize(nnodes=2, rdzv_endpoint="fl.example.org:29400").endpoint == ("fl.example.org", 29400)
+    assert GroupSize(nnodes=2, rdzv_endpoint="[fd00::1]:29400").endpoint == ("fd00::1", 29400)
 
 
 def test_more_ranks_than_cores_are_worth_a_word() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert GroupShape().warning() == ""
-    assert f"{cores + 9} ranks for" in GroupShape(nproc_per_node=cores + 9).warning()
+    assert GroupSize().warning() == ""
+    assert f"{cores + 9} ranks for" in GroupSize(nproc_per_node=cores + 9).warning()
 
 
 def test_addresses() -> None:
