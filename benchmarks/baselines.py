@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.engines import AIM, BATCH, FIGURE_MODEL, LR, MODELS, RANKS, Times, _ratio, take_turns, time_models
 from benchmarks.ps_engine import push_over_engine
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.training import RoundLoop
+from fedcore.compare.workers.schedule import Schedule
+from fedcore.compare.workers.training import RoundLoop
 from fedcore.config import EngineConfig
 from fedcore.data import Split
 from fedcore.training.engines import Recipe, make_engine
@@ -82,7 +82,7 @@ def _turns(name: str, turns: int, steps: int) -> Times:
     engine.module.load_state_dict(model.module.state_dict())
     schedule = Schedule(counts=(count,) * RANKS, batch_size=BATCH, epochs=1)
     loop = RoundLoop(
-        report=lambda kind, data: None,
+        report=lambda report: None,
         engine=engine,
         data=data,
         rows=lambda number: schedule.share(rank, BATCH, seed=number),
@@ -99,7 +99,7 @@ def _turns(name: str, turns: int, steps: int) -> Times:
 
 def _as_many(loop: RoundLoop, steps: int) -> None:
     """One round, which has to be of as many steps as the bare loop makes."""
-    if loop.train(1)["steps"] != steps:
+    if loop.train(1).steps != steps:
         raise AssertionError("the loops do not make the same number of steps")
 
 

@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
 from benchmarks.live import live_federation
-from fedcore.compare.problem import Problem
+from fedcore.compare.workers.problem import Problem
 from fedcore.config import override
 from fedcore.data import Split, load_heart_disease
 from fedcore.flower.app import FlowerApp

@@ -23,9 +23,9 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say
-from fedcore.compare.execution import RunStart, carry_out
-from fedcore.compare.job import CompareJob
+from fedcore.compare.carry_out import RunStart, carry_out
 from fedcore.compare.modes import every_mode, parse_modes
+from fedcore.compare.plan import CompareJob
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import Kill
 from fedcore.errors import RunFailed
@@ -93,7 +93,7 @@ def report(results: Sequence[RunResult]) -> Report:
 
 @contextlib.contextmanager
 def _watch(start: RunStart) -> Iterator[EventSink]:
-    say(f"{start.run.mode.label}, {start.number} of {start.total}")
+    say(f"{start.run.label}, {start.number} of {start.total}")
     yield ignore
 
 

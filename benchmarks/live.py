@@ -15,7 +15,7 @@ import httpx
 
 from benchmarks.common import quiet_environment
 from client_app.operator.client import OperatorClient, make_submission
-from fedcore.compare.processes import FEDCORE, LocalFederation, ProcessGroup
+from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
 from fedcore.record import RunRecord

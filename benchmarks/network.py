@@ -25,12 +25,12 @@ import torch.distributed as dist
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_environment, run, say
 from benchmarks.relay import DEVICE, Node, is_possible, nodes
-from fedcore.compare.clock import Exchanged, federated_seconds, ring_seconds
-from fedcore.compare.following import follow
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.processes import FEDCORE, ProcessGroup, run_command
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.traffic import Traffic
+from fedcore.compare.federation import follow
+from fedcore.compare.local_federation import FEDCORE, ProcessGroup, run_command
+from fedcore.compare.measure.clock import Exchanged, federated_seconds, ring_seconds
+from fedcore.compare.measure.network import Cost, Network
+from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
 from fedcore.events import ExchangeDone, ignore
 from fedcore.federation import Policy, provision

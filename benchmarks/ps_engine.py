@@ -25,7 +25,7 @@ import threading
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 if not __package__:  # started as a file: the repository's root takes the place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -34,16 +34,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Figure, Report, Table, parser, quiet_environment, run, say
-from benchmarks.ps_ray import RAY_ENVIRONMENT, push_pull_on_ray
-from fedcore.compare.parameter_server.coordinator import Coordinator, Push
-from fedcore.compare.parameter_server.doors import Door, Knock
-from fedcore.compare.parameter_server.keys import KeyRanges
-from fedcore.compare.parameter_server.messages import Request
-from fedcore.compare.parameter_server.serving import Leader, ShardProcess
-from fedcore.compare.parameter_server.shard import Shard
-from fedcore.compare.parameter_server.transport import Pair, be_local, new_header
+from benchmarks.ps_ray import RAY_ENVIRONMENT, Rate, push_pull_on_ray
+from fedcore.compare.parameter_server.messages import Pair, Request, be_local, new_header
+from fedcore.compare.parameter_server.server import Arrived, LeadingShard, ShardProcess, WorkerThread
+from fedcore.compare.parameter_server.shard import KeyRanges, Shard
+from fedcore.compare.parameter_server.update_order import Push, UpdateOrder
 from fedcore.compare.parameter_server.worker import ServerLink
-from fedcore.compare.workers import ReportSink, Workers
+from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 
 SIZES: Final = {"4 MB": 1_000_000, "40 KB": 10_000}
 PAIRS: Final = {"4 MB": 60, "40 KB": 600}
@@ -108,16 +105,25 @@ def _rate(way: str, size: int, count: int, pairs: int) -> float:
         workers.start("server", serve_ours if way == "ours" else serve_bare, folder, size, count, pairs, way != "gloo")
         for worker in range(count):
             workers.start(f"worker-{worker}", push_pull, folder, worker, size, pairs)
-        return _together(pairs, [event.data for event in workers.events(silence=_SILENCE) if event.kind == "times"])
+        return _together(
+            pairs, [event.report for event in workers.events(silence=_SILENCE) if isinstance(event.report, PairTimes)]
+        )
 
 
-def _together(pairs: int, times: list[Any]) -> float:
+def _together(pairs: int, times: list[PairTimes]) -> float:
     """Pairs of all workers over the time from the first start to the last end."""
-    seconds: float = max(part["end"] for part in times) - min(part["start"] for part in times)
+    seconds: float = max(part.end for part in times) - min(part.start for part in times)
     return len(times) * pairs / seconds
 
 
 # --- one worker, the same for all ways over gloo --------------------------------------------------------------------
+
+
+class PairTimes(WorkerReport):
+    """When a worker started and ended, on the clock of the machine."""
+
+    start: float
+    end: float
 
 
 def push_pull(report: ReportSink, folder: Path, worker: int, size: int, pairs: int) -> None:
@@ -136,7 +142,7 @@ def push_pull(report: ReportSink, folder: Path, worker: int, size: int, pairs: i
             link.released()
         else:
             link.receive()
-    report("times", {"start": start, "end": time.monotonic()})
+    report(PairTimes(start=start, end=time.monotonic()))
 
 
 def _model(size: int) -> nn.Module:
@@ -153,11 +159,11 @@ def serve_ours(report: ReportSink, folder: Path, size: int, count: int, pairs: i
     model = _model(size)
     ranges = KeyRanges.of(model, shards=1)
     shard = Shard(model, lambda module: torch.optim.SGD(module.parameters(), lr=LR), ranges, 0)
-    inbox: queue.SimpleQueue[Knock] = queue.SimpleQueue()
-    doors = [Door(worker, folder / str(worker), _SILENCE, size, inbox) for worker in range(count)]
-    process = ShardProcess(shard, doors, lambda number: folder / "model.npy")
-    coordinator = Coordinator.of(count, bound=float("inf"), together=False, round_samples=1 << 60)
-    Leader(process, coordinator, [], inbox, report, 4 * size, None).run()
+    inbox: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
+    threads = [WorkerThread(worker, folder / str(worker), _SILENCE, size, inbox) for worker in range(count)]
+    process = ShardProcess(shard, threads, lambda number: folder / "model.npy")
+    order = UpdateOrder.of(count, bound=float("inf"), together=False, round_samples=1 << 60)
+    LeadingShard(process, order, [], inbox, report, 4 * size, None).run()
     process.close()
 
 
@@ -195,7 +201,7 @@ def measure_ray(size: str, count: int, turns: int) -> list[float]:
     environment = {**quiet_environment(), **RAY_ENVIRONMENT}
     with tempfile.TemporaryDirectory(prefix="fedcore-ps-") as name, Workers(Path(name), environment) as workers:
         reports = workers.call("ray", push_pull_on_ray, SIZES[size], count, PAIRS[size], turns, silence=_SILENCE)
-    return [float(event.data["rate"]) for event in reports]
+    return [report.rate for report in reports if isinstance(report, Rate)]
 
 
 # --- the report -----------------------------------------------------------------------------------------------------

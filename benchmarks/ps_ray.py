@@ -9,14 +9,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedcore.compare.workers import ReportSink
+from fedcore.compare.workers.processes import ReportSink, WorkerReport
 
 RAY_ENVIRONMENT: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 _LR: Final = 0.01
 
 
+class Rate(WorkerReport):
+    """Pairs of push and pull a second."""
+
+    rate: float
+
+
 def push_pull_on_ray(report: ReportSink, size: int, count: int, pairs: int, turns: int) -> None:
-    """One server, `count` workers, vectors of `size` float32; reports "rate" for each turn after one to warm up.
+    """One server, `count` workers, vectors of `size` float32; reports a `Rate` for each turn after one to warm up.
 
     Reports nothing where Ray is not installed.
     """
@@ -32,7 +38,7 @@ def push_pull_on_ray(report: ReportSink, size: int, count: int, pairs: int, turn
             times = ray.get([worker.push_pull.remote(server, pairs) for worker in workers])
             seconds = max(end for _, end in times) - min(start for start, _ in times)
             if turn >= 0:
-                report("rate", {"rate": count * pairs / seconds})
+                report(Rate(rate=count * pairs / seconds))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -30,11 +31,12 @@ if not __package__:  # started as a file: the repository's root takes the place 
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
+from fedcore.compare.carry_out import carry_out_run
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.parameter_server import run_parameter_server
+from fedcore.compare.modes.parameter_server import ParameterServer
 from fedcore.compare.results import Point, RunResult, Staleness
-from fedcore.compare.run import ModeRun
+from fedcore.compare.run import PlannedRun
 from fedcore.errors import RunFailed
 from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
@@ -115,12 +117,13 @@ def _train(
     word: str, config: Mapping[str, Scalar], workers: int, network: Network | None, *, step: float, slept: bool
 ) -> RunResult:
     app = FlowerApp.load(EXAMPLES / "digits")
-    (mode,) = parse_modes(word)
+    (chosen,) = parse_modes(word)
+    assert isinstance(chosen.mode, ParameterServer)
     with tempfile.TemporaryDirectory(prefix="fedcore-ssp-") as folder:
-        result = run_parameter_server(
-            ModeRun(
+        result = carry_out_run(
+            PlannedRun(
                 app=app,
-                mode=mode,
+                chosen=replace(chosen, mode=replace(chosen.mode, slept=slept)),
                 config={**app.run_config, "partition": "iid", "local-epochs": 0, **config},
                 settings={},
                 sites=workers,
@@ -130,7 +133,6 @@ def _train(
                 cost=Cost(step=step, example=0.0),
             ),
             ignore,
-            slept=slept,
         )
     if result.status != "finished":
         raise RunFailed(f"{word}: {result.reason}")

@@ -20,7 +20,8 @@ from pathlib import Path
 import matplotlib.figure
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
-from fedcore.compare.clock import (
+from fedcore.compare.carry_out import RunStart, carry_out
+from fedcore.compare.measure.clock import (
     Exchanged,
     allreduce_seconds,
     averaging_seconds,
@@ -28,15 +29,14 @@ from fedcore.compare.clock import (
     federated_seconds,
     local_seconds,
 )
-from fedcore.compare.execution import RunStart, carry_out
-from fedcore.compare.job import CompareJob, plan
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost, Network
+from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import MUTED, Drawing, label_lines, looks, percent_axis
 from fedcore.compare.results import Point, RunResult
-from fedcore.compare.run import ModeRun
-from fedcore.compare.schedule import Schedule
+from fedcore.compare.run import PlannedRun
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import RunFailed
 from fedcore.events import EventSink, ignore
 from fedcore.flower.app import FlowerApp
@@ -111,7 +111,7 @@ def study(app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path 
     known = replace(wan, step=first.cost.step, example=first.cost.example)
     second = _carried_out(replace(job, modes=parse_modes(TRAINED_TWICE), out=folder / NETWORKS[1], network=known))
     counts = [site.training for site in first.split]
-    once = {run.mode.label: run for run in plan(job) if not run.mode.kind.startswith("ps-")}
+    once = {run.label: run for run in plan(job) if not run.mode.name.startswith("ps-")}
     results = {result.mode: result for result in first.runs}
     retimed = {
         network.name: {
@@ -132,14 +132,14 @@ def study(app: Path, config: Mapping[str, Scalar], folder: Path, data_dir: Path 
     )
 
 
-def retime(run: ModeRun, result: RunResult, schedule: Schedule, cost: Cost, network: Network) -> tuple[Point, ...]:
+def retime(run: PlannedRun, result: RunResult, schedule: Schedule, cost: Cost, network: Network) -> tuple[Point, ...]:
     """The curve of a run on another network, from the bytes that its workers moved, on average over the workers."""
     start, *points = result.curve
     rounds = len(points)
     up = _each_round([point.bytes_up for point in points])
-    size = run.mode.mode.global_batch(run) if "global-batch" in run.mode.options else 0
+    size = run.mode.global_batch(run) if "global-batch" in run.options else 0
     _, steps = schedule.global_steps(size)
-    match run.mode.kind:
+    match run.mode.name:
         case "centralized":
             seconds = centralized_seconds(schedule, size, rounds, cost)
         case "local":
@@ -147,7 +147,7 @@ def retime(run: ModeRun, result: RunResult, schedule: Schedule, cost: Cost, netw
         case "allreduce":
             seconds = allreduce_seconds(schedule, size, rounds, cost, network, bytes_per_step=up / steps)
         case "local-sgd" | "diloco":
-            h = int(run.mode.options["h"])
+            h = int(run.options["h"])
             sent = up / math.ceil(steps / h)
             seconds = averaging_seconds(schedule, size, rounds, cost, network, h=h, bytes_per_average=sent)
         case _:
@@ -180,7 +180,7 @@ def _network(name: str) -> Network:
 def _carried_out(job: CompareJob) -> Comparison:
     @contextmanager
     def watch(start: RunStart) -> Iterator[EventSink]:
-        say(f"{job.out.name}: run {start.number} of {start.total}: {start.run.mode.label}")
+        say(f"{job.out.name}: run {start.number} of {start.total}: {start.run.label}")
         yield ignore
 
     comparison = carry_out(job, watch)

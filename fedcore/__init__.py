@@ -16,9 +16,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcore.compare.execution import carry_out
-    from fedcore.compare.job import CompareJob
+    from fedcore.compare.carry_out import carry_out
     from fedcore.compare.modes import parse_modes
+    from fedcore.compare.plan import CompareJob
     from fedcore.config import EngineConfig, JobSettings
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
@@ -53,8 +53,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "fedcore.compare.execution": ("carry_out",),
-    "fedcore.compare.job": ("CompareJob",),
+    "fedcore.compare.carry_out": ("carry_out",),
+    "fedcore.compare.plan": ("CompareJob",),
     "fedcore.compare.modes": ("parse_modes",),
     "fedcore.config": ("EngineConfig", "JobSettings"),
     "fedcore.errors": ("FedcoreError",),

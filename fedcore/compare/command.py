@@ -56,10 +56,10 @@ def compare(
     """
     from rich.console import Console
 
-    from fedcore.compare import job as jobs
+    from fedcore.compare import plan
     from fedcore.compare.console import modes_table, overlay, show, watch
+    from fedcore.compare.measure.network import Network
     from fedcore.compare.modes import every_mode, parse_modes
-    from fedcore.compare.network import Network
     from fedcore.config import parse_assignments
     from fedcore.flower.app import FlowerApp
 
@@ -75,20 +75,20 @@ def compare(
         raise ConfigurationError("name the folder of one Flower app, or report.json files after --from")
     app = FlowerApp.load(paths[0])
     config = parse_assignments(run_config or [])
-    job = jobs.CompareJob(
+    job = plan.CompareJob(
         app=app,
-        modes=parse_modes(modes if modes != jobs.ALL_MODES else ",".join(every_mode())),
+        modes=parse_modes(modes if modes != plan.ALL_MODES else ",".join(every_mode())),
         sites=clients,
         out=out.absolute(),
-        seeds=jobs.parse_seeds(seeds, {**app.run_config, **config}.get(jobs.SEED)),
+        seeds=plan.parse_seeds(seeds, {**app.run_config, **config}.get(plan.SEED)),
         partition=partition,
         network=Network.parse(network),
         run_config=config,
-        sweep=jobs.parse_sweep(set_ or []),
-        kill=jobs.parse_kill(kill) if kill else None,
+        sweep=plan.parse_sweep(set_ or []),
+        kill=plan.parse_kill(kill) if kill else None,
         data_dir=data_dir.absolute() if data_dir else None,
     )
-    comparison = watch(job, console, drop=modes == jobs.ALL_MODES, force=force)
+    comparison = watch(job, console, drop=modes == plan.ALL_MODES, force=force)
     show(comparison, job.out, console, as_json=as_json)
     if any(run.status == "failed" for run in comparison.runs):
         raise typer.Exit(FAILED)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedcore.compare.execution import RunStart, carry_out
-from fedcore.compare.job import CompareJob, describe
+from fedcore.compare.carry_out import RunStart, carry_out
 from fedcore.compare.modes import MODES
+from fedcore.compare.plan import CompareJob
 from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
 from fedcore.errors import ConfigurationError
 from fedcore.events import EventSink
@@ -28,9 +28,9 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool) -> Comp
     def progress(start: RunStart) -> Iterator[EventSink]:
         left = f", about {_duration(start.seconds_left)} left" if start.seconds_left else ""
         console.print(
-            f"run {start.number} of {start.total}: {escape(describe(start.run))}{left}", highlight=False, soft_wrap=True
+            f"run {start.number} of {start.total}: {escape(str(start.run))}{left}", highlight=False, soft_wrap=True
         )
-        with ProgressView(console, start.run.mode.label) as view:
+        with ProgressView(console, start.run.label) as view:
             yield view.show
 
     try:

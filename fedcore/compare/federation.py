@@ -1,77 +1,47 @@
-"""The federations that a comparison runs in: server and clients stay, and serve one run after another."""
+"""The federations that a comparison runs in: server and clients stay, and serve one run after another.
+
+What has to be known of a run beyond its record is read off its events while they come: who fetched which model, and
+when the client that the run is to lose has to be killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import queue
+import subprocess
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from fedcore.compare.following import Given, Killing, follow
-from fedcore.compare.problem import ROUNDS
-from fedcore.compare.processes import LocalFederation, ProcessGroup, run_command
-from fedcore.compare.results import Loss
-from fedcore.compare.run import MODEL_FILE, ModeRun
+from fedcore.compare.local_federation import LocalFederation, ProcessGroup, run_command
+from fedcore.compare.results import LostWorker
+from fedcore.compare.run import MODEL_FILE, ROUNDS, Kill, PlannedRun, worker_name
 from fedcore.errors import EnvironmentFailure, RunFailed
-from fedcore.events import EventSink, RunEvent, ignore
+from fedcore.events import (
+    ClientDropped,
+    EventSink,
+    ExchangeDone,
+    ExchangeStarted,
+    Recorded,
+    RunEnded,
+    RunEvent,
+    ignore,
+)
 from fedcore.federation import Policy
 from fedcore.record import RunRecord
 from fedcore.wire import Scalar
 
 START_SECONDS: Final = 600.0
-RUN: Final = "run"
 JOIN_SECONDS: Final = 20.0
 """How long a run that is to lose a client waits for it to come back."""
-
-WITHOUT_PRIVACY: Final[Mapping[str, Scalar]] = {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
-
-
-@dataclass(slots=True)
-class Federation:
-    """One federation with secure policies and one whose owners allow plain updates, each started when first needed.
-
-    They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
-    processes. folder: for kits, logs and the servers' data.
-    """
-
-    folder: Path
-    _warm: dict[bool, _Deployment] = field(default_factory=dict)
-    _started: int = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for plain in tuple(self._warm):
-            self._close(plain)
-
-    def carry_out(self, run: ModeRun, emit: EventSink) -> Followed:
-        """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
-
-        A federation that lost a process is not used again. Raises EnvironmentFailure where a process ends that was not
-        to be killed.
-        """
-        plain = run.settings["aggregation"] == "plain"
-        whole = False
-        try:
-            if plain not in self._warm:
-                self._started += 1
-                self._warm[plain] = _Deployment.start(self.folder / f"federation-{self._started}", run, plain=plain)
-                self._warm[plain].warm_up(run)
-            followed = self._warm[plain].carry_out(run, emit)
-            whole = followed.record.status == "finished" and run.kill is None
-        finally:
-            if not whole:
-                self._close(plain)
-        return followed
-
-    def _close(self, plain: bool) -> None:
-        if (deployment := self._warm.pop(plain, None)) is not None:
-            deployment.group.stop()
+_RUN: Final = "run"
+_IDLE_SECONDS: Final = 0.5
+_WITHOUT_PRIVACY: Final[Mapping[str, Scalar]] = {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +53,59 @@ class Followed:
     """
 
     record: RunRecord
-    losses: tuple[Loss, ...]
+    losses: tuple[LostWorker, ...]
     models: tuple[str, ...]
     fetched: tuple[frozenset[str], ...]
 
 
+@dataclass(slots=True)
+class Federation:
+    """A server and clients that are started when they are first needed, and stay for the next run.
+
+    They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
+    processes. folder: for kits, logs and the server's data. plain: the owners allow updates that the server can read.
+    """
+
+    folder: Path
+    plain: bool = False
+    _running: _Running | None = None
+    _started: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def carry_out(self, run: PlannedRun, emit: EventSink) -> Followed:
+        """Submit one run and follow it to its end; the model lies in the run's folder where it finished.
+
+        A federation that lost a process is not used again. Raises EnvironmentFailure where a process ends that was not
+        to be killed.
+        """
+        whole = False
+        try:
+            if self._running is None:
+                self._started += 1
+                self._running = _Running.start(self.folder / f"federation-{self._started}", run, plain=self.plain)
+                self._running.warm_up(run)
+            followed = self._running.follow(run, _settings(run, plain=self.plain), emit)
+            whole = followed.record.status == "finished" and run.kill is None
+        finally:
+            if not whole:
+                self._close()
+        return followed
+
+    def _close(self) -> None:
+        if self._running is not None:
+            self._running.group.stop()
+            self._running = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Deployment:
+class _Running:
     """A server and clients that run. held: the model that each client has, by its name."""
 
     local: LocalFederation
@@ -97,7 +113,7 @@ class _Deployment:
     held: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, folder: Path, run: ModeRun, *, plain: bool) -> Self:
+    def start(cls, folder: Path, run: PlannedRun, *, plain: bool) -> Self:
         """Start all processes and wait until every client is connected."""
         local = LocalFederation.create(folder / "kits", clients=run.sites, allow_plain=plain)
         group = ProcessGroup(folder / "logs", run.environment()).__enter__()
@@ -115,7 +131,7 @@ class _Deployment:
             raise
         return cls(local=local, group=group)
 
-    def warm_up(self, run: ModeRun) -> None:
+    def warm_up(self, run: PlannedRun) -> None:
         """One round that does not count: clients then have read their data and imported what a step needs.
 
         A baseline's workers do so before their first round, too. Raises RunFailed.
@@ -123,16 +139,12 @@ class _Deployment:
         if ROUNDS not in run.config:
             return
         short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS: 1}, kill=None)
-        settings = {**settings_of(short), **WITHOUT_PRIVACY}
-        followed = self._follow(short, settings, ignore)
+        followed = self.follow(short, {**run.settings, **_WITHOUT_PRIVACY}, ignore)
         if followed.record.status != "finished":
             raise RunFailed(followed.record.reason or "the first round ended without a word")
 
-    def carry_out(self, run: ModeRun, emit: EventSink) -> Followed:
+    def follow(self, run: PlannedRun, settings: Mapping[str, Scalar], emit: EventSink) -> Followed:
         """Submit a run and follow it."""
-        return self._follow(run, settings_of(run), emit)
-
-    def _follow(self, run: ModeRun, settings: Mapping[str, Scalar], emit: EventSink) -> Followed:
         out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
@@ -143,11 +155,11 @@ class _Deployment:
             given.see(event)
             killing.see(event)
 
-        child = self.group.start(RUN, command, piped=True)
+        child = self.group.start(_RUN, command, piped=True)
         try:
             record = follow(self.group, child, show)
         finally:
-            self.group.stop(RUN)
+            self.group.stop(_RUN)
         return Followed(
             record=record,
             losses=killing.losses(record),
@@ -156,9 +168,124 @@ class _Deployment:
         )
 
 
-def settings_of(run: ModeRun) -> dict[str, Scalar]:
+def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:
     """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it."""
     if run.kill is None:
         return dict(run.settings)
-    fewest = 1 if run.settings["aggregation"] == "plain" else Policy.default(run.sites).min_cohort
+    fewest = 1 if plain else Policy.default(run.sites).min_cohort
     return {**run.settings, "min-clients": max(fewest, run.sites - 1), "join-seconds": JOIN_SECONDS}
+
+
+@dataclass(slots=True, kw_only=True)
+class Killing:
+    """Kills a client when it is time, and notes how long the others took to go on without it."""
+
+    group: ProcessGroup
+    kill: Kill | None
+    sites: int
+    clock: Callable[[], float] = time.monotonic
+    _killed_at: float | None = None
+    _noticed: str = ""
+    _seconds: float = 0.0
+
+    def see(self, event: RunEvent) -> None:
+        """Take an event of the run."""
+        if self.kill is None or self._noticed:
+            return
+        name = worker_name(self.kill.site)
+        if self._killed_at is None:
+            if _is_due(event, self.kill.round):
+                self.group.kill(name)
+                self._killed_at = self.clock()
+        elif isinstance(event, ClientDropped) and event.client == name:
+            self._note(f"dropped in stage {event.stage} ({event.reason})")
+        elif isinstance(event, ExchangeStarted) and name not in event.cohort:
+            self._note("not asked again")
+        elif isinstance(event, RunEnded):
+            self._note("not missed before the end")
+
+    def losses(self, record: RunRecord) -> tuple[LostWorker, ...]:
+        """Nobody, or the one that was killed."""
+        if self.kill is None or self._killed_at is None:
+            return ()
+        left = f"the run went on with {self.sites - 1} of {self.sites} clients"
+        outcome = left if record.status == "finished" else f"the run failed: {record.reason}"
+        return (
+            LostWorker(
+                worker=worker_name(self.kill.site),
+                round=self.kill.round,
+                consequence=f"{self._noticed or 'not missed before the end'}; {outcome}",
+                seconds=self._seconds,
+            ),
+        )
+
+    def _note(self, noticed: str) -> None:
+        self._noticed, self._seconds = noticed, self.clock() - (self._killed_at or 0.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Given:
+    """Which model the clients were given in each exchange, and who had to fetch it.
+
+    A client keeps the last model, and does not fetch again what it evaluated in the exchange before.
+    """
+
+    held: dict[str, str]
+    models: list[str] = field(default_factory=list)
+    fetched: list[frozenset[str]] = field(default_factory=list)
+    _model: str = ""
+    _fetching: frozenset[str] = frozenset()
+
+    def see(self, event: RunEvent) -> None:
+        """Take an event of the run."""
+        if isinstance(event, ExchangeStarted):
+            self._model = event.model or ""
+            self._fetching = frozenset(name for name in event.cohort if self.held.get(name) != self._model)
+            if self._model:
+                self.held.update(dict.fromkeys(event.cohort, self._model))
+        elif isinstance(event, ExchangeDone):
+            self.models.append(self._model)
+            self.fetched.append(self._fetching)
+
+
+def _is_due(event: RunEvent, kill_round: int) -> bool:
+    """After the evaluation of the round, or with the next round where there is none."""
+    if isinstance(event, ExchangeDone):
+        return event.server_round == kill_round and not event.trains
+    return isinstance(event, ExchangeStarted) and event.server_round > kill_round
+
+
+def follow(group: ProcessGroup, child: subprocess.Popen[str], emit: EventSink) -> RunRecord:
+    """Read a run's events until it ends; another process of the group that ends with an error ends the run too."""
+    record = RunRecord()
+    for line in _lines(child, idle=lambda: group.check(but=child)):
+        if "event" in json.loads(line):  # not the summary, which comes last
+            recorded = Recorded.model_validate_json(line)
+            record.add(recorded.event, recorded.seconds)
+            emit(recorded.event)
+    child.wait()
+    if not record.status:
+        group.check()
+    return record
+
+
+def _lines(child: subprocess.Popen[str], *, idle: Callable[[], None]) -> Iterator[str]:
+    """The lines that a child prints, until it ends; `idle` is called while there are none."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        with contextlib.suppress(ValueError):  # closed, because nobody waits for more
+            for line in child.stdout or ():
+                lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=_IDLE_SECONDS)
+        except queue.Empty:
+            idle()
+            continue
+        if not line:
+            return
+        yield line

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcore.compare.job import CompareJob
-from fedcore.compare.survey import Survey
+from fedcore.compare.app_facts import AppFacts
+from fedcore.compare.plan import CompareJob
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import AppBundle
 from fedcore.system.files import Lock, write_file
@@ -64,16 +64,16 @@ class OutFolder:
                 self._write({"schema": SCHEMA, "job": _fingerprint(job), "survey": None})
             yield
 
-    def survey(self) -> Survey | None:
+    def facts(self) -> AppFacts | None:
         """What was found out about the app when the comparison began; None where it has not."""
         if not (self.path / JOB_FILE).is_file():
             return None
         found = self._read()["survey"]
-        return Survey.from_json(found) if found else None
+        return AppFacts.model_validate(found) if found else None
 
-    def keep_survey(self, survey: Survey) -> None:
+    def keep_facts(self, facts: AppFacts) -> None:
         """For when the comparison goes on after an interruption, by the same clock."""
-        self._write({**self._read(), "survey": survey.to_json()})
+        self._write({**self._read(), "survey": facts.model_dump(mode="json")})
 
     def _locked(self) -> Lock:
         return Lock(self.path / LOCK_FILE, taken=f"another `fedcore compare` runs in {self.path}")
@@ -122,6 +122,6 @@ def _fingerprint(job: CompareJob) -> dict[str, Any]:
         "network": job.network.name if job.network is not None else "none",
         "run_config": dict(job.run_config),
         "set": {key: list(values) for key, values in job.sweep.items()},
-        "kill": f"client-{job.kill.site + 1}@{job.kill.round}" if job.kill is not None else None,
+        "kill": str(job.kill) if job.kill is not None else None,
         "versions": {name: version(name) for name in ("fedcore", "flwr", "torch")},
     }

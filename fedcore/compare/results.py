@@ -75,8 +75,8 @@ class Staleness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """A worker that was lost, and what became of the run. seconds: from its end until the mode went on, or gave up."""
+class LostWorker:
+    """Which worker was lost, and what became of the run. seconds: from its end until the mode went on, or gave up."""
 
     worker: str
     round: int
@@ -120,7 +120,7 @@ class RunResult:
     curve: tuple[Point, ...] = ()
     sites: tuple[SiteResult, ...] = ()
     staleness: Staleness | None = None
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostWorker, ...] = ()
     failures: tuple[ExchangeFailed, ...] = ()
     privacy: PrivacyTerms | None = None
     epsilon_spent: float | None = None

@@ -1,4 +1,4 @@
-"""One run of one mode: everything that it has to know."""
+"""One run of one mode as it was planned: everything that its processes have to know."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from fedcore.compare.network import Cost, Network
+from fedcore.compare.measure.network import Cost, Network
+from fedcore.compare.results import RunResult
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
 
 if TYPE_CHECKING:
-    from fedcore.compare.modes import ChosenMode
+    from fedcore.compare.modes import ChosenMode, Mode
 
-MODEL_FILE = "model.safetensors"
+ROUNDS: Final = "num-server-rounds"
+MODEL_FILE: Final = "model.safetensors"
 """In the folder of a run that finished: its last model."""
+INITIAL_FILE: Final = "initial.safetensors"
+"""The model that a run began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +35,13 @@ class Kill:
     site: int
     round: int
 
+    def __str__(self) -> str:
+        """As on the command line."""
+        return f"{worker_name(self.site)}@{self.round}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModeRun:
+class PlannedRun:
     """One mode with one seed at one point of a sweep.
 
     config: the whole run config, with seed, partition, sweep and what the mode lays over it. settings: the same of
@@ -42,7 +50,7 @@ class ModeRun:
     """
 
     app: FlowerApp
-    mode: ChosenMode
+    chosen: ChosenMode
     config: Mapping[str, Scalar]
     settings: Mapping[str, Scalar]
     sites: int
@@ -53,6 +61,25 @@ class ModeRun:
     cost: Cost | None = None
     kill: Kill | None = None
     data_dir: Path | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """What carries it out."""
+        return self.chosen.mode
+
+    @property
+    def label(self) -> str:
+        """How the mode was written, its name in reports."""
+        return self.chosen.label
+
+    @property
+    def options(self) -> Mapping[str, Scalar]:
+        """Of the mode, the defaults included."""
+        return self.chosen.options
+
+    def result(self, **known: Any) -> RunResult:
+        """The result of this run, as far as it is known."""
+        return RunResult(mode=self.label, kind=self.mode.name, seed=self.seed, point=self.point, **known)
 
     def lost_after(self, site: int) -> int:
         """The round after which a site's worker waits for its end by SIGKILL, 0 for none."""
@@ -68,7 +95,17 @@ class ModeRun:
             environment["FEDCORE_DATA"] = str(self.data_dir)
         return environment
 
+    def __str__(self) -> str:
+        """In a few words."""
+        point = "".join(f", {key}={value}" for key, value in self.point.items())
+        return f"{self.label}{point}, seed {self.seed}"
+
 
 def worker_name(site: int) -> str:
     """The name of a site in reports, the one that provisioning gives."""
     return f"client-{site + 1}"
+
+
+def site_of(name: str) -> int:
+    """The inverse of `worker_name`."""
+    return int(name.removeprefix("client-")) - 1

@@ -8,12 +8,12 @@ import pytest
 from support.tiny import TINY
 
 from benchmarks.wan import Study, retime
-from fedcore.compare.clock import allreduce_seconds, averaging_seconds, local_seconds
+from fedcore.compare.measure.clock import allreduce_seconds, averaging_seconds, local_seconds
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost, Network
 from fedcore.compare.results import Point, RunResult
-from fedcore.compare.run import ModeRun
-from fedcore.compare.schedule import Schedule
+from fedcore.compare.run import PlannedRun
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
 
 COST = Cost(step=1.0, example=0.0)
@@ -41,8 +41,8 @@ def curve(*accuracies: float, up: float = 100.0, seconds: float = 1.0) -> tuple[
 def retimed(word: str) -> list[float | None]:
     (mode,) = parse_modes(word)
     config: dict[str, Any] = {"batch-size": 2, "local-epochs": 1}
-    run = ModeRun(
-        app=FlowerApp.load(TINY), mode=mode, config=config, settings={}, sites=2, seed=1, folder=Path("nowhere")
+    run = PlannedRun(
+        app=FlowerApp.load(TINY), chosen=mode, config=config, settings={}, sites=2, seed=1, folder=Path("nowhere")
     )
     result = RunResult(mode=word, kind=mode.kind, seed=1, aggregation="plain", curve=curve(0.1, 0.5, 0.9))
     return [point.simulated_seconds for point in retime(run, result, SCHEDULE, COST, NETWORK)][1:]

@@ -18,7 +18,7 @@ from support.commands import forked
 from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, fedcore, wait_until
 from support.tiny import TINY
 
-from fedcore.compare.processes import FEDCORE, ProcessGroup
+from fedcore.compare.local_federation import FEDCORE, ProcessGroup
 from fedcore.compare.results import RunResult
 from fedcore.progress import PLAIN_WARNING
 from fedcore.state import ModelState

@@ -13,7 +13,7 @@ import pytest
 from support.deployment import PATIENCE, Deployment
 from support.error_bound import error_bound
 
-from fedcore.compare.processes import FEDCORE
+from fedcore.compare.local_federation import FEDCORE
 from fedcore.config import JobSettings
 from fedcore.events import ExchangeDone, RunEvent
 from fedcore.exchange import EncodingPlan

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedcore.compare.federated import run_federated
+from fedcore.compare.carry_out import carry_out_run
 from fedcore.compare.federation import Federation
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.run import Kill, ModeRun
+from fedcore.compare.run import Kill, PlannedRun
 from fedcore.flower.app import FlowerApp
 from fedcore.state import sha256_file
 
@@ -26,14 +26,14 @@ STEPS = {"client-1": 5, "client-2": 7, "client-3": 8, "client-4": 9}
 pytestmark = pytest.mark.timeout(900)
 
 
-def made(folder: Path, *, seed: int, hold: str = "", **changes: Any) -> ModeRun:
+def made(folder: Path, *, seed: int, hold: str = "", **changes: Any) -> PlannedRun:
     app = FlowerApp.load(APP)
-    (mode,) = parse_modes("federated")
-    run = ModeRun(
+    (chosen,) = parse_modes("federated")
+    run = PlannedRun(
         app=app,
-        mode=mode,
+        chosen=chosen,
         config={**app.run_config, "num-server-rounds": ROUNDS, "seed": seed, "hidden": 1000, "lr": 0.001, "hold": hold},
-        settings=mode.mode.settings(app.settings.to_mapping(), sites=SITES),
+        settings=chosen.mode.settings(app.settings.to_mapping(), sites=SITES),
         sites=SITES,
         seed=seed,
         folder=folder,
@@ -58,9 +58,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             "killed": made(out / "killed", seed=2, hold="2@2", kill=Kill(site=1, round=1)),
         }.items():
             kinds: list[str] = []
-            result = run_federated(run, lambda event, kinds=kinds: kinds.append(event.kind), federation)
+            result = carry_out_run(run, lambda event, kinds=kinds: kinds.append(event.kind), federation)
             found[name] = (result, run.folder, kinds)
-            found.setdefault("warm", []).append(bool(federation._warm))
+            found.setdefault("warm", []).append(federation._running is not None)
         found["federations"] = len(list((out / "federations").iterdir()))
         yield found
 

@@ -10,7 +10,7 @@ import pytest
 from support.deployment import Deployment, fedcore
 from support.tiny import TINY
 
-from fedcore.compare.processes import LocalFederation
+from fedcore.compare.local_federation import LocalFederation
 
 OTHERS = ["client-1", "client-2", "client-4"]
 SECRET = "patient 17 is in this message"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost, Network
 from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
-from fedcore.compare.results import Loss, Point, RunResult, SiteResult, Staleness
+from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult, Staleness
 from fedcore.events import PrivacyTerms
 
 MACHINE = {
@@ -107,7 +107,7 @@ def everything() -> Comparison:
     runs = list(whole.runs)
     swept = [made_up_run("diloco", seed=seed, point={"outer-lr": 0.3}) for seed in (1, 2, 3)]
     runs = [_pointed(run) if run.mode == "diloco" else run for run in runs] + swept
-    lost = Loss(worker="client-3", round=2, consequence="the others went on without it", seconds=0.21)
+    lost = LostWorker(worker="client-3", round=2, consequence="the others went on without it", seconds=0.21)
     runs[5] = made_up_run("local", seed=3, losses=(lost,), samples=7000)
     runs[8] = RunResult(
         mode="allreduce", kind="allreduce", seed=3, status="failed", reason="client-2 was lost in round 3"

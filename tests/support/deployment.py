@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fedcore.compare.processes import FEDCORE, LocalFederation, ProcessGroup, run_command
+from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
 from fedcore.state import ModelState
 from support.tiny import TINY
 

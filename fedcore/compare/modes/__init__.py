@@ -25,7 +25,7 @@ import re
 
 from fedcore.compare.modes.allreduce import AllReduce
 from fedcore.compare.modes.averaging import OUTER, Averaging
-from fedcore.compare.modes.base import ChosenMode, InReport, Mode, Option
+from fedcore.compare.modes.base import ChosenMode, InReport, Mode, Option, Trained
 from fedcore.compare.modes.centralized import Centralized
 from fedcore.compare.modes.federated import Federated
 from fedcore.compare.modes.local import Local
@@ -33,7 +33,7 @@ from fedcore.compare.modes.parameter_server import ParameterServer
 from fedcore.config import parse_assignments
 from fedcore.errors import ConfigurationError, UnknownKey
 
-__all__ = ["MODES", "ChosenMode", "InReport", "Mode", "Option", "every_mode", "in_report", "parse_modes"]
+__all__ = ["MODES", "ChosenMode", "InReport", "Mode", "Option", "Trained", "every_mode", "in_report", "parse_modes"]
 
 _ROWS: tuple[Mode, ...] = (
     Centralized(name="centralized", title="all data in one place"),

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.compare.account import Account
-from fedcore.compare.clock import allreduce_seconds
+from fedcore.compare.measure.clock import allreduce_seconds
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import Option
-from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, start_group
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.training import train_together
-from fedcore.compare.workers import Workers
+from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
+from fedcore.compare.run import PlannedRun, worker_name
+from fedcore.compare.workers.processes import Workers
+from fedcore.compare.workers.schedule import Schedule
+from fedcore.compare.workers.training import train_together
 
 HOOKS = ("none", "fp16", "bf16", "powersgd")
 
@@ -29,12 +28,12 @@ class AllReduce(Baseline):
     def options(self) -> Mapping[str, Option]:
         return {**GLOBAL_BATCH, "hook": Option("none", choices=HOOKS)}
 
-    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+    def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
         names = tuple(worker_name(site) for site in range(run.sites))
         start_group(workers, names, train_together, run)
         return names
 
-    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
-        size, rounds = self.global_batch(run), len(account.rounds)
-        sent = account.sent_for_each(rounds * schedule.global_steps(size)[1])
+    def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        size, rounds = self.global_batch(run), len(log.rounds)
+        sent = log.sent_for_each(rounds * schedule.global_steps(size)[1])
         return allreduce_seconds(schedule, size, rounds, cost, network, bytes_per_step=sent)

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from fedcore.compare.account import Account
-from fedcore.compare.clock import averaging_seconds
+from fedcore.compare.measure.clock import averaging_seconds
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import Option
-from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, start_group
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.training import train_averaging
-from fedcore.compare.workers import Workers
+from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
+from fedcore.compare.run import PlannedRun, worker_name
+from fedcore.compare.workers.processes import Workers
+from fedcore.compare.workers.schedule import Schedule
+from fedcore.compare.workers.training import train_averaging
 
 OUTER: Final = {"outer-lr": Option(0.7), "outer-momentum": Option(0.9)}
 """Of the outer Nesterov optimizer, as in Douillard et al. 2023."""
@@ -33,16 +32,16 @@ class Averaging(Baseline):
     def options(self) -> Mapping[str, Option]:
         return {**GLOBAL_BATCH, "h": Option(16, least=1), **self.outer}
 
-    def global_batch(self, run: ModeRun) -> int:
+    def global_batch(self, run: PlannedRun) -> int:
         """By default every worker takes the app's batch size."""
-        return int(run.mode.options["global-batch"]) or int(run.config["batch-size"]) * run.sites
+        return int(run.options["global-batch"]) or int(run.config["batch-size"]) * run.sites
 
-    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+    def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
         names = tuple(worker_name(site) for site in range(run.sites))
         start_group(workers, names, train_averaging, run)
         return names
 
-    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
-        size, rounds, h = self.global_batch(run), len(account.rounds), int(run.mode.options["h"])
-        sent = account.sent_for_each(rounds * math.ceil(schedule.global_steps(size)[1] / h))
+    def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        size, rounds, h = self.global_batch(run), len(log.rounds), int(run.options["h"])
+        sent = log.sent_for_each(rounds * math.ceil(schedule.global_steps(size)[1] / h))
         return averaging_seconds(schedule, size, rounds, cost, network, h=h, bytes_per_average=sent)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from fedcore.errors import ConfigurationError
@@ -13,7 +15,9 @@ from fedcore.wire import Scalar
 
 if TYPE_CHECKING:
     from fedcore.compare.results import RunResult
-    from fedcore.compare.run import ModeRun
+    from fedcore.compare.run import PlannedRun
+    from fedcore.compare.workers.models import Models
+    from fedcore.compare.workers.processes import Workers
     from fedcore.events import EventSink
 
 
@@ -54,12 +58,26 @@ class InReport:
     protection: Literal["", "secure", "plain", "private"] = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What the processes of a mode leave behind.
+
+    result: all but what an evaluation finds, whether the run finished or not. models: round -> the models that each
+    site is to be evaluated with, 0 for the first; those of the last round are the run's own. {}: nothing to evaluate.
+    """
+
+    result: RunResult
+    models: Mapping[int, Models] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mode(ABC):
     """One way to train the same app on the same data. name: as on the command line. title: in a few words."""
 
     any_app: ClassVar[bool] = False
     """Whether it takes any Flower app; the others train the model of a `supervised_app` themselves."""
+    tells_events: ClassVar[bool] = False
+    """Whether its processes tell all events of a run, from `RunStarted` on."""
 
     name: str
     title: str
@@ -87,17 +105,26 @@ class Mode(ABC):
         """[tool.fedcore] as this mode has it; raises ConfigurationError where it cannot work."""
         return dict(settings)
 
-    def warm_group(self, run: ModeRun) -> str:
-        """Runs with the same one, unless it is "", can be carried out by the same processes, one after another."""
+    @property
+    def warm_group(self) -> str:
+        """Modes with the same one, unless it is "", can be served by the same processes, one run after another."""
         return ""
 
-    def global_batch(self, run: ModeRun) -> int:
+    def warm_processes(self, folder: Path) -> AbstractContextManager[Any]:
+        """The processes of the warm group, to be started when first needed. folder: for their files."""
+        raise NotImplementedError(f"{self.name} has processes for each run")
+
+    def global_batch(self, run: PlannedRun) -> int:
         """Examples of one step of all workers together, 0 for all that there are; by default the app's batch size."""
-        return int(run.mode.options.get("global-batch", 0)) or int(run.config["batch-size"])
+        return int(run.options.get("global-batch", 0)) or int(run.config["batch-size"])
 
     @abstractmethod
-    def carry_out(self, run: ModeRun, emit: EventSink, warm: Any) -> RunResult:
-        """Carry out one run; whatever fails, the result says it. warm: the processes of `warm_group`."""
+    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
+        """Start the processes of one run, and follow them to their end.
+
+        workers: none of them lives yet. warm: what `warm_processes` made. Raises FedcoreError where nothing of the run
+        is worth keeping; a run that got further and failed has a result with a reason.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

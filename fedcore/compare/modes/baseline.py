@@ -1,4 +1,4 @@
-"""The baselines that train a `supervised_app` without a server: centralized, local, all-reduce, averaging.
+"""The modes that train a `supervised_app` without a server: centralized, local, all-reduce, averaging.
 
 Each worker is a process. A rank of a group that is lost ends the run, since a collective needs every rank; a site that
 trains alone is missed by nobody.
@@ -7,40 +7,31 @@ trains alone is missed by nobody.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import mean
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
-from fedcore.compare.account import Account
-from fedcore.compare.evaluation import Evaluated, Models, emit_evaluation, evaluate_rounds, everywhere
-from fedcore.compare.initial import INITIAL_FILE, save_initial
-from fedcore.compare.modes.base import Mode, Option
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.problem import ROUNDS
-from fedcore.compare.results import Loss, Point, RunResult
-from fedcore.compare.run import MODEL_FILE, ModeRun
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.training import (
-    EVALUATED,
-    LOOPBACK,
-    READY,
-    ROUND,
-    snapshot,
-)
-from fedcore.compare.workers import ENDED, WorkerEvent, Workers
-from fedcore.errors import EnvironmentFailure, FedcoreError
-from fedcore.events import AppPrinted, EventSink, ExchangeDone, RunEnded, RunStarted
-from fedcore.state.files import sha256_file
+from fedcore.compare.measure.network import Cost, Network
+from fedcore.compare.modes.base import Mode, Option, Trained
+from fedcore.compare.results import LostWorker, Point
+from fedcore.compare.run import INITIAL_FILE, ROUNDS, PlannedRun
+from fedcore.compare.workers.models import Models, everywhere, save_initial
+from fedcore.compare.workers.processes import Ended, WorkerReport, Workers
+from fedcore.compare.workers.schedule import Schedule
+from fedcore.compare.workers.training import LOOPBACK, Note, OwnEvaluation, Ready, RoundDone, snapshot
+from fedcore.errors import EnvironmentFailure
+from fedcore.events import AppPrinted, EventSink, ExchangeDone
 from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
-from fedcore.wire import RunStatus
 
 GLOBAL_BATCH: Final = {"global-batch": Option(0)}
 """Examples of one step of all workers together; 0 for the default of the mode."""
+
+Way: TypeAlias = Literal["sent", "received"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,71 +44,89 @@ class Baseline(Mode):
     """What becomes of a run that loses a worker."""
 
     @abstractmethod
-    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+    def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
         """Start all workers; their names, in the order of their sites."""
 
     @abstractmethod
-    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+    def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
         """Seconds from the start to the end of each whole round, on other machines and links."""
 
-    def models(self, run: ModeRun, account: Account, number: int) -> Models:
+    def models(self, run: PlannedRun, log: RoundLog, number: int) -> Models:
         """What each site is evaluated with after a round."""
         return everywhere(run, snapshot(run.folder, number))
 
-    def carry_out(self, run: ModeRun, emit: EventSink, warm: Any) -> RunResult:
-        return run_baseline(self, run, emit)
+    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Any) -> Trained:
+        initial = save_initial(run, workers)
+        log = RoundLog(names=self.start(run, workers))
+        try:
+            self._follow(run, workers, emit, log)
+        except EnvironmentFailure as error:
+            workers.stop()
+            log.reason = str(error)
+        curve = log.curve(self._simulated(run, log))
+        result = run.result(
+            status="failed" if log.reason else "finished",
+            reason=log.reason,
+            initial_sha256=initial,
+            parameters=max((ready.parameters for ready in log.ready.values()), default=0),
+            samples=curve[-1].samples,
+            steps=log.steps(),
+            seconds=curve[-1].seconds,
+            simulated_seconds=curve[-1].simulated_seconds,
+            bytes_up=log.bytes_of("sent"),
+            bytes_down=log.bytes_of("received"),
+            curve=curve,
+            losses=tuple(log.losses),
+        )
+        if not log.counts():  # the app was trained, and evaluated, by its own ServerApp
+            return Trained(result=result)
+        models = {number: self.models(run, log, number) for number in range(1, len(log.rounds) + 1)}
+        return Trained(result=result, models={0: everywhere(run, run.folder / INITIAL_FILE), **models})
 
-
-def run_baseline(mode: Baseline, run: ModeRun, emit: EventSink) -> RunResult:
-    """Carry out one run; whatever fails, the result says it."""
-    started = time.monotonic()
-    run.folder.mkdir(parents=True, exist_ok=True)
-    rounds = int(run.config.get(ROUNDS, 0))
-    emit(RunStarted(app=run.app.name, aggregation="none", rounds=rounds))
-    result = RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, point=run.point)
-    try:
-        with Workers(run.folder, run.environment()) as workers:
-            result = replace(result, initial_sha256=save_initial(run, workers))
-            account = _train(mode, run, workers, emit)
-            result = _with_account(mode, result, run, account)
-            result = _with_models(mode, result, run, workers, account)
-    except FedcoreError as error:
-        result = replace(result, status="failed", reason=result.reason or str(error))
-    if result.status == "finished":
-        emit_evaluation(result, emit)
-    emit(RunEnded(status=RunStatus(result.status), reason=result.reason))
-    return replace(result, wall_seconds=time.monotonic() - started)
-
-
-# --- the workers -----------------------------------------------------------------------------------------------------
-
-
-def _train(mode: Baseline, run: ModeRun, workers: Workers, emit: EventSink) -> Account:
-    account = Account(names=mode.start(run, workers))
-    try:
+    def _follow(self, run: PlannedRun, workers: Workers, emit: EventSink, log: RoundLog) -> None:
         for event in workers.events(silence=run.app.settings.train_seconds):
-            if event.kind == READY:
-                account.ready[event.name] = event.data
-            elif event.kind == ROUND:
-                account.add(event.name, event.data)
-            elif event.kind == EVALUATED:
-                account.evaluated[event.data["round"]] = event.data
-            elif event.kind == "log":
-                emit(AppPrinted(**event.data))
-            elif event.kind == ENDED and event.data["exitcode"]:
-                _lose(mode, run, workers, account, event)
-            for number in account.close_rounds():
-                emit(_done(account, number))
+            match event.report:
+                case Note(line=line):
+                    emit(AppPrinted(line=line))
+                case Ended() as end:
+                    if end.exitcode:
+                        self._lose(run, workers, log, event.name, end)
+                case report:
+                    log.add(event.name, report)
+            for number in log.close_rounds():
+                emit(log.event(number))
                 if run.kill is not None and run.kill.round == number:
                     # Centralized training has workers of its own, whatever the sites.
-                    workers.kill(account.names[run.kill.site % len(account.names)])
-    except EnvironmentFailure as error:
-        workers.stop()
-        account.reason = str(error)
-    return account
+                    workers.kill(log.names[run.kill.site % len(log.names)])
+
+    def _lose(self, run: PlannedRun, workers: Workers, log: RoundLog, name: str, end: Ended) -> None:
+        """A worker ended before its time: the others go on, where they need it for nothing, or all end now."""
+        noticed = time.monotonic()
+        name, end = _to_blame(workers, name, end)
+        if end.exitcode > 0:
+            workers.stop()
+            log.reason = f"{name}: {end.reason}"
+            return
+        number, consequence = log.last_round(name), self.consequence
+        log.lost.add(name)
+        if not self.goes_on:
+            workers.stop()
+        if number == int(run.config[ROUNDS]):
+            consequence = "all its rounds were over"
+        elif not self.goes_on or log.lost == set(log.names):
+            log.reason = f"{name} was lost after round {number} ({end.reason}); {consequence}"
+        seconds = time.monotonic() - noticed
+        log.losses.append(LostWorker(worker=name, round=number, consequence=consequence, seconds=seconds))
+
+    def _simulated(self, run: PlannedRun, log: RoundLog) -> list[float]:
+        """The simulated clock at the end of every whole round; empty without a network."""
+        counts = log.counts()
+        if run.network is None or run.cost is None or len(counts) != run.sites:
+            return []
+        return self.clock(run, log, Schedule.of(run.config, counts), run.cost, run.network)
 
 
-def start_group(workers: Workers, names: Sequence[str], target: Callable[..., object], run: ModeRun) -> None:
+def start_group(workers: Workers, names: Sequence[str], target: Callable[..., object], run: PlannedRun) -> None:
     """Start the ranks of one process group, each with `target(report, run, rank, port, listening)`."""
     # Rank 0 gets the socket that its store listens on, so that nobody races for a port.
     with socket.create_server((LOOPBACK, 0)) as listening:
@@ -126,142 +135,127 @@ def start_group(workers: Workers, names: Sequence[str], target: Callable[..., ob
             workers.start(name, target, run, rank, port, listening if rank == 0 else None)
 
 
-def _lose(mode: Baseline, run: ModeRun, workers: Workers, account: Account, event: WorkerEvent) -> None:
-    """A worker ended before its time: the others go on, where they need it for nothing, or all end now."""
-    noticed = time.monotonic()
-    event = _to_blame(workers, event)
-    if event.data["exitcode"] > 0:
-        workers.stop()
-        account.reason = f"{event.name}: {event.data['reason']}"
-        return
-    number = account.last_round(event.name)
-    consequence = mode.consequence
-    account.lost.add(event.name)
-    if not mode.goes_on:
-        workers.stop()
-    if number == int(run.config[ROUNDS]):
-        consequence = "all its rounds were over"
-    elif not mode.goes_on or account.lost == set(account.names):
-        account.reason = f"{event.name} was lost after round {number} ({event.data['reason']}); {consequence}"
-    loss = Loss(worker=event.name, round=number, consequence=consequence, seconds=time.monotonic() - noticed)
-    account.losses.append(loss)
-
-
-def _to_blame(workers: Workers, first: WorkerEvent) -> WorkerEvent:
+def _to_blame(workers: Workers, name: str, end: Ended) -> tuple[str, Ended]:
     """The worker whose end led to the others': one that merely lost its peer waits for the peer's own end."""
 
-    def endings() -> Iterator[WorkerEvent]:
-        yield first
+    def endings() -> Iterator[tuple[str, Ended]]:
+        yield name, end
         with contextlib.suppress(EnvironmentFailure):
-            yield from (event for event in workers.events(silence=BLAME_SECONDS) if event.kind == ENDED)
+            for other, report in workers.events(silence=BLAME_SECONDS):
+                if isinstance(report, Ended):
+                    yield other, report
 
-    return first_cause(endings(), lambda event: tells_of_lost_peer(event.data["reason"]))
-
-
-def _done(account: Account, number: int) -> ExchangeDone:
-    """A round as the events of a run tell it."""
-    reports = account.rounds[number - 1]
-    return ExchangeDone(
-        exchange=number,
-        server_round=number,
-        message_type="train",
-        aggregation="none",
-        survivors=sorted(reports),
-        examples=sum(report["samples"] for report in reports.values()),
-        metrics={"train_loss": account.train_loss(number)},
-        seconds=max(report["seconds"] for report in reports.values()),
-        bytes_up={name: report["sent"] for name, report in reports.items()},
-        bytes_down={name: report["received"] for name, report in reports.items()},
-    )
+    return first_cause(endings(), lambda ending: tells_of_lost_peer(ending[1].reason))
 
 
-# --- the result ------------------------------------------------------------------------------------------------------
+@dataclass(slots=True, kw_only=True)
+class RoundLog:
+    """What the workers have reported up to now. A round is whole when every worker that was not lost has reported it.
 
+    names: the workers, in the order of their sites. ready: what each said before its first round. rounds: the whole
+    rounds, each by worker. evaluations: by round, where a worker evaluates the model itself. reason: why the run ended
+    before its time, empty where it did not.
+    """
 
-def _with_account(mode: Baseline, result: RunResult, run: ModeRun, account: Account) -> RunResult:
-    """What is known without an evaluation."""
-    curve = _curve(account, _simulated(mode, run, account))
-    last = curve[-1]
-    return replace(
-        result,
-        status="failed" if account.reason else "finished",
-        reason=account.reason,
-        parameters=max((report["parameters"] for report in account.ready.values()), default=0),
-        samples=last.samples,
-        steps=account.steps(),
-        seconds=last.seconds,
-        simulated_seconds=last.simulated_seconds,
-        bytes_up=account.bytes_of("sent"),
-        bytes_down=account.bytes_of("received"),
-        curve=curve,
-        losses=tuple(account.losses),
-    )
+    names: tuple[str, ...]
+    ready: dict[str, Ready] = field(default_factory=dict)
+    rounds: list[dict[str, RoundDone]] = field(default_factory=list)
+    evaluations: dict[int, OwnEvaluation] = field(default_factory=dict)
+    losses: list[LostWorker] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    reason: str = ""
+    _open: dict[int, dict[str, RoundDone]] = field(default_factory=dict)
+    _last: dict[str, int] = field(default_factory=dict)
 
+    def last_round(self, name: str) -> int:
+        """The last round that a worker has reported, 0 for none."""
+        return self._last.get(name, 0)
 
-def _curve(account: Account, simulated: Sequence[float]) -> tuple[Point, ...]:
-    """The whole rounds after the start, none of them evaluated."""
-    columns = (account.samples(), account.seconds(), account.mean_bytes("sent"), account.mean_bytes("received"))
-    rows = [(0, 0.0, 0.0, 0.0), *zip(*columns, strict=True)]
-    clock = [0.0, *simulated] if simulated else [None] * len(rows)
-    return tuple(
-        Point(
-            round=number,
-            samples=samples,
-            seconds=seconds,
-            simulated_seconds=then,
-            bytes_up=sent,
-            bytes_down=received,
-            loss=None,
-            accuracy=None,
+    def add(self, name: str, report: WorkerReport) -> None:
+        """Take a worker's report."""
+        match report:
+            case Ready():
+                self.ready[name] = report
+            case RoundDone():
+                self._last[name] = report.round
+                self._open.setdefault(report.round, {})[name] = report
+            case OwnEvaluation():
+                self.evaluations[report.round] = report
+
+    def close_rounds(self) -> Iterator[int]:
+        """The rounds that have become whole, numbered from 1 on."""
+        while reports := self._open.get(len(self.rounds) + 1):
+            if not reports.keys() | self.lost >= set(self.names):
+                return
+            self.rounds.append(reports)
+            yield len(self.rounds)
+
+    def counts(self) -> tuple[int, ...]:
+        """Training examples of each site."""
+        return tuple(count for name in self.names if name in self.ready for count in self.ready[name].counts)
+
+    def event(self, number: int) -> ExchangeDone:
+        """A whole round as the events of a run tell it; the loss is that of each example before its step."""
+        reports = self.rounds[number - 1]
+        samples = sum(report.samples for report in reports.values())
+        return ExchangeDone(
+            exchange=number,
+            server_round=number,
+            message_type="train",
+            aggregation="none",
+            survivors=sorted(reports),
+            examples=samples,
+            metrics={"train_loss": sum(report.loss for report in reports.values()) / max(1, samples)},
+            seconds=max(report.seconds for report in reports.values()),
+            bytes_up={name: report.sent for name, report in reports.items()},
+            bytes_down={name: report.received for name, report in reports.items()},
         )
-        for number, ((samples, seconds, sent, received), then) in enumerate(zip(rows, clock, strict=True))
-    )
 
+    def curve(self, simulated: Sequence[float]) -> tuple[Point, ...]:
+        """The start and all whole rounds; evaluated only where a worker did so."""
+        samples = accumulate(sum(report.samples for report in reports.values()) for reports in self.rounds)
+        seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
+        rows = [(0, 0.0, 0.0, 0.0), *zip(samples, seconds, self._mean("sent"), self._mean("received"), strict=True)]
+        clock = [0.0, *simulated] if simulated else [None] * len(rows)
+        return tuple(
+            Point(
+                round=number,
+                samples=seen,
+                seconds=at,
+                simulated_seconds=then,
+                bytes_up=sent,
+                bytes_down=received,
+                loss=own.loss if (own := self.evaluations.get(number)) else None,
+                accuracy=own.accuracy if own else None,
+            )
+            for number, ((seen, at, sent, received), then) in enumerate(zip(rows, clock, strict=True))
+        )
 
-def _simulated(mode: Baseline, run: ModeRun, account: Account) -> list[float]:
-    """The simulated clock at the end of every whole round; empty without a network."""
-    counts = account.counts()
-    if run.network is None or run.cost is None or len(counts) != run.sites:
-        return []
-    return mode.clock(run, account, Schedule.of(run.config, counts), run.cost, run.network)
+    def steps(self) -> dict[str, int]:
+        """Optimizer steps of each worker in all whole rounds."""
+        return self._total("steps", start=dict.fromkeys(self.names, 0))
 
+    def bytes_of(self, way: Way) -> dict[str, int]:
+        """Bytes of each worker, with what it got before the first round."""
+        return self._total(way, start={name: self._before(name, way) for name in self.names})
 
-def _with_models(mode: Baseline, result: RunResult, run: ModeRun, workers: Workers, account: Account) -> RunResult:
-    """Evaluate the model of every round, and keep the last of a run that finished."""
-    finished = result.status == "finished"
-    model = run.folder / MODEL_FILE
-    if account.evaluated:
-        return _with_own_evaluation(result, account, model)
-    kept = {number: mode.models(run, account, number) for number in range(1, len(account.rounds) + 1)}
-    found = evaluate_rounds(run, workers, {0: everywhere(run, run.folder / INITIAL_FILE), **kept})
-    result = replace(result, curve=tuple(_evaluated(point, found) for point in result.curve))
-    if finished and kept:
-        # In mode local, a site that was lost has no model in the last round.
-        for path in set(kept[len(kept)].values()):
-            os.replace(path, path.with_name(MODEL_FILE))
-        result = replace(result, sites=found[len(kept)].sites)
-    for path in [*run.folder.glob("round-*.safetensors"), *run.folder.glob("*/round-*.safetensors")]:
-        path.unlink()
-    return replace(result, model_sha256=_sha256(model) if finished else "")
+    def sent_for_each(self, occasions: int) -> float:
+        """Bytes that one worker sent for each of so many occasions; without the first model."""
+        sent = sum(report.sent for reports in self.rounds for report in reports.values())
+        return sent / len(self.names) / max(1, occasions)
 
+    def _mean(self, way: Way) -> Iterator[float]:
+        """Bytes up to the end of each round, mean over the workers."""
+        start = mean(self._before(name, way) for name in self.names)
+        each = (sum(getattr(report, way) for report in reports.values()) / len(self.names) for reports in self.rounds)
+        return (start + total for total in accumulate(each))
 
-def _with_own_evaluation(result: RunResult, account: Account, model: Path) -> RunResult:
-    """By the app itself, on the test part of all sites together."""
-    found = account.evaluated
-    if result.status == "failed":
-        model.unlink(missing_ok=True)
-    curve = [
-        replace(point, loss=found[point.round]["loss"], accuracy=found[point.round]["accuracy"])
-        if point.round in found
-        else point
-        for point in result.curve
-    ]
-    return replace(result, curve=tuple(curve), model_sha256=_sha256(model))
+    def _before(self, name: str, way: Way) -> int:
+        return int(getattr(self.ready[name], way)) if name in self.ready else 0
 
-
-def _sha256(model: Path) -> str:
-    return sha256_file(model) if model.exists() else ""
-
-
-def _evaluated(point: Point, found: Mapping[int, Evaluated]) -> Point:
-    return replace(point, loss=found[point.round].loss, accuracy=found[point.round].accuracy)
+    def _total(self, name: str, *, start: Mapping[str, int]) -> dict[str, int]:
+        totals = dict(start)
+        for reports in self.rounds:
+            for worker, report in reports.items():
+                totals[worker] += int(getattr(report, name))
+        return totals

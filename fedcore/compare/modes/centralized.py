@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from fedcore.compare.account import Account
-from fedcore.compare.centralized import train_centralized
-from fedcore.compare.clock import centralized_seconds
+from fedcore.compare.measure.clock import centralized_seconds
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import InReport, Option
-from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, start_group
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.run import ModeRun
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.workers import Workers
+from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
+from fedcore.compare.run import PlannedRun
+from fedcore.compare.workers.processes import Workers
+from fedcore.compare.workers.schedule import Schedule
+from fedcore.compare.workers.server_app import train_centralized
 
 POOLED: Final = "pooled"
 """The worker that has all the data."""
@@ -38,12 +37,12 @@ class Centralized(Baseline):
     def in_report(self) -> InReport:
         return InReport(pooled=True)
 
-    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
-        ranks = int(run.mode.options["ranks"])
+    def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
+        ranks = int(run.options["ranks"])
         names = (POOLED,) if ranks == 1 else tuple(f"{POOLED}-{rank + 1}" for rank in range(ranks))
         start_group(workers, names, train_centralized, run)
         return names
 
-    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
-        ranks = len(account.names)
-        return centralized_seconds(schedule, self.global_batch(run), len(account.rounds), cost, ranks=ranks)
+    def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        ranks = len(log.names)
+        return centralized_seconds(schedule, self.global_batch(run), len(log.rounds), cost, ranks=ranks)

@@ -1,30 +1,45 @@
-"""The app itself, unmodified, on a real server and real clients."""
+"""The app itself, unmodified, on a real server and real clients: federated, federated-plain, federated-dp."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal
 
-from fedcore.compare.federated import run_federated
-from fedcore.compare.federation import Federation
-from fedcore.compare.modes.base import InReport, Mode
-from fedcore.compare.results import RunResult
-from fedcore.compare.run import ModeRun
+from fedcore.compare.federation import Federation, Followed
+from fedcore.compare.measure.clock import Exchanged, federated_seconds
+from fedcore.compare.modes.base import InReport, Mode, Trained
+from fedcore.compare.results import Point, RunResult
+from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
+from fedcore.compare.workers.models import START_SECONDS, everywhere, initial_state
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.config import JobSettings
-from fedcore.errors import ConfigurationError
-from fedcore.events import EventSink
+from fedcore.errors import AppError, ConfigurationError
+from fedcore.events import EventSink, ExchangeDone
+from fedcore.record import RunRecord, metric_like
+from fedcore.state import sha256_file
 
+TOGETHER: Final = "dp-epsilon or dp-noise-multiplier and the mode {} go together: name both or neither"
 # What the mode, or another option of the command, decides.
 _DECIDED = {"aggregation", "min-clients"}
-TOGETHER = "dp-epsilon or dp-noise-multiplier and the mode {} go together: name both or neither"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Federated(Mode):
-    """protection: "private" is secure aggregation with differential privacy."""
+    """Seconds and bytes are those of completed training exchanges.
+
+    The last model is evaluated on every site where the app is a `supervised_app`; with differential privacy that is the
+    only accuracy, since what clients report is noised. protection: "private" is secure aggregation with differential
+    privacy.
+    """
 
     any_app: ClassVar[bool] = True
+    tells_events: ClassVar[bool] = True
 
     protection: Literal["secure", "plain", "private"] = "secure"
 
@@ -55,9 +70,196 @@ class Federated(Mode):
             raise ConfigurationError(TOGETHER.format(self.name))
         return checked.to_mapping()
 
-    def warm_group(self, run: ModeRun) -> str:
+    @property
+    def warm_group(self) -> str:
         """Clients agree once to what the server may read, so that plain runs need a federation of their own."""
         return f"federation-{'plain' if self.plain else 'secure'}"
 
-    def carry_out(self, run: ModeRun, emit: EventSink, warm: Federation) -> RunResult:
-        return run_federated(run, emit, warm)
+    def warm_processes(self, folder: Path) -> Federation:
+        return Federation(folder, plain=self.plain)
+
+    def train(self, run: PlannedRun, workers: Workers, emit: EventSink, warm: Federation) -> Trained:
+        followed = warm.carry_out(run, emit)
+        about = describe(run, workers)
+        result = result_of(run, followed, about)
+        if about.schedule is None or not result.model_sha256:
+            return Trained(result=result)
+        models = {0: run.folder / INITIAL_FILE, result.curve[-1].round: run.folder / MODEL_FILE}
+        clock = 0.0 if result.simulated_seconds is not None else None
+        curve = (_start(clock), *(_without_noise(result.curve) if result.privacy else result.curve))
+        return Trained(
+            result=replace(result, curve=curve),
+            models={number: everywhere(run, model) for number, model in models.items()},
+        )
+
+
+class Description(WorkerReport):
+    """What the app says of a run. model_bytes: of the file that clients fetch; 0 where the run begins without a model.
+
+    schedule: None for an app that does its own training; the examples are then those that its clients report.
+    """
+
+    parameters: int = 0
+    model_bytes: int = 0
+    schedule: Schedule | None = None
+
+
+def describe(run: PlannedRun, workers: Workers) -> Description:
+    """Ask the app in a process of its own, which leaves the first model in the run's folder; raises RunFailed."""
+    (report,) = workers.call("describe", _describe, run, silence=START_SECONDS)
+    assert isinstance(report, Description)  # noqa: S101 - it reports nothing else
+    return report
+
+
+def _describe(report: ReportSink, run: PlannedRun) -> None:
+    parameters = model_bytes = 0
+    schedule = None
+    # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
+    with contextlib.suppress(AppError):
+        state = initial_state(run)
+        state.save(run.folder / INITIAL_FILE)
+        parameters = sum(spec.size for spec in state.layout.specs)
+        model_bytes = (run.folder / INITIAL_FILE).stat().st_size
+    with contextlib.suppress(ConfigurationError):
+        schedule = Problem.of(run).schedule
+    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))
+
+
+def _start(clock: float | None) -> Point:
+    return Point(
+        round=0,
+        samples=0,
+        seconds=0.0,
+        simulated_seconds=clock,
+        bytes_up=0.0,
+        bytes_down=0.0,
+        loss=None,
+        accuracy=None,
+    )
+
+
+def _without_noise(curve: tuple[Point, ...]) -> tuple[Point, ...]:
+    """With differential privacy clients add noise to what they report; the last model is evaluated as it is."""
+    return tuple(replace(point, loss=None, accuracy=None) for point in curve)
+
+
+# --- from the record to the result ----------------------------------------------------------------------------------
+
+
+def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunResult:
+    """All that is known without an evaluation of ours."""
+    record = followed.record
+    training = _training(followed, about.model_bytes)
+    simulated = _simulated(run, record, training, about.schedule)
+    curve = _curve(run, record, training, about.schedule, simulated)
+    finished = record.status == "finished"
+    model = run.folder / MODEL_FILE
+    return run.result(
+        status="finished" if finished else "failed",
+        reason=record.reason if record.status else "the run ended without a word",
+        aggregation=record.aggregation,
+        parameters=about.parameters,
+        samples=curve[-1].samples if curve else 0,
+        steps=_steps(run.sites, training, about.schedule),
+        seconds=sum(exchange.seconds for exchange in training),
+        simulated_seconds=simulated[-1] if simulated else None,
+        bytes_up=_total(run.sites, [exchange.bytes_up for exchange in training]),
+        bytes_down=_total(run.sites, [exchange.bytes_down for exchange in training]),
+        initial_sha256=next(filter(None, followed.models), ""),
+        model_sha256=sha256_file(model) if finished and model.exists() else "",
+        curve=curve,
+        losses=followed.losses,
+        failures=tuple(record.failures),
+        privacy=record.privacy,
+        epsilon_spent=record.epsilon_spent(),
+    )
+
+
+def _training(followed: Followed, size: int) -> list[ExchangeDone]:
+    """The training exchanges, each with the model that its clients began with, of `size` bytes.
+
+    A client that fetched it to evaluate it does not fetch it again. A baseline's evaluation costs no bytes, so that the
+    download belongs to the training here, too.
+    """
+    return [
+        exchange.model_copy(
+            update={
+                "bytes_down": {
+                    name: count + (size if model and name not in fetched else 0)
+                    for name, count in exchange.bytes_down.items()
+                }
+            }
+        )
+        for exchange, model, fetched in zip(followed.record.exchanges, followed.models, followed.fetched, strict=True)
+        if exchange.trains
+    ]
+
+
+def _curve(
+    run: PlannedRun,
+    record: RunRecord,
+    training: Sequence[ExchangeDone],
+    schedule: Schedule | None,
+    simulated: Sequence[float],
+) -> tuple[Point, ...]:
+    loss, accuracy = (_evaluations(record, word) for word in ("loss", "acc"))
+    samples = accumulate(_samples(exchange, schedule, record) for exchange in training)
+    seconds = accumulate(exchange.seconds for exchange in training)
+    up = accumulate(sum(exchange.bytes_up.values()) / run.sites for exchange in training)
+    down = accumulate(sum(exchange.bytes_down.values()) / run.sites for exchange in training)
+    clock: Sequence[float | None] = simulated or [None] * len(training)
+    return tuple(
+        Point(
+            round=exchange.server_round,
+            samples=seen,
+            seconds=at,
+            simulated_seconds=then,
+            bytes_up=sent,
+            bytes_down=received,
+            loss=loss.get(exchange.server_round),
+            accuracy=accuracy.get(exchange.server_round),
+        )
+        for exchange, seen, at, then, sent, received in zip(training, samples, seconds, clock, up, down, strict=True)
+    )
+
+
+def _evaluations(record: RunRecord, word: str) -> dict[int, float]:
+    """Round -> the app's own metric of its evaluation."""
+    name = metric_like(record.final_metrics(), word)
+    return {server_round: value for server_round, _, value in record.curve(name)} if name else {}
+
+
+def _samples(exchange: ExchangeDone, schedule: Schedule | None, record: RunRecord) -> int:
+    """Examples that the survivors took, repetitions counted; otherwise those that they reported, if they did."""
+    if schedule is None:
+        return exchange.examples if record.privacy is None else 0
+    return sum(schedule.own_samples(site_of(name)) for name in exchange.survivors)
+
+
+def _steps(sites: int, training: Sequence[ExchangeDone], schedule: Schedule | None) -> dict[str, int]:
+    if schedule is None:
+        return {}
+    taken = [sum(worker_name(site) in exchange.survivors for exchange in training) for site in range(sites)]
+    return {worker_name(site): count * schedule.own_steps(site)[1] for site, count in enumerate(taken)}
+
+
+def _simulated(
+    run: PlannedRun, record: RunRecord, training: Sequence[ExchangeDone], schedule: Schedule | None
+) -> list[float]:
+    """The simulated clock at the end of each training exchange; nothing without a network or a known schedule."""
+    if run.network is None or run.cost is None or schedule is None:
+        return []
+    exchanges = [
+        Exchanged(
+            server_round=exchange.server_round,
+            up={site_of(name): exchange.bytes_up[name] for name in exchange.survivors},
+            down={site_of(name): exchange.bytes_down[name] for name in exchange.survivors},
+        )
+        for exchange in training
+    ]
+    return federated_seconds(schedule, exchanges, run.cost, run.network, secure=record.aggregation == "secure")
+
+
+def _total(sites: int, exchanges: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    names = [worker_name(site) for site in range(sites)]
+    return {name: sum(exchange.get(name, 0) for exchange in exchanges) for name in names}

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcore.compare.account import Account
-from fedcore.compare.clock import local_seconds
-from fedcore.compare.evaluation import Models
+from fedcore.compare.measure.clock import local_seconds
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import InReport
-from fedcore.compare.modes.baseline import Baseline
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.training import snapshot, train_alone
-from fedcore.compare.workers import Workers
+from fedcore.compare.modes.baseline import Baseline, RoundLog
+from fedcore.compare.run import PlannedRun, worker_name
+from fedcore.compare.workers.models import Models
+from fedcore.compare.workers.processes import Workers
+from fedcore.compare.workers.schedule import Schedule
+from fedcore.compare.workers.training import snapshot, train_alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +30,15 @@ class Local(Baseline):
     def in_report(self) -> InReport:
         return InReport(alone=True)
 
-    def start(self, run: ModeRun, workers: Workers) -> tuple[str, ...]:
+    def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
         names = tuple(worker_name(site) for site in range(run.sites))
         for site, name in enumerate(names):
             workers.start(name, train_alone, run, site)
         return names
 
-    def clock(self, run: ModeRun, account: Account, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
-        return local_seconds(schedule, len(account.rounds), cost, network)
+    def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
+        return local_seconds(schedule, len(log.rounds), cost, network)
 
-    def models(self, run: ModeRun, account: Account, number: int) -> Models:
-        present = account.rounds[number - 1]
-        return {site: snapshot(run.folder / name, number) for site, name in enumerate(account.names) if name in present}
+    def models(self, run: PlannedRun, log: RoundLog, number: int) -> Models:
+        present = log.rounds[number - 1]
+        return {site: snapshot(run.folder / name, number) for site, name in enumerate(log.names) if name in present}

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedcore.compare.parameter_server.coordinator import Push
-from fedcore.compare.parameter_server.keys import FlatModel, KeyRanges
-from fedcore.compare.parameter_server.messages import Reply, Request
-from fedcore.compare.parameter_server.tasks import Task
-from fedcore.compare.parameter_server.transport import Pair, be_local, new_header
-from fedcore.compare.problem import Problem
-from fedcore.compare.traffic import Traffic
-from fedcore.compare.workers import ReportSink
+from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.parameter_server.messages import Pair, Reply, Request, be_local, new_header
+from fedcore.compare.parameter_server.shard import FlatModel, KeyRanges
+from fedcore.compare.parameter_server.task import BytesUntil, ServerTask
+from fedcore.compare.parameter_server.update_order import Push
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.processes import ReportSink
 from fedcore.training.engines import Batch, Engine
 
 
@@ -61,20 +60,20 @@ class ServerLink:
         ]
 
 
-def run_worker(report: ReportSink, task: Task, worker: int) -> None:
-    """Train on one site's data until its last batch is pushed; reports "traffic" after each round."""
+def run_worker(report: ReportSink, task: ServerTask, worker: int) -> None:
+    """Train on one site's data until its last batch is pushed."""
     be_local()
     os.environ["LOCAL_RANK"] = str(worker)  # workers share out the devices of the machine
     problem = task.problem()
     engine = task.engine(problem)
     ranges = KeyRanges.of(engine.module, shards=task.shards)
-    pairs = [Pair.join(task.worker_meeting(worker, shard), seconds=task.seconds) for shard in range(task.shards)]
+    pairs = [Pair.join(task.worker_meeting_point(worker, shard), seconds=task.seconds) for shard in range(task.shards)]
     _Worker(task, problem, engine, ServerLink(pairs, ranges), report, worker).run()
 
 
 @dataclass(slots=True)
 class _Worker:
-    task: Task
+    task: ServerTask
     problem: Problem
     engine: Engine
     link: ServerLink
@@ -108,8 +107,8 @@ class _Worker:
         schedule = self.problem.schedule
         for server_round in range(1, self.problem.rounds + 1):
             seed = self.problem.order_seed(self.number, server_round)
-            if self.task.together:
-                rows = schedule.share(self.number, self.task.global_batch, seed=seed)
+            if self.task.mode.together:
+                rows = schedule.share(self.number, self.task.mode.global_batch(self.task.run), seed=seed)
             else:
                 rows = schedule.own(self.number, seed=seed)
             with self.engine.seeded(seed):
@@ -118,8 +117,9 @@ class _Worker:
     def _steps(self) -> int:
         """In one round."""
         schedule = self.problem.schedule
-        together = self.task.together
-        return schedule.global_steps(self.task.global_batch)[1] if together else schedule.own_steps(self.number)[1]
+        if not self.task.mode.together:
+            return schedule.own_steps(self.number)[1]
+        return schedule.global_steps(self.task.mode.global_batch(self.task.run))[1]
 
     def _finished(self, received: float, began: float, step: int, examples: int) -> float:
         """When the step is done on the simulated clock; where times are slept, after the rest of its time."""
@@ -127,7 +127,7 @@ class _Worker:
         if network is None or cost is None:
             return 0.0
         seconds = cost.seconds(examples) * network.slowdown(self.number, step)
-        if not self.task.slept:
+        if not self.task.mode.slept:
             return received + seconds
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         return 0.0
@@ -143,7 +143,5 @@ class _Worker:
 
     def _report_traffic(self, server_round: int) -> None:
         self._round = server_round
-        traffic = Traffic.now()
-        self.report(
-            "traffic", {"worker": self.number, "round": server_round, "up": traffic.sent, "down": traffic.received}
-        )
+        used = Traffic.now()
+        self.report(BytesUntil(round=server_round, sent=used.sent, received=used.received))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from fedcore.compare.network import Cost, Network
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.results import STRICT, RunResult, Value
 
 _OF_SOURCE = ("app", "sites", "partition", "seeds", "run_config", "settings", "created", "machine")

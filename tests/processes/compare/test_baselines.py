@@ -12,15 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.compare.clock import allreduce_seconds
+from fedcore.compare.carry_out import carry_out_run
+from fedcore.compare.measure.clock import allreduce_seconds
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.baseline import _to_blame
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.problem import Problem
 from fedcore.compare.results import RunResult
-from fedcore.compare.run import MODEL_FILE, Kill, ModeRun
-from fedcore.compare.workers import ENDED, ReportSink, Workers
-from fedcore.events import EventSink, ignore
+from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.processes import Ended, ReportSink, Workers
+from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 from fedcore.state import ModelState
@@ -45,18 +46,14 @@ HALF = 4e-3
 Run = Callable[..., tuple[RunResult, Path]]
 
 
-def mode_run(mode: str, folder: Path, kill: Kill | None = None, app: str = "examples/digits", **config) -> ModeRun:
+def mode_run(mode: str, folder: Path, kill: Kill | None = None, app: str = "examples/digits", **config) -> PlannedRun:
     found = FlowerApp.load(ROOT / app)
     (parsed,) = parse_modes(mode)
     merged = {**found.run_config, **(CONFIG if "digits" in app else {}), **parsed.config, **config}
-    return ModeRun(
-        app=found, mode=parsed, config=merged, settings={}, sites=SITES, seed=42,
+    return PlannedRun(
+        app=found, chosen=parsed, config=merged, settings={}, sites=SITES, seed=42,
         folder=folder, network=NETWORK, cost=COST, kill=kill,
     )  # fmt: skip
-
-
-def carry_out(run: ModeRun, emit: EventSink) -> RunResult:
-    return run.mode.mode.carry_out(run, emit, None)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +64,7 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(mode: str) -> tuple[RunResult, Path]:
         folder = tmp_path_factory.mktemp("run")
         record = RunRecord()
-        result = carry_out(mode_run(mode, folder), lambda event: record.add(event, 0.0))
+        result = carry_out_run(mode_run(mode, folder), lambda event: record.add(event, 0.0))
         assert (result.status, result.reason) == ("finished", "")
         assert record.status == "finished"
         assert record.samples() == result.samples
@@ -177,7 +174,7 @@ def test_only_the_last_model_stays(carried_out: Run):
 
 @pytest.mark.parametrize("mode", ["centralized", "allreduce", "local-sgd", "local"])
 def test_a_killed_worker_is_told_of_and_nothing_hangs(tmp_path: Path, mode: str):
-    result = carry_out(mode_run(mode, tmp_path, Kill(site=1, round=1)), ignore)
+    result = carry_out_run(mode_run(mode, tmp_path, Kill(site=1, round=1)), ignore)
     (loss,) = result.losses
     assert loss.round == 1
     assert loss.seconds < 60
@@ -210,13 +207,13 @@ def test_who_was_killed_is_found_when_another_is_seen_to_end_first(tmp_path: Pat
     with Workers(tmp_path) as workers:
         workers.start("left", lose_peer)
         workers.start("killed", end_late)
-        first = next(event for event in workers.events(silence=60.0) if event.kind == ENDED)
+        first = next(event for event in workers.events(silence=60.0) if isinstance(event.report, Ended))
         assert first.name == "left"
-        assert _to_blame(workers, first).name == "killed"
+        assert _to_blame(workers, *first)[0] == "killed"
 
 
 def test_what_the_app_raises_is_the_reason(tmp_path: Path):
-    result = carry_out(mode_run("allreduce", tmp_path, partition="nonsense"), ignore)
+    result = carry_out_run(mode_run("allreduce", tmp_path, partition="nonsense"), ignore)
     assert result.status == "failed"
     assert "nonsense" in result.reason
     assert result.losses == ()
@@ -224,7 +221,7 @@ def test_what_the_app_raises_is_the_reason(tmp_path: Path):
 
 def test_any_app_is_centralized_by_its_own_server_app(tmp_path: Path):
     run = mode_run("centralized", tmp_path, app="tests/apps/tiny")
-    result = carry_out(run, ignore)
+    result = carry_out_run(run, ignore)
     assert (result.status, result.reason) == ("finished", "")
     assert result.samples == 64
     assert result.loss is not None
@@ -233,4 +230,4 @@ def test_any_app_is_centralized_by_its_own_server_app(tmp_path: Path):
 
 def problem_of(folder: Path) -> Problem:
     run = mode_run("local", folder)
-    return Problem.load(run.app, config=run.config, sites=run.sites)
+    return Problem.of(run)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.events import event
 
-from fedcore.compare.following import Given, Killing
-from fedcore.compare.processes import ProcessGroup
+from fedcore.compare.federation import Given, Killing
+from fedcore.compare.local_federation import ProcessGroup
 from fedcore.compare.run import Kill
 from fedcore.errors import EnvironmentFailure
 from fedcore.events import RunEvent

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedcore.compare.carry_out import carry_out_run
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.baseline import run_baseline
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.parameter_server import run_parameter_server
-from fedcore.compare.parameter_server import supervision as ps_supervision
-from fedcore.compare.run import Kill, ModeRun
+from fedcore.compare.run import Kill, PlannedRun
+from fedcore.compare.workers.processes import Workers
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 
@@ -33,12 +32,12 @@ def make(tmp_path):
     app, number = FlowerApp.load(APP), iter(range(100))
 
     def build(word, *, sites=3, network=None, kill=None, **config):
-        (mode,) = parse_modes(word)
-        folder = tmp_path / f"{next(number)}-{mode.kind}"
+        (chosen,) = parse_modes(word)
+        folder = tmp_path / f"{next(number)}-{chosen.kind}"
         folder.mkdir()
-        return ModeRun(
+        return PlannedRun(
             app=app,
-            mode=mode,
+            chosen=chosen,
             config={**app.run_config, **config},
             settings={},
             sites=sites,
@@ -54,7 +53,7 @@ def make(tmp_path):
 
 def train(run, emit=silent):
     """The result of a run that finishes, and its last model."""
-    result = (run_baseline if run.mode.kind == "centralized" else run_parameter_server)(run, emit)
+    result = carry_out_run(run, emit)
     assert result.status == "finished", result.reason
     return result, dict(ModelState.open(run.folder / "model.safetensors"))
 
@@ -134,17 +133,15 @@ def test_a_killed_worker_is_missed_by_nobody(make, word, words):
 
 
 def test_a_killed_shard_ends_the_run_with_a_reason(make, monkeypatch):
-    class Instead(ps_supervision.Workers):
+    class Instead(Workers):
         """Client-2 waits for its end, and the others for client-2."""
 
         def kill(self, name):
             assert name == "client-2"
             super().kill("shard-1")
 
-    monkeypatch.setattr("fedcore.compare.parameter_server.run.Workers", Instead)
-    result = run_parameter_server(
-        make("ps-ssp[s=1,shards=2]", kill=Kill(site=1, round=1), **{"num-server-rounds": 4}), silent
-    )
+    monkeypatch.setattr("fedcore.compare.carry_out.Workers", Instead)
+    result = carry_out_run(make("ps-ssp[s=1,shards=2]", kill=Kill(site=1, round=1), **{"num-server-rounds": 4}), silent)
     assert result.status == "failed"
     assert "shard-1 was lost in round" in result.reason
     assert result.curve[1].accuracy is not None
@@ -152,18 +149,18 @@ def test_a_killed_shard_ends_the_run_with_a_reason(make, monkeypatch):
 
 
 def test_a_worker_that_is_lost_before_the_training_ends_the_run(make, monkeypatch):
-    class Killing(ps_supervision.Workers):
+    class Killing(Workers):
         def start(self, name, target, *args):
             super().start(name, target, *args)
             if name == "client-2":
                 self.kill(name)
 
-    monkeypatch.setattr("fedcore.compare.parameter_server.run.Workers", Killing)
-    result = run_parameter_server(make("ps-ssp"), silent)
+    monkeypatch.setattr("fedcore.compare.carry_out.Workers", Killing)
+    result = carry_out_run(make("ps-ssp"), silent)
     assert (result.status, result.reason) == ("failed", "client-2: ended by SIGKILL, before the training began")
 
 
 def test_a_run_that_loses_all_its_workers_fails(make):
-    result = run_parameter_server(make("ps-async", sites=1, kill=Kill(site=0, round=1)), silent)
+    result = carry_out_run(make("ps-async", sites=1, kill=Kill(site=0, round=1)), silent)
     assert result.status == "failed"
     assert "all workers were lost" in result.reason

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedcore.compare.workers import ENDED, ReportSink, Workers
+from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.errors import EnvironmentFailure
 
 # The fork server may need long to import torch.
@@ -22,15 +23,26 @@ SECONDS = 60.0
 """What may take a moment may take long on a busy machine."""
 
 
+class Line(WorkerReport):
+    value: int
+    text: str
+
+
+class Here(WorkerReport):
+    pid: int
+    port: int = 0
+    child: int = 0
+
+
 def talk(report: ReportSink, count: int, listener: socket.socket) -> None:
     for number in range(count):
-        report("number", {"value": number, "text": "x" * 100_000})
+        report(Line(value=number, text="x" * 100_000))
     sys.stdout.write(f"printed {os.environ['COLOUR']}\n")
-    report("port", {"port": listener.getsockname()[1], "pid": os.getpid()})
+    report(Here(port=listener.getsockname()[1], pid=os.getpid()))
 
 
 def fail(report: ReportSink) -> None:
-    report("before", {})
+    report(Line(value=0, text="before"))
     raise ValueError("no such thing")
 
 
@@ -42,7 +54,7 @@ def stay(report: ReportSink) -> None:
     """With a child that holds the pipe, as a data loader does."""
     child = os.fork()
     if child:
-        report("here", {"pid": os.getpid(), "child": child})
+        report(Here(pid=os.getpid(), child=child))
     signal.pause()
 
 
@@ -52,36 +64,36 @@ def test_reports_and_endings_come_back(tmp_path: Path):
         workers.start("failing", fail)
         workers.start("leaving", leave)
         workers.start("staying", stay)
-        found: dict[str, list[tuple[str, dict]]] = {}
-        for name, kind, data in workers.events(silence=SECONDS):
-            found.setdefault(name, []).append((kind, dict(data)))
-            if name == "staying" and kind == "here":
+        found: dict[str, list[Any]] = {}
+        for name, report in workers.events(silence=SECONDS):
+            found.setdefault(name, []).append(report)
+            if name == "staying" and isinstance(report, Here):
                 workers.kill(name)
         port = listener.getsockname()[1]
-    assert [data["value"] for kind, data in found["talker"] if kind == "number"] == list(range(5))
-    assert found["talker"][-2][1]["port"] == port
-    assert found["talker"][-1] == (ENDED, {"exitcode": 0, "reason": "", "traceback": ""})
+    assert [report.value for report in found["talker"] if isinstance(report, Line)] == list(range(5))
+    assert found["talker"][-2].port == port
+    assert found["talker"][-1] == Ended(exitcode=0)
     assert (tmp_path / "logs" / "talker.log").read_text() == "printed blue\n"
-    assert [kind for kind, _ in found["failing"]] == ["before", ENDED]
-    ending = found["failing"][-1][1]
-    assert (ending["exitcode"], ending["reason"]) == (1, "ValueError: no such thing")
-    assert "in fail" in ending["traceback"]
+    assert [type(report) for report in found["failing"]] == [Line, Ended]
+    ending = found["failing"][-1]
+    assert (ending.exitcode, ending.reason) == (1, "ValueError: no such thing")
+    assert "in fail" in ending.traceback
     assert "in fail" in (tmp_path / "logs" / "failing.log").read_text()
-    assert found["leaving"][-1][1]["reason"] == "SystemExit: 0"
-    assert found["staying"][-1][1]["exitcode"] == -signal.SIGKILL
-    assert found["staying"][-1][1]["reason"] == "ended by SIGKILL"
-    wait_until_gone(*(found["staying"][0][1][key] for key in ("pid", "child")))
+    assert found["leaving"][-1].reason == "SystemExit: 0"
+    assert found["staying"][-1].exitcode == -signal.SIGKILL
+    assert found["staying"][-1].reason == "ended by SIGKILL"
+    wait_until_gone(found["staying"][0].pid, found["staying"][0].child)
 
 
 def test_silence_ends_the_waiting_and_leaving_ends_the_workers(tmp_path: Path):
     with Workers(tmp_path) as workers:
         workers.start("staying", stay)
-        here = next(workers.events(silence=SECONDS)).data
+        here = next(workers.events(silence=SECONDS)).report
         with pytest.raises(EnvironmentFailure, match="nothing heard of staying for 1 s"):
             next(workers.events(silence=1.0))
         assert workers.living == {"staying"}
     assert not workers.living
-    wait_until_gone(here["pid"], here["child"])
+    wait_until_gone(here.pid, here.child)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -89,13 +101,13 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, number: 
     code = (
         "from pathlib import Path; import sys\n"
         "from multiprocessing import get_context\n"
-        "from fedcore.compare.workers import Workers\n"
+        "from fedcore.compare.workers.processes import Workers\n"
         "from tests.processes.compare.test_workers import stay\n"
         "if __name__ == '__main__':\n"
         " get_context('forkserver').set_forkserver_preload([])  # it would take seconds, for nothing here\n"
         " with Workers(Path(sys.argv[1])) as workers:\n"
         "  workers.start('staying', stay)\n"
-        "  for event in workers.events(silence=60): print(event.data['pid'], flush=True)\n"
+        "  for event in workers.events(silence=60): print(event.report.pid, flush=True)\n"
     )
     script = tmp_path / "parent.py"
     script.write_text(code)

@@ -19,7 +19,7 @@ from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.compare import clock
+from fedcore.compare.measure import clock
 from fedcore.conversions import pack_members
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.secagg import Agreement

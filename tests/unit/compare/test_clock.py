@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.compare.clock import (
+from fedcore.compare.app_facts import fit_cost, measure_cost
+from fedcore.compare.measure.clock import (
     Exchanged,
     allreduce_seconds,
     averaging_seconds,
@@ -18,10 +19,9 @@ from fedcore.compare.clock import (
     local_seconds,
     ring_seconds,
 )
-from fedcore.compare.measuring import fit_cost, measure_cost
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.problem import Problem
-from fedcore.compare.schedule import Schedule
+from fedcore.compare.measure.network import Cost, Network
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"

@@ -7,15 +7,12 @@ import pytest
 from support.events import event
 from support.tiny import TINY
 
-from fedcore.compare.evaluation import Evaluated
-from fedcore.compare.federated import Description, _result, _without_noise
 from fedcore.compare.federation import Followed
+from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.results import Point
-from fedcore.compare.run import ModeRun
-from fedcore.compare.schedule import Schedule
-from fedcore.events import PrivacyTerms
+from fedcore.compare.modes.federated import Description, result_of
+from fedcore.compare.run import PlannedRun
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 
@@ -40,14 +37,16 @@ def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), **started
     return Followed(record=record, losses=(), models=("a", "b", "b", "c"), fetched=(BOTH, BOTH, frozenset(), BOTH))
 
 
-def run(tmp_path: Path, **changes: Any) -> ModeRun:
+def run(tmp_path: Path, **changes: Any) -> PlannedRun:
     (mode,) = parse_modes("federated-plain")
-    values = {"app": FlowerApp.load(TINY), "mode": mode, "config": {}, "settings": {}, "sites": 2, "seed": 1}
-    return ModeRun(**{**values, "folder": tmp_path, "network": NETWORK, "cost": Cost(step=1.0, example=0.0), **changes})
+    values = {"app": FlowerApp.load(TINY), "chosen": mode, "config": {}, "settings": {}, "sites": 2, "seed": 1}
+    return PlannedRun(
+        **{**values, "folder": tmp_path, "network": NETWORK, "cost": Cost(step=1.0, example=0.0), **changes}
+    )
 
 
 def test_the_model_counts_for_every_training_exchange(tmp_path: Path) -> None:
-    result = _result(run(tmp_path), followed(), Description(parameters=3, model_bytes=100, schedule=SCHEDULE))
+    result = result_of(run(tmp_path), followed(), Description(parameters=3, model_bytes=100, schedule=SCHEDULE))
     assert result.bytes_down == {"client-1": 110 + 110, "client-2": 110 + 110}
     assert result.bytes_up == {"client-1": 30, "client-2": 30}
     assert [point.bytes_up for point in result.curve] == [10, 30]
@@ -57,7 +56,7 @@ def test_the_model_counts_for_every_training_exchange(tmp_path: Path) -> None:
 
 def test_samples_and_steps_are_those_of_the_survivors(tmp_path: Path) -> None:
     about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
-    result = _result(run(tmp_path), followed(survivors=("client-2",)), about)
+    result = result_of(run(tmp_path), followed(survivors=("client-2",)), about)
     # Two epochs of 4 and 6 examples.
     assert [point.samples for point in result.curve] == [20, 20 + 12]
     assert result.steps == {"client-1": 4, "client-2": 2 * 6}
@@ -66,7 +65,7 @@ def test_samples_and_steps_are_those_of_the_survivors(tmp_path: Path) -> None:
 
 
 def test_an_app_that_trains_in_its_own_way_tells_its_examples(tmp_path: Path) -> None:
-    result = _result(run(tmp_path), followed(), Description(parameters=0, model_bytes=0, schedule=None))
+    result = result_of(run(tmp_path), followed(), Description(parameters=0, model_bytes=0, schedule=None))
     assert [point.samples for point in result.curve] == [7, 14]
     assert result.steps == {}
     assert result.simulated_seconds is None
@@ -77,27 +76,5 @@ def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
     terms = {"mechanism": "skellam", "noise_multiplier": 1.0, "clip_norm": 1.0, "metric_bound": 0.0}
     terms |= {"epsilon_budget": 8.0, "delta": 1e-5}
     private = followed(privacy=terms)
-    result = _result(run(tmp_path), private, about)
-    assert (result.privacy, result.epsilon_spent) == (PrivacyTerms(**terms), 0.0)
-    result = _result(run(tmp_path), followed(), about)
-    assert (result.privacy, result.epsilon_spent) == (None, None)
-
-
-def test_noised_metrics_give_way_to_the_evaluation_of_the_last_model() -> None:
-    """A share of right answers of 1.66 was once the best of a comparison."""
-    curve = tuple(
-        Point(
-            round=number,
-            samples=0,
-            seconds=1.0,
-            simulated_seconds=None,
-            bytes_up=1.0,
-            bytes_down=1.0,
-            loss=-3.0,
-            accuracy=1.66,
-        )
-        for number in (1, 2)
-    )
-    first, last = _without_noise(curve, Evaluated(loss=0.5, accuracy=0.75, sites=()))
-    assert (first.loss, first.accuracy, first.round) == (None, None, 1)
-    assert (last.loss, last.accuracy, last.round) == (0.5, 0.75, 2)
+    assert result_of(run(tmp_path), private, about).privacy == {**terms, "epsilon_spent": 0.0}
+    assert result_of(run(tmp_path), followed(), about).privacy is None

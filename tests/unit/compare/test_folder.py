@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from support.tiny import TINY
 
+from fedcore.compare.app_facts import AppFacts
 from fedcore.compare.folder import JOB_FILE, OutFolder
-from fedcore.compare.job import CompareJob
+from fedcore.compare.measure.network import Cost
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost
+from fedcore.compare.plan import CompareJob
 from fedcore.compare.report import SiteSplit
-from fedcore.compare.survey import Survey
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 
@@ -25,21 +25,21 @@ def job(out: Path, **changes: Any) -> CompareJob:
 
 def test_the_same_job_finds_what_it_left(tmp_path: Path) -> None:
     folder, first = OutFolder(tmp_path / "out"), job(tmp_path / "out", sweep={"lr": (0.1, float("inf"))})
-    survey = Survey(
+    facts = AppFacts(
         refusal="",
         split=(SiteSplit(site="client-1", training=3, test=1, labels={"0": 3}),),
         cost=Cost(step=1, example=2),
     )
-    assert folder.survey() is None
+    assert folder.facts() is None
     with folder.opened(first, force=False):
-        folder.keep_survey(survey)
+        folder.keep_facts(facts)
         (folder.path / "kept").touch()
     with folder.opened(first, force=False):
         assert (folder.path / "kept").exists()
-        assert folder.survey() == survey
+        assert folder.facts() == facts
     with folder.opened(first, force=True):
         assert not (folder.path / "kept").exists()
-        assert folder.survey() is None
+        assert folder.facts() is None
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing is left beside it"
 
 

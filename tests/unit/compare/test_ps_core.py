@@ -10,20 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedcore.compare.network import Network
-from fedcore.compare.parameter_server.arrivals import Arrivals, Link, SimulatedClock
-from fedcore.compare.parameter_server.coordinator import (
+from fedcore.compare.measure.network import Network
+from fedcore.compare.parameter_server.messages import Reply, Request, read_action, write_action
+from fedcore.compare.parameter_server.shard import FlatModel, KeyRanges, Shard
+from fedcore.compare.parameter_server.update_order import (
     Answer,
     Apply,
-    Coordinator,
+    Arrivals,
+    Link,
     Push,
     Release,
+    SimulatedClock,
     Snapshot,
     StalenessExceeded,
+    UpdateOrder,
 )
-from fedcore.compare.parameter_server.keys import FlatModel, KeyRanges
-from fedcore.compare.parameter_server.messages import Reply, Request, read_action, write_action
-from fedcore.compare.parameter_server.shard import Shard
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.training import OptimizerConfig
 
@@ -39,7 +40,7 @@ class Crowd:
 
     def __init__(self, steps, *, bound, together):
         self.left = dict(enumerate(steps))
-        self.core = Coordinator.of(len(steps), bound=bound, together=together, round_samples=10)
+        self.core = UpdateOrder.of(len(steps), bound=bound, together=together, round_samples=10)
         self.ready: set[int] = set()
         self.applied: list[int] = []
         self.rounds: list[int] = []
@@ -98,7 +99,7 @@ def test_no_worker_reads_beyond_the_bound_and_all_come_to_their_end(data, steps,
 
 
 def test_a_fast_worker_is_held_back_until_the_slowest_has_pushed():
-    core = Coordinator.of(2, bound=1, together=False, round_samples=100)
+    core = UpdateOrder.of(2, bound=1, together=False, round_samples=100)
     assert core.ask(0) == []
     assert core.ask(1) == [Answer(0), Answer(1)]
     assert core.push(0, push()) == [Apply((0,), 1.0), Answer(0)]
@@ -114,7 +115,7 @@ def test_a_fast_worker_is_held_back_until_the_slowest_has_pushed():
 
 
 def test_the_step_of_those_that_are_left_is_the_mean_over_their_examples():
-    core = Coordinator.of(3, bound=0, together=True, round_samples=8)
+    core = UpdateOrder.of(3, bound=0, together=True, round_samples=8)
     for worker in range(3):
         core.ask(worker)
     core.push(0, push(3, total=12))
@@ -127,7 +128,7 @@ def test_the_step_of_those_that_are_left_is_the_mean_over_their_examples():
 
 
 def test_a_push_without_a_read_or_from_too_old_a_model_is_refused():
-    core = Coordinator.of(2, bound=1, together=False, round_samples=8)
+    core = UpdateOrder.of(2, bound=1, together=False, round_samples=8)
     with pytest.raises(UsageError):
         core.push(0, push())
     core.ask(0)

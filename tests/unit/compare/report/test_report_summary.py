@@ -10,7 +10,7 @@ from support.comparisons import everything, made_up, made_up_run
 from fedcore.compare.report import Comparison, merge
 from fedcore.compare.report.findings import Check, broken, fairness, headline
 from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, size, summarize
-from fedcore.compare.results import Loss, Point, RunResult, SiteResult
+from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult
 
 
 def ending(mode: str, accuracy: float | None, *, seed: int = 1, loss: float | None = 0.5, **changes: Any) -> RunResult:
@@ -55,7 +55,7 @@ def test_numbers_are_shown_in_their_units(text: str, shown: str) -> None:
 def test_failed_runs_are_counted_and_in_no_mean() -> None:
     runs = (
         ending("local", 0.5),
-        ending("local", 0.7, seed=2, losses=(Loss(worker="client-1", round=1, consequence="gone", seconds=1.0),)),
+        ending("local", 0.7, seed=2, losses=(LostWorker(worker="client-1", round=1, consequence="gone", seconds=1.0),)),
         RunResult(mode="local", kind="local", seed=3, status="failed", reason="no"),
     )
     (summary,) = summarize(made_up("local", seeds=3, runs=runs))
@@ -152,7 +152,7 @@ def test_equal_runs_pass_every_check() -> None:
         ("Precision", {"precision": "bfloat16"}, "differs"),
         ("Precision", {"precision": ""}, "unknown"),
         ("Runs", {"status": "failed", "reason": "no"}, "differs"),
-        ("Runs", {"losses": (Loss(worker="client-1", round=1, consequence="gone", seconds=1.0),)}, "differs"),
+        ("Runs", {"losses": (LostWorker(worker="client-1", round=1, consequence="gone", seconds=1.0),)}, "differs"),
         ("Runs", {"seed": 7}, "differs"),
     ],
 )

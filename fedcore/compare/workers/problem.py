@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 from torch.utils.data import ConcatDataset
 
-from fedcore.compare.schedule import Schedule
+from fedcore.compare.run import ROUNDS, PlannedRun
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
@@ -19,8 +20,6 @@ from fedcore.flower.tensor_app import LocalJob
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
 from fedcore.wire import Scalar
-
-ROUNDS = "num-server-rounds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +54,11 @@ class Problem:
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
         return cls(app=found, config=config, sites=sites)
+
+    @classmethod
+    def of(cls, run: PlannedRun) -> Problem:
+        """That of one run; raises what `load` raises."""
+        return cls.load(run.app, config=run.config, sites=run.sites)
 
     @property
     def rounds(self) -> int:

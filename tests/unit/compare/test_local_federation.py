@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.compare import processes
-from fedcore.compare.processes import free_port
+from fedcore.compare import local_federation
+from fedcore.compare.local_federation import free_port
 
 
 def test_a_port_is_none_that_the_kernel_hands_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = tmp_path / "range"
-    monkeypatch.setattr(processes, "_PORT_RANGE", ranges)
+    monkeypatch.setattr(local_federation, "_PORT_RANGE", ranges)
     ranges.write_text("20000\t60999\n")
-    assert 20000 - processes._PORTS <= free_port() < 20000
+    assert 20000 - local_federation._PORTS <= free_port() < 20000
 
 
 def test_a_port_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = tmp_path / "range"
-    monkeypatch.setattr(processes, "_PORT_RANGE", ranges)
-    monkeypatch.setattr(processes, "_PORTS", 1)
+    monkeypatch.setattr(local_federation, "_PORT_RANGE", ranges)
+    monkeypatch.setattr(local_federation, "_PORTS", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         ranges.write_text(f"{taken + 1}\t60999\n")

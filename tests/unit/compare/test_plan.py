@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from support.tiny import TINY
 
-from fedcore.compare.job import CompareJob, describe, parse_kill, parse_seeds, parse_sweep, plan
+from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, every_mode, parse_modes
-from fedcore.compare.network import Network
+from fedcore.compare.plan import CompareJob, parse_kill, parse_seeds, parse_sweep, plan
 from fedcore.compare.run import Kill
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
@@ -23,7 +23,7 @@ def job(modes: str = "federated,centralized", *, app: Path = DIGITS, **changes: 
 
 def test_every_mode_with_every_seed_in_a_folder_of_its_own() -> None:
     runs = plan(job(seeds=(42, 43), partition="iid", run_config={"lr": 1}))
-    assert [(run.mode.kind, run.seed) for run in runs] == [
+    assert [(run.mode.name, run.seed) for run in runs] == [
         ("federated", 42), ("federated", 43), ("centralized", 42), ("centralized", 43),
     ]  # fmt: skip
     assert len({run.folder for run in runs}) == 4
@@ -40,7 +40,7 @@ def test_without_seeds_there_is_the_apps_own() -> None:
 def test_a_sweep_holds_for_the_modes_that_know_the_key() -> None:
     sweep = {"lr": (0.01, 0.1), "s": (0, 3.0), "field-bits": (21, 32), "batch-size": (8,)}
     runs = plan(job("federated,ps-ssp,centralized[lr=0.5]", sweep=sweep))
-    points = [(run.mode.kind, dict(run.point)) for run in runs]
+    points = [(run.mode.name, dict(run.point)) for run in runs]
     assert points == [
         ("federated", {"lr": 0.01, "field-bits": 21}), ("federated", {"lr": 0.01, "field-bits": 32}),
         ("federated", {"lr": 0.1, "field-bits": 21}), ("federated", {"lr": 0.1, "field-bits": 32}),
@@ -48,11 +48,11 @@ def test_a_sweep_holds_for_the_modes_that_know_the_key() -> None:
         ("ps-ssp", {"lr": 0.1, "s": 0}), ("ps-ssp", {"lr": 0.1, "s": 3.0}),
         ("centralized", {}),
     ]  # fmt: skip
-    assert [run.mode.options["s"] for run in runs if run.mode.kind == "ps-ssp"] == [0.0, 3.0, 0.0, 3.0]
+    assert [run.options["s"] for run in runs if run.mode.name == "ps-ssp"] == [0.0, 3.0, 0.0, 3.0]
     assert runs[1].settings["field-bits"] == 32
     assert runs[-1].config["lr"] == 0.5, "what a mode says itself holds"
     assert {run.config["batch-size"] for run in runs} == {8}, "a single value is nothing to sweep over"
-    assert describe(runs[1]) == "federated, lr=0.01, field-bits=32, seed 42"
+    assert str(runs[1]) == "federated, lr=0.01, field-bits=32, seed 42"
 
 
 def test_the_brackets_of_a_mode_are_for_it_alone() -> None:

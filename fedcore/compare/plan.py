@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, ChosenMode
 from fedcore.compare.modes.federated import TOGETHER
-from fedcore.compare.network import Network
-from fedcore.compare.run import Kill, ModeRun
+from fedcore.compare.run import ROUNDS, Kill, PlannedRun
 from fedcore.config import JobSettings, override, parse_assignments, split_assignments
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
 
-SEED, PARTITION, ROUNDS = "seed", "partition", "num-server-rounds"
+SEED, PARTITION = "seed", "partition"
 ALL_MODES = "all"
 RUNS_FOLDER = "runs"
 _SET = "--set"
@@ -65,7 +65,7 @@ class CompareJob:
         return override(self.app.run_config, given, _RUN_CONFIG)
 
 
-def plan(job: CompareJob) -> tuple[ModeRun, ...]:
+def plan(job: CompareJob) -> tuple[PlannedRun, ...]:
     """All runs: modes x points of the sweep x seeds, in this order.
 
     A key of the sweep holds for the modes that know it and do not name it in their own brackets; for the others there
@@ -74,7 +74,7 @@ def plan(job: CompareJob) -> tuple[ModeRun, ...]:
     """
     config = job.config()
     _check_job(job, config)
-    runs: list[ModeRun] = []
+    runs: list[PlannedRun] = []
     problems: dict[str, None] = {}
     for mode in job.modes:
         for point, seed in itertools.product(_points(job, mode, config), _seeds(job, config)):
@@ -135,8 +135,7 @@ def _check_job(job: CompareJob, config: Mapping[str, Scalar]) -> None:
         rounds = config.get(ROUNDS)
         if job.kill.site >= job.sites or (isinstance(rounds, int) and job.kill.round >= rounds):
             raise ConfigurationError(
-                f"--kill client-{job.kill.site + 1}@{job.kill.round}: there are {job.sites} clients, "
-                f"and {rounds} rounds; name a round before the last"
+                f"--kill {job.kill}: there are {job.sites} clients, and {rounds} rounds; name a round before the last"
             )
     if job.network is not None and any(site >= job.sites for site in job.network.slow):
         raise ConfigurationError(f"--network slows down a client that does not exist; there are {job.sites}")
@@ -179,31 +178,31 @@ def _seeds(job: CompareJob, config: Mapping[str, Scalar]) -> tuple[int, ...]:
 
 def _run(
     job: CompareJob,
-    mode: ChosenMode,
+    chosen: ChosenMode,
     config: Mapping[str, Scalar],
     point: Mapping[str, Scalar],
     seed: int,
     *,
     number: int,
-) -> ModeRun:
-    options = mode.options
-    values = {**point, **mode.config}
-    for key in mode.config:
-        if key not in _known(mode, config):
-            raise _refusal(key, mode, config)
+) -> PlannedRun:
+    options = chosen.options
+    values = {**point, **chosen.config}
+    for key in chosen.config:
+        if key not in _known(chosen, config):
+            raise _refusal(key, chosen, config)
     changes = {key: value for key, value in values.items() if key in config and key not in options}
     rest = {key: value for key, value in values.items() if key not in config and key not in options}
     if SEED in config:
         changes[SEED] = seed
-    settings = mode.mode.settings({**job.app.settings.to_mapping(), **rest}, sites=job.sites)
-    return ModeRun(
+    settings = chosen.mode.settings({**job.app.settings.to_mapping(), **rest}, sites=job.sites)
+    return PlannedRun(
         app=job.app,
-        mode=mode.with_options({key: value for key, value in point.items() if key in options}),
+        chosen=chosen.with_options({key: value for key, value in point.items() if key in options}),
         config=override(config, changes, _RUN_CONFIG),
         settings=settings,
         sites=job.sites,
         seed=seed,
-        folder=job.out / RUNS_FOLDER / f"{number:03d}-{mode.kind}-seed-{seed}",
+        folder=job.out / RUNS_FOLDER / f"{number:03d}-{chosen.mode.name}-seed-{seed}",
         point={key: value for key, value in point.items() if len(job.sweep[key]) > 1},
         network=job.network,
         kill=job.kill,
@@ -211,16 +210,10 @@ def _run(
     )
 
 
-def _refusal(key: str, mode: ChosenMode, config: Mapping[str, Scalar]) -> ConfigurationError:
+def _refusal(key: str, chosen: ChosenMode, config: Mapping[str, Scalar]) -> ConfigurationError:
     """Why a key in the brackets of a mode is not for it."""
     if key in _DECIDED:
         return ConfigurationError(f"{key}: {_DECIDED[key]}")
-    if mode.mode.setting_names() and key in JobSettings().to_mapping():
+    if chosen.mode.setting_names() and key in JobSettings().to_mapping():
         return ConfigurationError(f"{key} is for {_takers(key)}")
-    return UnknownKey(key, _known(mode, config), "--modes")
-
-
-def describe(run: ModeRun) -> str:
-    """A run in a few words."""
-    point = "".join(f", {key}={value}" for key, value in run.point.items())
-    return f"{run.mode.label}{point}, seed {run.seed}"
+    return UnknownKey(key, _known(chosen, config), "--modes")

@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 from support.tiny import TINY
 
-from fedcore.compare.job import CompareJob, plan
+from fedcore.compare.app_facts import AppFacts, Unreadable, _find_facts
+from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Network
-from fedcore.compare.problem import Problem
-from fedcore.compare.survey import Survey, _survey
+from fedcore.compare.plan import CompareJob, plan
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.processes import WorkerReport
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 
 
-def survey(app: Path, network: str = "none", **config: Any) -> tuple[str, dict[str, Any]]:
+def found_in(app: Path, network: str = "none", **config: Any) -> WorkerReport:
     job = CompareJob(
         app=FlowerApp.load(app),
         modes=parse_modes("federated"),
@@ -27,16 +28,17 @@ def survey(app: Path, network: str = "none", **config: Any) -> tuple[str, dict[s
         run_config=config,
     )
     (run,) = plan(job)
-    reports: list[tuple[str, dict[str, Any]]] = []
-    _survey(lambda kind, data: reports.append((kind, dict(data))), run)
+    reports: list[WorkerReport] = []
+    _find_facts(reports.append, run)
     (report,) = reports
-    return report
+    # As it comes out of the worker, and out of job.json.
+    return WorkerReport.decoded(report.encoded())
 
 
 def test_the_split_is_that_of_the_app() -> None:
-    kind, data = survey(DIGITS, "lan,step=2ms,example=1ms")
-    found = Survey.from_json(data)
-    assert kind == "found"
+    found = found_in(DIGITS, "lan,step=2ms,example=1ms")
+    assert isinstance(found, AppFacts)
+    assert AppFacts.model_validate(found.model_dump(mode="json")) == found
     assert (found.refusal, found.cost and (found.cost.step, found.cost.example)) == ("", (0.002, 0.001))
     app = FlowerApp.load(DIGITS)
     problem = Problem.load(app, config=app.run_config, sites=3)
@@ -49,8 +51,8 @@ def test_the_split_is_that_of_the_app() -> None:
 
 
 def test_an_app_that_trains_in_its_own_way_is_refused_for_some_modes() -> None:
-    _, data = survey(TINY)
-    found = Survey.from_json(data)
+    found = found_in(TINY)
+    assert isinstance(found, AppFacts)
     assert found.split == ()
     found.check(parse_modes("federated,centralized"))
     with pytest.raises(ConfigurationError, match=r"--modes local, ps-ssp\[s=1\]: .*supervised_app"):
@@ -58,6 +60,6 @@ def test_an_app_that_trains_in_its_own_way_is_refused_for_some_modes() -> None:
 
 
 def test_data_that_cannot_be_divided_are_refused() -> None:
-    kind, data = survey(DIGITS, partition="halves")
-    assert kind == "refused"
-    assert "halves" in data["reason"]
+    found = found_in(DIGITS, partition="halves")
+    assert isinstance(found, Unreadable)
+    assert "halves" in found.reason

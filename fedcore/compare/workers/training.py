@@ -1,13 +1,4 @@
-"""What the worker of a baseline does: its part of every round, one account of it, one snapshot of the model.
-
-It reports READY once, and ROUND at the end of every round:
-
-| kind  | data                                                                                                      |
-| ----- | --------------------------------------------------------------------------------------------------------- |
-| ready | counts: examples of the sites that it reads; parameters: of the model; sent, received: bytes until now    |
-| round | round, samples, steps, loss: sum over the samples; seconds; sent, received: bytes; all of this round alone |
-
-A worker that evaluates the model itself reports EVALUATED, with round, loss, accuracy (or null) and examples.
+"""What the worker of a baseline does: its part of every round, one report of it, one snapshot of the model.
 
 Bytes begin to count with the first model, which rank 0 sends to the others. Neither bytes nor seconds hold the
 snapshots.
@@ -22,17 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from fedcore.compare.initial import INITIAL_FILE
-from fedcore.compare.problem import Problem
-from fedcore.compare.run import ModeRun, worker_name
-from fedcore.compare.schedule import Schedule
-from fedcore.compare.traffic import Traffic
-from fedcore.compare.workers import ReportSink
+from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.processes import ReportSink, WorkerReport
+from fedcore.compare.workers.schedule import Schedule
 from fedcore.config import EngineConfig
 from fedcore.state import ModelState
 from fedcore.state.files import FileSink
@@ -42,10 +32,42 @@ from fedcore.training.engines import Batch, Engine, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
 from fedcore.training.engines.transfer import load_entries
 
-READY: Final = "ready"
-ROUND: Final = "round"
-EVALUATED: Final = "evaluated"
-LOOPBACK: Final = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+
+
+class Ready(WorkerReport):
+    """Before the first round. counts: examples of the sites that the worker reads. sent, received: bytes until now."""
+
+    counts: tuple[int, ...]
+    parameters: int
+    sent: int = 0
+    received: int = 0
+
+
+class RoundDone(WorkerReport):
+    """At the end of every round, and of this round alone. loss: sum over the samples. sent, received: bytes."""
+
+    round: int
+    samples: int
+    steps: int
+    loss: float
+    seconds: float
+    sent: int = 0
+    received: int = 0
+
+
+class OwnEvaluation(WorkerReport):
+    """After a round, where the app evaluates the model itself."""
+
+    round: int
+    loss: float | None
+    accuracy: float | None
+
+
+class Note(WorkerReport):
+    """A line for who watches the run."""
+
+    line: str
 
 
 def snapshot(folder: Path, number: int) -> Path:
@@ -54,19 +76,19 @@ def snapshot(folder: Path, number: int) -> Path:
 
 
 def train_pooled(
-    report: ReportSink, run: ModeRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
+    report: ReportSink, run: PlannedRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
 ) -> None:
     """One rank of those that have all examples: each step takes the union of what the sites would take."""
-    ranks = int(run.mode.options["ranks"])
+    ranks = int(run.options["ranks"])
     if ranks > 1:
         _join(rank, ranks, port, listening)
-    problem = Problem.load(run.app, config=run.config, sites=run.sites)
-    schedule, size = problem.schedule, run.mode.mode.global_batch(run)
+    problem = Problem.of(run)
+    schedule, size = problem.schedule, run.mode.global_batch(run)
     sites = range(run.sites)
     engine = _engine_together(problem, run, World.current()) if ranks > 1 else _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
     engine.load(initial if rank == 0 else None, only=list(initial))
-    report(READY, _ready(schedule.counts if rank == 0 else (), engine, Traffic()))
+    report(_ready(schedule.counts if rank == 0 else (), engine, Traffic()))
     loop = RoundLoop(
         report=report,
         engine=engine,
@@ -82,15 +104,15 @@ def train_pooled(
     loop.run_rounds(problem.rounds)
 
 
-def train_alone(report: ReportSink, run: ModeRun, site: int) -> None:
+def train_alone(report: ReportSink, run: PlannedRun, site: int) -> None:
     """One site on its own examples, as a federated client trains, but with nobody to average with."""
-    problem = Problem.load(run.app, config=run.config, sites=run.sites)
+    problem = Problem.of(run)
     data = problem.training(site)
     schedule = Schedule.of(run.config, [len(data)])  # type: ignore[arg-type]
     engine = _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
     engine.load(initial, only=list(initial))
-    report(READY, _ready(schedule.counts, engine, Traffic()))
+    report(_ready(schedule.counts, engine, Traffic()))
     loop = RoundLoop(
         report=report,
         engine=engine,
@@ -104,7 +126,7 @@ def train_alone(report: ReportSink, run: ModeRun, site: int) -> None:
     loop.run_rounds(problem.rounds)
 
 
-def train_together(report: ReportSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
+def train_together(report: ReportSink, run: PlannedRun, site: int, port: int, listening: socket.socket | None) -> None:
     """One rank of all, on the examples of its own site; gradients are averaged.
 
     port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given.
@@ -112,17 +134,17 @@ def train_together(report: ReportSink, run: ModeRun, site: int, port: int, liste
     _train_own(report, run, site, port, listening, averages=False)
 
 
-def train_averaging(report: ReportSink, run: ModeRun, site: int, port: int, listening: socket.socket | None) -> None:
+def train_averaging(report: ReportSink, run: PlannedRun, site: int, port: int, listening: socket.socket | None) -> None:
     """The same with a model of its own; models are averaged."""
     _train_own(report, run, site, port, listening, averages=True)
 
 
 def _train_own(
-    report: ReportSink, run: ModeRun, site: int, port: int, listening: socket.socket | None, *, averages: bool
+    report: ReportSink, run: PlannedRun, site: int, port: int, listening: socket.socket | None, *, averages: bool
 ) -> None:
     _join(site, run.sites, port, listening)
     world = World.current()
-    problem = Problem.load(run.app, config=run.config, sites=run.sites)
+    problem = Problem.of(run)
     data = problem.training(site)
     schedule = Schedule.of(run.config, _counts(data, world))
     engine = _engine_alone(problem) if averages else _engine_together(problem, run, world)
@@ -131,8 +153,8 @@ def _train_own(
     initial = ModelState.open(run.folder / INITIAL_FILE)
     load_entries(engine.entries(only=list(initial)), initial if site == 0 else None, world)
     dist.barrier()
-    report(READY, _ready([schedule.counts[site]], engine, Traffic.now() - before))
-    size = run.mode.mode.global_batch(run)
+    report(_ready((schedule.counts[site],), engine, Traffic.now() - before))
+    size = run.mode.global_batch(run)
     loop = RoundLoop(
         report=report,
         engine=engine,
@@ -149,7 +171,7 @@ def _train_own(
 
 @dataclass(slots=True)
 class Averaging:
-    """Which steps are followed by an average: every h-th of a round (h is 0 for none of them), and its last."""
+    """Which steps are followed by an average: every h-th of a round, and its last."""
 
     averager: Averager
     h: int
@@ -202,13 +224,13 @@ class RoundLoop:
             # A rank that ended would take its connections out of a count that others still make.
             _meet()
             self._save(number)
-            data = {**done, "round": number, "seconds": seconds, "sent": used.sent, "received": used.received}
-            self.report(ROUND, data)
+            both = {"seconds": seconds, "sent": used.sent, "received": used.received}
+            self.report(done.model_copy(update=both))
             while number == self.lost_after:
                 signal.pause()
 
-    def train(self, number: int) -> dict[str, float]:
-        """One round: samples, steps, and the sum of the losses of this worker's samples."""
+    def train(self, number: int) -> RoundDone:
+        """One round, not timed."""
         samples = steps = 0
         loss = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         with self.engine.seeded(self.seed(number)):
@@ -218,7 +240,7 @@ class RoundLoop:
                 samples, steps = samples + own, steps + 1
         if self.averaging is not None:
             self.averaging.meet()
-        return {"samples": samples, "steps": steps, "loss": float(loss)}
+        return RoundDone(round=number, samples=samples, steps=steps, loss=float(loss), seconds=0.0)
 
     def _step(self, batch: Batch, own: int) -> torch.Tensor | float:
         if self.averaging is None:
@@ -244,21 +266,21 @@ def _engine_alone(problem: Problem) -> Engine:
     return make_engine(problem.recipe(), EngineConfig(), World(device=World.current().device))
 
 
-def _engine_together(problem: Problem, run: ModeRun, world: World) -> Engine:
-    values = {"engine": "ddp", "hook": run.mode.options.get("hook", "none")}
-    config = EngineConfig.from_mapping(values, ranks=world.size, where=run.mode.label)
+def _engine_together(problem: Problem, run: PlannedRun, world: World) -> Engine:
+    values = {"engine": "ddp", "hook": run.options.get("hook", "none")}
+    config = EngineConfig.from_mapping(values, ranks=world.size, where=run.label)
     return make_engine(problem.recipe(), config, world)
 
 
-def _averaging(run: ModeRun, engine: Engine) -> Averaging:
-    options = run.mode.options
+def _averaging(run: PlannedRun, engine: Engine) -> Averaging:
+    options = run.options
     outer = outer_sgd(lr=float(options.get("outer-lr", 1.0)), momentum=float(options.get("outer-momentum", 0.0)))
     return Averaging(Averager(engine.module, outer), h=int(options["h"]))
 
 
-def _ready(counts: tuple[int, ...] | list[int], engine: Engine, used: Traffic) -> dict[str, object]:
+def _ready(counts: tuple[int, ...], engine: Engine, used: Traffic) -> Ready:
     parameters = sum(parameter.numel() for parameter in engine.parameters())
-    return {"counts": list(counts), "parameters": parameters, "sent": used.sent, "received": used.received}
+    return Ready(counts=counts, parameters=parameters, sent=used.sent, received=used.received)
 
 
 def _counts(data: TrainingData, world: World) -> list[int]:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from fedcore.compare.execution import build_comparison, finished, in_groups, seconds_left
-from fedcore.compare.job import CompareJob, plan
+from fedcore.compare.app_facts import AppFacts
+from fedcore.compare.carry_out import build_comparison, finished, in_groups, seconds_left
+from fedcore.compare.measure.network import Cost
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.network import Cost
+from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report import SiteSplit
 from fedcore.compare.results import RunResult
-from fedcore.compare.run import ModeRun
-from fedcore.compare.survey import Survey
+from fedcore.compare.run import PlannedRun
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
 
@@ -27,14 +27,14 @@ def job(modes: str, out: Path = Path("/nowhere"), **fixed: Scalar) -> CompareJob
     )
 
 
-def result(run: ModeRun, *, seconds: float = 1.0, status: str = "finished") -> RunResult:
-    return RunResult(mode=run.mode.label, kind=run.mode.kind, seed=run.seed, wall_seconds=seconds, status=status)
+def result(run: PlannedRun, *, seconds: float = 1.0, status: str = "finished") -> RunResult:
+    return RunResult(mode=run.label, kind=run.mode.name, seed=run.seed, wall_seconds=seconds, status=status)
 
 
 def test_runs_of_one_federation_come_one_after_the_other() -> None:
     runs = plan(job("federated,local,federated-plain,federated[strategy=fedadam]"))
     order = in_groups(runs)
-    assert [run.mode.label for _, run in order[::4]] == [
+    assert [run.label for _, run in order[::4]] == [
         "federated", "federated[strategy=fedadam]", "local", "federated-plain",
     ]  # fmt: skip
     assert sorted(number for number, _ in order) == list(range(16))
@@ -62,7 +62,7 @@ def test_a_comparison_says_what_held_for_all_runs() -> None:
     runs = plan(asked)
     split = (SiteSplit(site="client-1", training=3, test=1),)
     made = build_comparison(
-        asked, runs, [result(run) for run in runs], Survey(refusal="", split=split, cost=Cost(step=1, example=0))
+        asked, runs, [result(run) for run in runs], AppFacts(refusal="", split=split, cost=Cost(step=1, example=0))
     )
     assert (made.seeds, made.partition, made.split) == ((1, 2), "dirichlet:0.5", split)
     assert made.run_config["batch-size"] == 8

@@ -1,13 +1,12 @@
 """The processes of a baseline: one for each worker, server or evaluator, forked from a server that has torch loaded.
 
-A worker runs one function. What it reports comes back over a pipe of its own as JSON; what it prints goes to a log of
+A worker runs one function. Its reports come back over a pipe of its own as JSON, and what it prints goes to a log of
 its own. Workers end with the process that started them, whatever happens to that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -21,51 +20,77 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, NoReturn, Self, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
 
-ENDED: Final = "ended"
-"""The last event of every worker: exitcode (negative for a signal), reason (empty where it returned), traceback."""
-
 PRELOADED: Final = (
-    "torch.distributed", "torch.nn.parallel", "fedcore.compare.modes.baseline", "fedcore.compare.parameter_server",
+    "torch.distributed", "torch.nn.parallel", "fedcore.compare.modes",
     "sklearn.datasets",  # a second of each worker of an app that reads its data with it
 )  # fmt: skip
 """What the fork server imports before it forks: nothing that starts a thread, or opens a device."""
 
-_FAILED: Final = "failed"
 _STOP_SECONDS: Final = 10.0
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 # Before it starts; there is one for all runs of this process.
 _CONTEXT.set_forkserver_preload(list(PRELOADED))
 
 
-ReportSink: TypeAlias = Callable[[str, Mapping[str, Any]], None]
-"""How a worker reports: a kind and plain JSON, which come out of `Workers.events`."""
+class WorkerReport(BaseModel):
+    """What a worker tells the process that started it; every subclass has a name of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    _by_name: ClassVar[dict[str, type[WorkerReport]]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        WorkerReport._by_name[cls.__name__] = cls
+
+    def encoded(self) -> bytes:
+        """The name of the class and, after a line break, its fields as JSON."""
+        return f"{type(self).__name__}\n{self.model_dump_json()}".encode()
+
+    @staticmethod
+    def decoded(message: bytes) -> WorkerReport:
+        """The inverse of `encoded`."""
+        name, _, fields = message.partition(b"\n")
+        return WorkerReport._by_name[name.decode()].model_validate_json(fields)
+
+
+ReportSink: TypeAlias = Callable[[WorkerReport], None]
+
+
+class Ended(WorkerReport):
+    """The last report of every worker. exitcode: negative for a signal. reason: empty where it returned."""
+
+    exitcode: int
+    reason: str = ""
+    traceback: str = ""
 
 
 class WorkerEvent(NamedTuple):
-    """What a worker reported, or how it ended."""
+    """Which worker reported what."""
 
     name: str
-    kind: str
-    data: Mapping[str, Any]
+    report: WorkerReport
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A process that was started. connection: where its reports arrive. failure: the exception that ended it."""
+    """A process that was started. connection: where its reports arrive. failure: how it says that it ended."""
 
     process: ForkServerProcess
     connection: Connection
-    failure: Mapping[str, Any] = field(default_factory=dict)
+    failure: Ended | None = None
 
-    def received(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def received(self) -> Iterator[WorkerReport]:
         """What has arrived by now; stops for good where the other end is closed."""
         with contextlib.suppress(EOFError, OSError):
             while self.connection.poll():
-                yield json.loads(self.connection.recv_bytes())
+                yield WorkerReport.decoded(self.connection.recv_bytes())
             return
         self.connection.close()
 
@@ -76,12 +101,14 @@ class _Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # it may not lead a group yet
 
-    def ending(self) -> dict[str, Any]:
-        code = self.process.exitcode
-        reason = self.failure.get("reason", "")
-        if code and not reason:
-            reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return {"exitcode": code, "reason": reason, "traceback": self.failure.get("traceback", "")}
+    def ending(self) -> Ended:
+        code = self.process.exitcode or 0
+        if self.failure is not None and code:
+            return self.failure.model_copy(update={"exitcode": code})
+        if not code:
+            return Ended(exitcode=0)
+        reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        return Ended(exitcode=code, reason=reason)
 
 
 @dataclass(slots=True)
@@ -110,9 +137,9 @@ class Workers:
         return frozenset(self._living)
 
     def start(self, name: str, target: Callable[..., object], *args: object) -> None:
-        """Run `target(report, *args)` in a process of its own, where `report(kind, data)` comes out of `events` here.
+        """Run `target(report, *args)` in a process of its own; what it gives to `report` comes out of `events` here.
 
-        target: a function of a module. args: pickled; a socket among them arrives as a socket. data: plain JSON.
+        target: a function of a module. args: pickled; a socket among them arrives as a socket.
         """
         if name in self._living:
             raise UsageError(f"worker {name} runs already")
@@ -131,7 +158,7 @@ class Workers:
         self._living[name] = _Worker(process=process, connection=ours)
 
     def events(self, *, silence: float) -> Iterator[WorkerEvent]:
-        """What the workers report, until the last of them has ended; each one's last event is ENDED.
+        """What the workers report, until the last of them has ended; each one's last report is `Ended`.
 
         Workers may be started and killed meanwhile. Raises EnvironmentFailure where none of them reported anything for
         `silence` seconds.
@@ -151,7 +178,7 @@ class Workers:
                 yield from self._take(name)
             deadline = time.monotonic() + silence
 
-    def call(self, name: str, target: Callable[..., object], *args: object, silence: float) -> list[WorkerEvent]:
+    def call(self, name: str, target: Callable[..., object], *args: object, silence: float) -> list[WorkerReport]:
         """What one worker reports from its start to its end, while no other one lives.
 
         Raises RunFailed with its reason where it fails, EnvironmentFailure where it is silent for too long.
@@ -159,9 +186,9 @@ class Workers:
         if self._living:
             raise UsageError(f"{', '.join(sorted(self._living))} still work")
         self.start(name, target, *args)
-        *reports, ending = self.events(silence=silence)
-        if ending.data["exitcode"]:
-            raise RunFailed(f"{name}: {ending.data['reason']}; see {self.folder / 'logs' / name}.log")
+        *reports, ending = (event.report for event in self.events(silence=silence))
+        if isinstance(ending, Ended) and ending.exitcode:
+            raise RunFailed(f"{name}: {ending.reason}; see {self.folder / 'logs' / name}.log")
         return reports
 
     def kill(self, name: str) -> None:
@@ -188,15 +215,15 @@ class Workers:
             # A data loader that outlived it would keep a message that was cut short open for ever.
             worker.kill()
         if not worker.connection.closed:
-            for kind, data in worker.received():
-                if kind == _FAILED:
-                    worker.failure = data
+            for report in worker.received():
+                if isinstance(report, Ended):
+                    worker.failure = report
                 else:
-                    yield WorkerEvent(name, kind, data)
+                    yield WorkerEvent(name, report)
         if over and self._living.pop(name, None) is not None:
             worker.process.join()
             worker.connection.close()
-            yield WorkerEvent(name, ENDED, worker.ending())
+            yield WorkerEvent(name, worker.ending())
 
 
 def _main(
@@ -217,7 +244,7 @@ def _main(
     except BaseException as error:  # the app's code may raise anything, SystemExit too
         traceback.print_exc()
         reason = str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"
-        _report_to(connection)(_FAILED, {"reason": reason, "traceback": traceback.format_exc()})
+        _report_to(connection)(Ended(exitcode=1, reason=reason, traceback=traceback.format_exc()))
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -228,10 +255,9 @@ def _main(
 def _report_to(connection: Connection) -> ReportSink:
     lock = threading.Lock()
 
-    def report(kind: str, data: Mapping[str, Any]) -> None:
-        message = json.dumps([kind, dict(data)]).encode()
+    def report(one: WorkerReport) -> None:
         with lock:
-            connection.send_bytes(message)
+            connection.send_bytes(one.encoded())
 
     return report
 

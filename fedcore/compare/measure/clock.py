@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice
 
-from fedcore.compare.network import Cost, Network
-from fedcore.compare.schedule import Schedule
+from fedcore.compare.measure.network import Cost, Network
+from fedcore.compare.workers.schedule import Schedule
 
 PLAIN_TRIPS = 4
 """Requests of a plain exchange that wait for one another: task, model, the update's parts, its manifest."""

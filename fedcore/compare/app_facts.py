@@ -1,0 +1,181 @@
+"""What has to be known of an app before its comparison begins, found out in a process of its own.
+
+Can the modes train its model, how are its data divided, and what does a step cost on this machine?
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedcore.compare.measure.network import Cost, Network
+from fedcore.compare.modes import ChosenMode
+from fedcore.compare.report import SiteSplit
+from fedcore.compare.run import PlannedRun, worker_name
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, Workers
+from fedcore.data.types import Split
+from fedcore.errors import AppError, ConfigurationError, FedcoreError
+from fedcore.training.engines import Engine, EngineConfig, World, make_engine
+from fedcore.training.engines.batches import Rows, TrainingData
+
+# A large data set may have to be read from a slow disk.
+_SILENCE_SECONDS = 900.0
+_WARM_STEPS, _REPETITIONS = 3, 25
+_SECONDS = 3.0
+"""Of measuring one batch size, after the first few steps."""
+
+
+class AppFacts(WorkerReport):
+    """What was found.
+
+    refusal: why the modes that train the app's model themselves cannot; "" where they can. split: of the data over the
+    sites; empty where it cannot be known. cost: of computation, None without a network.
+    """
+
+    refusal: str
+    split: tuple[SiteSplit, ...] = ()
+    cost: Cost | None = None
+
+    def allows(self, chosen: ChosenMode) -> bool:
+        """Whether the app can be trained in this mode."""
+        return not self.refusal or chosen.mode.any_app
+
+    def check(self, modes: Sequence[ChosenMode]) -> None:
+        """Raise ConfigurationError that names every mode that the app cannot be trained in."""
+        refused = [mode.label for mode in modes if not self.allows(mode)]
+        if refused:
+            raise ConfigurationError(f"--modes {', '.join(refused)}: {self.refusal}")
+
+
+class Unreadable(WorkerReport):
+    """Why nothing can be compared with this app, or with these values of its run config."""
+
+    reason: str
+
+
+def find_facts(run: PlannedRun) -> AppFacts:
+    """Import the app and read its data as `run` would, in a worker process.
+
+    Raises AppError where the app or its data cannot be read.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="fedcore-app-") as folder,
+        Workers(Path(folder), run.environment()) as workers,
+    ):
+        workers.start("app", _find_facts, run)
+        reports = [event.report for event in workers.events(silence=_SILENCE_SECONDS)]
+    match reports:
+        case [AppFacts() as facts, Ended(exitcode=0)]:
+            return facts
+        case [Unreadable(reason=reason), Ended(exitcode=0)]:
+            raise AppError(f"{run.app.name} cannot be compared: {reason}")
+        case [*_, Ended() as end]:
+            # Its log goes with the folder; where the app's code stumbled is in the traceback alone.
+            raise AppError(f"{run.app.name} cannot be compared: {end.reason}\n{end.traceback}".rstrip())
+    raise AssertionError(reports)  # the last report of a worker is its end
+
+
+def _find_facts(report: ReportSink, run: PlannedRun) -> None:
+    """In the worker."""
+    try:
+        problem = Problem.of(run)
+    except ConfigurationError as error:
+        report(AppFacts(refusal=str(error)))
+        return
+    try:
+        split = tuple(_site(problem, site) for site in range(run.sites))
+        cost = _cost(problem, run.network) if run.network is not None else None
+    except FedcoreError as error:
+        report(Unreadable(reason=str(error)))
+    else:
+        report(AppFacts(refusal="", split=split, cost=cost))
+
+
+def _site(problem: Problem, site: int) -> SiteSplit:
+    training, test = problem.training(site), problem.test(site)
+    return SiteSplit(
+        site=worker_name(site),
+        training=len(training),  # type: ignore[arg-type]
+        test=len(test),  # type: ignore[arg-type]
+        labels=_labels(training),
+    )
+
+
+def _labels(examples: TrainingData) -> dict[str, int] | None:
+    """Examples by label, where each has one that is a whole number."""
+    if not isinstance(examples, Split) or examples.y.ndim != 1 or not np.issubdtype(examples.y.dtype, np.integer):
+        return None
+    return {str(label): count for label, count in sorted(Counter(examples.y.tolist()).items())}
+
+
+# --- what a step costs -----------------------------------------------------------------------------------------------
+
+
+def _cost(problem: Problem, network: Network) -> Cost:
+    """What the network model says of computation, and measurements for what it leaves open."""
+    if network.step is not None and network.example is not None:
+        return Cost(step=network.step, example=network.example)
+    measured = measure_cost(problem)
+    return Cost(
+        step=measured.step if network.step is None else network.step,
+        example=measured.example if network.example is None else network.example,
+    )
+
+
+def measure_cost(problem: Problem, *, timer: Callable[[], float] = time.perf_counter) -> Cost:
+    """Time real steps of the app's model, on one thread, with the batch of its run config and an eighth of it.
+
+    The data are the first site's; the weights are what `build` gives. A step counts as the lower quartile of its
+    repetitions, since whatever else the machine does can only make it longer.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        data = problem.training(0)
+        large = min(problem.schedule.batch_size or problem.schedule.counts[0], problem.schedule.counts[0])
+        engine = make_engine(problem.recipe(), EngineConfig(), World(device=World.current().device))
+        sizes = sorted({max(1, large // 8), large})
+        try:
+            engine.model.train()
+            return fit_cost([(size, _seconds(engine, data, size, timer)) for size in sizes])
+        finally:
+            engine.close()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def fit_cost(measured: list[tuple[int, float]]) -> Cost:
+    """Least squares over (examples, seconds) of one or two steps, with neither part of the cost below 0."""
+    (n1, t1), (n2, t2) = measured[0], measured[-1]
+    if n1 == n2 or t2 <= t1:
+        return Cost(step=(t1 + t2) / 2, example=0.0)
+    example = (t2 - t1) / (n2 - n1)
+    if (step := t1 - example * n1) >= 0:
+        return Cost(step=step, example=example)
+    return Cost(step=0.0, example=(n1 * t1 + n2 * t2) / (n1**2 + n2**2))
+
+
+def _seconds(engine: Engine, data: TrainingData, size: int, timer: Callable[[], float]) -> float:
+    """Of one step on `size` examples, reading and collating them included."""
+    generator = torch.Generator().manual_seed(0)
+    examples = len(data)  # type: ignore[arg-type]
+    orders = (torch.randperm(examples, generator=generator)[:size] for _ in range(_WARM_STEPS + _REPETITIONS))
+    batches = engine.read(data, (Rows(order, size) for order in orders))
+    for _ in range(_WARM_STEPS):
+        engine.step(next(batches))
+    seconds: list[float] = []
+    end = timer() + _SECONDS
+    while len(seconds) < _REPETITIONS and (len(seconds) < _WARM_STEPS or timer() < end):
+        start = timer()
+        # What was read from the device is there: an accelerator has then done the step.
+        float(engine.step(next(batches)))
+        seconds.append(timer() - start)
+    return statistics.quantiles(seconds, n=4)[0]

@@ -1,0 +1,117 @@
+"""Centralized training of any Flower app: its ClientApp on the pooled data, driven by its ServerApp.
+
+The ServerApp runs as it is, so that the initial model, the rounds and the configuration are the same. There is
+one partition that holds everything, and each round's training starts from the model of the round before. With a
+strategy that averages (FedAvg) this is plain centralized training for the same number of samples.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
+from fedcore.compare.workers.problem import Problem
+from fedcore.compare.workers.processes import ReportSink
+from fedcore.compare.workers.training import Note, OwnEvaluation, Ready, RoundDone, train_pooled
+from fedcore.config import JobSettings
+from fedcore.errors import ConfigurationError
+from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
+from fedcore.flower.app import AppBundle
+from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.serverside import run_server_app
+from fedcore.record import metric_like
+from fedcore.simulate import model_ref
+from fedcore.state import ModelState
+from fedcore.wire import is_training
+
+# Nobody sends anything here, so there is nothing to protect.
+_PLAIN = JobSettings(aggregation="plain")
+
+
+def train_centralized(
+    report: ReportSink, run: PlannedRun, rank: int = 0, port: int = 0, listening: socket.socket | None = None
+) -> None:
+    """A worker of mode `centralized`: on the schedule that all baselines share, or driven by the app's ServerApp.
+
+    The second is for apps that do their own training. Its rounds report the examples that the app counts, and no steps.
+    """
+    try:
+        Problem.of(run)
+    except ConfigurationError as reason:
+        if run.options["ranks"] != 1:
+            raise
+        report(Note(line=f"centralized by the ServerApp of {run.app.name}: {reason}"))
+        _run_server_app(report, run)
+    else:
+        train_pooled(report, run, rank, port, listening)
+
+
+def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
+    initial = ModelState.open(run.folder / INITIAL_FILE)
+    report(Ready(counts=(), parameters=sum(spec.size for spec in initial.layout.specs)))
+    # Nothing is aggregated, so a strategy that needs single updates sees the one that there is.
+    outcome = run_server_app(
+        run.app,
+        backend=PooledBackend(run, report),
+        run="centralized",
+        run_config=dict(run.config),
+        aggregation="plain",
+    )
+    if outcome.state is not None:
+        outcome.state.save(run.folder / MODEL_FILE)
+
+
+@dataclass(slots=True)
+class PooledBackend:
+    """An `ExchangeBackend` in which all clients are one process with all the data; it reports every exchange."""
+
+    run: PlannedRun
+    report: ReportSink
+    _runner: ClientRunner = field(init=False)
+    _app_sha256: str = field(init=False)
+    _exchange: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        app = self.run.app
+        self._runner = ClientRunner(app=app, client_id=1, node_config={"partition-id": 0, "num-partitions": 1})
+        self._app_sha256 = AppBundle.from_folder(app.folder).sha256
+
+    def nodes(self) -> list[int]:
+        """As many as there are sites, so that the ServerApp need not know."""
+        return list(range(1, self.run.sites + 1))
+
+    def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
+        """Do the work once, on all the data."""
+        started = time.monotonic()
+        self._exchange += 1
+        task = make_task(
+            request,
+            settings=replace(_PLAIN, train_seconds=self.run.app.settings.train_seconds),
+            run="centralized",
+            exchange=self._exchange,
+            attempt=1,
+            cohort=[1],
+            app_sha256=self._app_sha256,
+            run_config=self.run.config,
+            model=model_ref(request.model),
+            encoding=None,
+        )
+        result = self._runner.run(task, request.model)
+        self._tell(request, result.examples, result.metrics, time.monotonic() - started)
+        return [ExchangeReply(node=0, state=result.state(), examples=result.examples, metrics=result.metrics)]
+
+    def _tell(self, request: ExchangeRequest, examples: int, metrics: Mapping[str, Any], seconds: float) -> None:
+        number = request.server_round
+        loss, accuracy = (metrics.get(metric_like(metrics, word) or "") for word in ("loss", "acc"))
+        if not is_training(request.message_type):
+            self.report(OwnEvaluation(round=number, loss=loss, accuracy=accuracy))
+            return
+        total = (loss or 0.0) * examples
+        self.report(RoundDone(round=number, samples=examples, steps=0, loss=total, seconds=seconds))
+        while self.run.kill is not None and self.run.kill.round == number:
+            signal.pause()
