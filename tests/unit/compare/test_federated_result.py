@@ -13,6 +13,7 @@ from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.federated import Description, result_of
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
+from fedcore.events import PrivacyTerms
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
 
@@ -76,5 +77,7 @@ def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
     terms = {"mechanism": "skellam", "noise_multiplier": 1.0, "clip_norm": 1.0, "metric_bound": 0.0}
     terms |= {"epsilon_budget": 8.0, "delta": 1e-5}
     private = followed(privacy=terms)
-    assert result_of(run(tmp_path), private, about).privacy == {**terms, "epsilon_spent": 0.0}
-    assert result_of(run(tmp_path), followed(), about).privacy is None
+    result = result_of(run(tmp_path), private, about)
+    assert (result.privacy, result.epsilon_spent) == (PrivacyTerms(**terms), 0.0)
+    result = result_of(run(tmp_path), followed(), about)
+    assert (result.privacy, result.epsilon_spent) == (None, None)
