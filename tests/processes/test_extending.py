@@ -12,7 +12,7 @@ from support.pages import examples
 
 from fedcore import CompareJob, FlowerApp, carry_out, parse_modes
 from fedcore.compare import modes
-from fedcore.compare.execution import RunStart
+from fedcore.compare.carry_out import RunStart
 from fedcore.compare.report import write_report
 from fedcore.events import EventSink, ignore
 
