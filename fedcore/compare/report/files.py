@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -34,7 +34,6 @@ from fedcore.compare.report.tables import (
     failure_rows,
     loss_rows,
     main_table,
-    markdown,
     settings_rows,
     sites_table,
 )
@@ -95,13 +94,14 @@ def read_reports(paths: Sequence[Path]) -> dict[str, Comparison]:
 
     Raises ConfigurationError for a file that is not a report, or is named twice.
     """
-    stems = [path.stem for path in paths]
-    names = stems if len(set(stems)) == len(stems) else [path.absolute().parent.name for path in paths]
-    if len(set(names)) != len(names):
-        names = [str(path) for path in paths]
-    if len(set(names)) != len(names) or not names:
-        raise ConfigurationError("--from: name each report once, at least one")
-    return {name: _read(path) for name, path in zip(names, paths, strict=True)}
+    for names in (
+        [path.stem for path in paths],
+        [path.absolute().parent.name for path in paths],
+        [str(path) for path in paths],
+    ):
+        if len(set(names)) == len(names) > 0:
+            return {name: _read(path) for name, path in zip(names, paths, strict=True)}
+    raise ConfigurationError("--from: name each report once, at least one")
 
 
 def _read(path: Path) -> Comparison:
@@ -125,7 +125,7 @@ def write_report(comparison: Comparison, out: Path) -> str:
     content, drawings = Report.of(comparison).to_json(), drawings_of(comparison)
     write_file(out / "report.json", content)
     write_file(out / "report.html", page(comparison, drawings))
-    write_file(out / "report.md", markdown(comparison, drawings))
+    write_file(out / "report.md", _rendered("report.md.j2", comparison, drawings=drawings) + "\n")
     figures = out / "figures"
     figures.mkdir(exist_ok=True)
     for old in figures.glob("*.png"):
@@ -137,18 +137,22 @@ def write_report(comparison: Comparison, out: Path) -> str:
 
 def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
     """The whole page. drawings: each goes into the section that its name belongs to."""
+    return _rendered("report.html.j2", comparison, sections=_sections(drawings))
+
+
+def _rendered(template: str, comparison: Comparison, **more: Any) -> str:
     environment = Environment(
         loader=PackageLoader("fedcore.compare.report"),
-        autoescape=True,
+        autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
-    return environment.get_template("report.html.j2").render(**_context(comparison, drawings))
+    environment.filters.update(breakable=_breakable, cells=_cells)
+    return environment.get_template(template).render(**_context(comparison), **more)
 
 
-def _context(comparison: Comparison, drawings: Sequence[Drawing]) -> dict[str, Any]:
+def _context(comparison: Comparison) -> dict[str, Any]:
     checks = fairness(comparison)
     head, rows = main_table(comparison)
     styles = looks(comparison.labels)
@@ -166,7 +170,6 @@ def _context(comparison: Comparison, drawings: Sequence[Drawing]) -> dict[str, A
         "chosen": {
             label: point_text(runs[0].point) for label, runs in best_points(comparison).items() if runs[0].point
         },
-        "sections": _sections(drawings),
         "split": [(site.site, str(site.training), str(site.test)) for site in comparison.split],
         "sites": sites_table(comparison),
         "losses": loss_rows(comparison),
@@ -190,6 +193,11 @@ def _sections(drawings: Sequence[Drawing]) -> dict[str, list[dict[str, Any]]]:
         # The drawing's own text is escaped by the library that draws it.
         found.setdefault(section, []).append({"drawing": drawing, "svg": Markup(drawing.svg())})  # noqa: S704
     return found
+
+
+def _cells(row: Sequence[str]) -> str:
+    """One row of a table in Markdown."""
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
 
 
 def _breakable(label: str) -> Markup:

@@ -274,10 +274,15 @@ def _same_or_each(found: Mapping[str, str]) -> str:
     if len(set(found.values())) == 1:
         words = "1 mode" if len(found) == 1 else f"all {len(found)} modes"
         return f"{next(iter(found.values()))} ({words})"
-    by_value: dict[str, list[str]] = {}
-    for mode, value in found.items():
-        by_value.setdefault(value, []).append(mode)
-    return "; ".join(f"{value} ({', '.join(modes)})" for value, modes in by_value.items())
+    return "; ".join(f"{value} ({', '.join(modes)})" for value, modes in _by_value(found).items())
+
+
+def _by_value(found: Mapping[str, str]) -> dict[str, list[str]]:
+    """The keys that have each value."""
+    keys: dict[str, list[str]] = {}
+    for key, value in found.items():
+        keys.setdefault(value, []).append(key)
+    return keys
 
 
 def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = ()) -> Check:
@@ -285,17 +290,10 @@ def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absen
     if absent:
         detail += f"; not known of {', '.join(dict.fromkeys(absent))}"
     status: Status = "differs" if not equal else "holds" if values and not absent else "unknown"
-    return Check(name=name, status=status, detail=detail, values=_joined(values))
-
-
-def _joined(values: Mapping[str, str]) -> dict[str, str]:
-    """With one entry for all places where the same was found."""
-    places: dict[str, list[str]] = {}
-    for place, text in values.items():
-        places.setdefault(text, []).append(place)
-    if len(places) == 1 < len(values):
-        return {"everywhere": next(iter(places))}
-    return {"; ".join(where): text for text, where in places.items()}
+    places = _by_value(values)
+    everywhere = len(places) == 1 < len(values)
+    joined = {"everywhere" if everywhere else "; ".join(where): text for text, where in places.items()}
+    return Check(name=name, status=status, detail=detail, values=joined)
 
 
 def _name(run: RunResult) -> str:

@@ -1,8 +1,8 @@
-"""The comparison as tables of text: for the page, for report.md and for the terminal."""
+"""The comparison as tables of text: for the report's documents, and whole for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich import box
@@ -11,8 +11,7 @@ from rich.table import Table
 
 from fedcore.compare.report.details import accuracy_by_site
 from fedcore.compare.report.document import Comparison
-from fedcore.compare.report.drawing import Drawing
-from fedcore.compare.report.findings import broken, fairness, headline, machine_text
+from fedcore.compare.report.findings import broken, fairness, headline
 from fedcore.compare.report.summary import (
     NONE,
     Summary,
@@ -132,49 +131,6 @@ def _links(comparison: Comparison) -> str:
     text += "".join(f"; client-{site + 1} computes {factor:g} times slower" for site, factor in network.slow.items())
     chance, slower = network.transient
     return text + (f"; {100 * chance:g} % of the steps take {slower:g} times as long" if chance else "")
-
-
-def markdown(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
-    """The whole report.md. drawings: those in figures/; the first is shown."""
-    head, rows = main_table(comparison)
-    parts = [
-        f"# {comparison.app}: {comparison.sites} sites, partition {comparison.partition}",
-        *headline(comparison),
-        _table(head, rows),
-        CAPTION + (f" {SIMULATED}" if comparison.simulated else ""),
-    ]
-    if drawings:
-        parts.append(f"![{drawings[0].title}](figures/{drawings[0].name}.png)")
-    if failed := failure_rows(comparison):
-        parts += ["## Runs without a result", _table(("mode", "seed", "set", "reason"), failed)]
-    if lost := loss_rows(comparison):
-        head = ("mode", "seed", "worker", "after round", "what became of the run", "until then")
-        parts += ["## What was lost", _table(head, lost)]
-    checks = [(check.name, check.status, check.detail) for check in fairness(comparison)]
-    parts += ["## Fairness", _table(("check", "status", "what was compared"), checks)]
-    parts += ["## How it was made", _made(comparison), "The whole report: report.html; every number: report.json."]
-    return "\n\n".join(parts) + "\n"
-
-
-def _made(comparison: Comparison) -> str:
-    """When, on which machine and with which settings."""
-    lines = [f"{one.created}, {machine_text(one.machine)}" for one in comparison.sources or (comparison,)]
-    lines.append("seeds " + ", ".join(map(str, comparison.seeds)))
-    lines.append("run config: " + ", ".join(f"{key} = {value}" for key, value in comparison.run_config.items()))
-    if comparison.network is not None and comparison.cost is not None:
-        step, example = comparison.cost.step * 1e3, comparison.cost.example * 1e6
-        network = f"network {comparison.network.name}"
-        lines.append(f"{network}; a step computes for {step:.3g} ms and {example:.3g} us an example")
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [_row(head), "|---" + "|---:" * (len(head) - 1) + "|", *map(_row, rows)]
-    return "\n".join(lines)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 # Cells of the column of labels; longer ones are folded, on a narrow terminal sooner.
