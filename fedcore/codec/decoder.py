@@ -14,9 +14,10 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.fields import padding, unpack
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.metrics import MetricName, check_names, decode_metrics, names_tag
+from fedcore.codec.private import AnyEncoding
 from fedcore.codec.statistics import Statistics, read_statistics
 from fedcore.errors import PeerError, RoundFailed, UsageError
-from fedcore.state import FileSink, MemorySink, ModelState, StateSink, TensorSpec, from_float
+from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink, TensorSpec, from_float
 
 _WORD = 1 << 64
 
@@ -61,8 +62,7 @@ def decode(
     that was not removed; RoundFailed when the survivors have no examples; EncodingError when the
     mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
     """
-    _check_arguments(encoding, words, survivors, base)
-    check_names(encoding.settings, metric_names)
+    check_sum(encoding, words, survivors=survivors, base=base, metric_names=metric_names)
     small = {name: words[section].tolist() for name, section in encoding.sections.items() if name not in _VECTORS}
     if small["tag"][0] != survivors * names_tag(metric_names) % _WORD:
         raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")
@@ -83,14 +83,28 @@ def decode(
     )
     state = None
     if base is not None:
-        state = _decode_state(encoding, words, survivors, examples, base, out_path, threads)
+
+        def fill(sink: StateSink) -> None:
+            _decode_floats(encoding, words[encoding.sections["packed"]], survivors, examples, base, sink, threads)
+            integers = words[encoding.sections["integers"]]
+            decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
+
+        state = filled(base.layout, fill, out_path)
     return Decoded(examples=examples, metrics=metrics, statistics=statistics, state=state)
 
 
 _VECTORS = frozenset({"packed", "integers"})
 
 
-def _check_arguments(encoding: Encoding, words: NDArray[np.uint64], survivors: int, base: ModelState | None) -> None:
+def check_sum(
+    encoding: AnyEncoding,
+    words: NDArray[np.uint64],
+    *,
+    survivors: int,
+    base: ModelState | None,
+    metric_names: Sequence[MetricName],
+) -> None:
+    """Raise UsageError for arguments of `decode` that do not belong together, PeerError for names that cannot be."""
     if words.dtype != np.uint64 or words.shape != (encoding.words,) or not words.flags.c_contiguous:
         raise UsageError(f"the sum must be a contiguous uint64 array of {encoding.words} words")
     if not 1 <= survivors <= encoding.n_max:
@@ -99,27 +113,16 @@ def _check_arguments(encoding: Encoding, words: NDArray[np.uint64], survivors: i
         raise UsageError("pass the global model where the encoding has a layout, and only there")
     if base is not None and encoding.layout is not None:
         encoding.layout.check_same(base.layout, what="the global model")
+    check_names(encoding.settings, metric_names)
 
 
-def _decode_state(
-    encoding: Encoding,
-    words: NDArray[np.uint64],
-    survivors: int,
-    examples: int,
-    base: ModelState,
-    out_path: Path | None,
-    threads: int,
-) -> ModelState:
-    def fill(sink: StateSink) -> None:
-        _decode_floats(encoding, words[encoding.sections["packed"]], survivors, examples, base, sink, threads)
-        integers = words[encoding.sections["integers"]]
-        decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
-
+def filled(layout: Layout, fill: Callable[[StateSink], None], out_path: Path | None) -> ModelState:
+    """The state that `fill` writes, in memory, or as a file at `out_path` that is mapped."""
     if out_path is None:
-        memory = MemorySink(base.layout)
+        memory = MemorySink(layout)
         fill(memory)
         return memory.state()
-    with FileSink(out_path, base.layout) as file:
+    with FileSink(out_path, layout) as file:
         fill(file)
     return ModelState.open(out_path)
 

@@ -17,6 +17,7 @@ from fedcore.codec.encoding import Encoding
 from fedcore.codec.fields import BlockSummary, StochasticRounder, field_view, largest_magnitude, pack
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.metrics import MetricName, MetricValue, encode_metrics, names_tag
+from fedcore.codec.private import AnyEncoding
 from fedcore.codec.statistics import power_word, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec
@@ -61,7 +62,9 @@ def encode(
     match the layout, and for examples or metrics out of range.
     """
     count = _check_examples(encoding, examples)
-    words = _buffer(encoding, out)
+    words = check_out(encoding, out)
+    # The fields fill all words before these; the last of theirs may end with padding.
+    words[max(encoding.packed_words - 1, 0) :] = 0
     sections = encoding.sections
     names, metric_words = encode_metrics(encoding, metrics, count)
     words[sections["tag"]] = names_tag(names)
@@ -97,14 +100,12 @@ def _check_examples(encoding: Encoding, examples: object) -> int:
     return count
 
 
-def _buffer(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
-    """Where the words go: all zero but for those that the fields fill."""
+def check_out(encoding: AnyEncoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+    """Where the words go: `out`, or new memory. Raises UsageError for an `out` that does not fit."""
     if out is None:
         return np.zeros(encoding.words, np.uint64)
     if out.dtype != np.uint64 or out.shape != (encoding.words,) or not out.flags.c_contiguous:
         raise UsageError(f"out must be a contiguous uint64 array of {encoding.words} words")
-    # The last word of the fields may end with padding.
-    out[max(encoding.packed_words - 1, 0) :] = 0
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import Span
-from fedcore.codec.decoder import Decoded
-from fedcore.codec.encoder import Encoded, write_delta
-from fedcore.codec.metrics import MetricName, MetricValue, check_names, flat_metrics, names_tag
+from fedcore.codec.decoder import Decoded, check_sum, filled
+from fedcore.codec.encoder import Encoded, check_out, write_delta
+from fedcore.codec.metrics import MetricName, MetricValue, flat_metrics, names_tag
 from fedcore.codec.private import PrivateEncoding
 from fedcore.codec.statistics import Statistics
 from fedcore.errors import PeerError, UsageError
 from fedcore.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
-from fedcore.state import FileSink, MemorySink, ModelState, StateSink, from_float
+from fedcore.state import ModelState, StateSink, from_float
 
 _WORD = 1 << 64
 _ATTEMPTS = 64
@@ -43,7 +44,8 @@ def encode_noised(
     `randomness(k)` returns k secret random bytes. Raises EncodingError, naming the tensor or metric, for what is not
     finite or does not match the layout.
     """
-    words = _zeroed(encoding, out)
+    words = check_out(encoding, out)
+    words.fill(0)
     if encoding.layout is None:
         names, values = flat_metrics(encoding.settings, metrics)
         vector = _bounded(encoding, values)
@@ -84,13 +86,7 @@ def decode_noised(
     Every client weighs 1, so `examples` of the result is the number of survivors. Raises PeerError for a sum that
     honest clients cannot make.
     """
-    if words.dtype != np.uint64 or words.shape != (encoding.words,) or not words.flags.c_contiguous:
-        raise UsageError(f"the sum must be a contiguous uint64 array of {encoding.words} words")
-    if not 1 <= survivors <= encoding.n_max:
-        raise UsageError(f"{survivors} survivors of at most {encoding.n_max} clients")
-    if (base is None) != (encoding.layout is None):
-        raise UsageError("pass the global model where the encoding has a layout, and only there")
-    check_names(encoding.settings, metric_names)
+    check_sum(encoding, words, survivors=survivors, base=base, metric_names=metric_names)
     if int(words[-1]) != survivors * names_tag(metric_names) % _WORD:
         raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")
     lanes = words[:-1].view(np.uint32)
@@ -101,22 +97,13 @@ def decode_noised(
         raise PeerError("the sum is out of range: a client sent a malformed update")
     state, metrics = None, {}
     if base is not None:
-        state = _decode_state(encoding, lanes, survivors, base, out_path)
+        state = filled(base.layout, partial(_fill, encoding, lanes, survivors, base), out_path)
     else:
         metrics = _decode_metrics(encoding, lanes, survivors, metric_names)
     return Decoded(examples=survivors, metrics=metrics, statistics=_no_statistics(survivors), state=state)
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
-
-
-def _zeroed(encoding: PrivateEncoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
-    if out is None:
-        return np.zeros(encoding.words, np.uint64)
-    if out.dtype != np.uint64 or out.shape != (encoding.words,) or not out.flags.c_contiguous:
-        raise UsageError(f"out must be a contiguous uint64 array of {encoding.words} words")
-    out.fill(0)
-    return out
 
 
 def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> Iterator[NDArray[Any]]:
@@ -197,26 +184,10 @@ def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness:
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-def _decode_state(
-    encoding: PrivateEncoding,
-    lanes: NDArray[np.uint32],
-    survivors: int,
-    base: ModelState,
-    out_path: Path | None,
-) -> ModelState:
-    """The global model plus the mean, in the layout's dtypes, in memory or as a file that is mapped."""
-    if out_path is None:
-        memory = MemorySink(base.layout)
-        _fill(encoding, lanes, survivors, base, memory)
-        return memory.state()
-    with FileSink(out_path, base.layout) as file:
-        _fill(encoding, lanes, survivors, base, file)
-    return ModelState.open(out_path)
-
-
 def _fill(
     encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int, base: ModelState, sink: StateSink
 ) -> None:
+    """Write the global model plus the mean, in the layout's dtypes."""
     place = 0
     for spec in encoding.floats:
         for start in range(0, spec.size, BLOCK):

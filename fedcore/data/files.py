@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,25 +21,17 @@ from fedcore.system.files import replacing
 DATA_VARIABLE = "FEDCORE_DATA"
 _TIMEOUT_SECONDS = 60.0
 
-_IDX_NAMES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
-
 
 def _idx_files(folder: str) -> tuple[str, str, str, str]:
-    train_images, train_labels, test_images, test_labels = _IDX_NAMES
+    """Training images, training labels, test images, test labels."""
     return (
-        f"{folder}/{train_images}",
-        f"{folder}/{train_labels}",
-        f"{folder}/{test_images}",
-        f"{folder}/{test_labels}",
+        f"{folder}/train-images-idx3-ubyte.gz",
+        f"{folder}/train-labels-idx1-ubyte.gz",
+        f"{folder}/t10k-images-idx3-ubyte.gz",
+        f"{folder}/t10k-labels-idx1-ubyte.gz",
     )
 
 
-# Training images, training labels, test images, test labels.
 MNIST = _idx_files("mnist")
 FASHION_MNIST = _idx_files("fashion_mnist")
 FEMNIST = "femnist/femnist_leaf_sample.npz"
@@ -46,12 +39,9 @@ SHAKESPEARE_ROLES = "shakespeare/roles.jsonl.gz"
 CIFAR10 = "cifar10/cifar-10-binary.tar.gz"
 HEART_SPLIT = "heart_disease/flamby_split.csv"
 
-# The mirror that torchvision uses first, and the address in Fashion-MNIST's README. The second is
-# plain HTTP because its host has no certificate; the digest below is what makes either safe.
-_MNIST_MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_FASHION_MNIST_MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
-_UCI_HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+UCI_HOSPITALS = tuple(
+    f"heart_disease/processed.{name}.data" for name in ("cleveland", "hungarian", "switzerland", "va")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,50 +52,46 @@ class KnownFile:
     url: str | None = None
 
 
-def _known(folder: str, mirror: str, digests: dict[str, str]) -> dict[str, KnownFile]:
-    return {f"{folder}/{name}": KnownFile(sha256=digest, url=mirror + name) for name, digest in digests.items()}
+def _from(mirror: str, names: Sequence[str], *digests: str) -> dict[str, KnownFile]:
+    return {
+        name: KnownFile(sha256=digest, url=mirror + name.rpartition("/")[2])
+        for name, digest in zip(names, digests, strict=True)
+    }
 
 
 # MNIST, Fashion-MNIST, CIFAR-10 and the UCI files also have the MD5 values that their publishers state
 # (torchvision/datasets/mnist.py, zalandoresearch/fashion-mnist README, the CIFAR-10 page, FLamby's heart disease).
 KNOWN_FILES: dict[str, KnownFile] = {
-    **_known(
-        "mnist",
-        _MNIST_MIRROR,
-        {
-            "train-images-idx3-ubyte.gz": ("440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-            "train-labels-idx1-ubyte.gz": ("3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-            "t10k-images-idx3-ubyte.gz": ("8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-            "t10k-labels-idx1-ubyte.gz": ("f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-        },
+    **_from(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",  # the mirror that torchvision uses first
+        MNIST,
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
-    **_known(
-        "fashion_mnist",
-        _FASHION_MNIST_MIRROR,
-        {
-            "train-images-idx3-ubyte.gz": ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-            "train-labels-idx1-ubyte.gz": ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-            "t10k-images-idx3-ubyte.gz": ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-            "t10k-labels-idx1-ubyte.gz": ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
-        },
+    **_from(
+        # The address in its README: plain HTTP, because the host has no certificate. The digests make it safe.
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        FASHION_MNIST,
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
-    **_known(
-        "cifar10",
-        _CIFAR,
-        {
-            # MD5 on its page: c32a1d4ab5d03f1284b67883e8d87530; 170,052,171 bytes.
-            "cifar-10-binary.tar.gz": ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
-        },
+    **_from(
+        "https://www.cs.toronto.edu/~kriz/",
+        [CIFAR10],
+        # MD5 on its page: c32a1d4ab5d03f1284b67883e8d87530; 170,052,171 bytes.
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
-    **_known(
-        "heart_disease",
-        _UCI_HEART,
-        {
-            "processed.cleveland.data": ("a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8"),
-            "processed.hungarian.data": ("d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796"),
-            "processed.switzerland.data": ("834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314"),
-            "processed.va.data": ("e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f"),
-        },
+    **_from(
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",
+        UCI_HOSPITALS,
+        "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+        "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+        "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+        "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
     ),
     HEART_SPLIT: KnownFile(sha256="319fb904aa07e6b64f4aa8ba0b81bc9391b36296e86981e44817901c81424903"),
     FEMNIST: KnownFile(sha256="6ea620b1d17b8a982917d327a069eb2167d1d4bb22dd93c72925454fa7444d3a"),

@@ -130,18 +130,10 @@ class Policy:
             "idle-load": float,
         }
         values = read_toml(path, types, optional=frozenset(types) - {"min-cohort", "min-threshold"})
+        given = {key.replace("-", "_"): value for key, value in values.items()}
+        rules = {key: given.pop(key) for key in EligibilityRules.__slots__ if key in given}
         try:
-            return cls(
-                min_cohort=values["min-cohort"],
-                min_threshold=values["min-threshold"],
-                app_sha256=values.get("app-sha256") or None,
-                allow_plain=values.get("allow-plain", False),
-                min_corrupt=values.get("min-corrupt", MIN_CORRUPT),
-                allow_x25519=values.get("allow-x25519", False),
-                max_epsilon=values.get("max-epsilon", 0.0),
-                delta=values.get("delta", 1e-5),
-                eligibility=_eligibility(values),
-            )
+            return cls(**{**given, "app_sha256": given.get("app_sha256") or None, "eligibility": _eligibility(rules)})
         except KitError as error:
             raise broken(path, str(error), "mend the line") from None
 
@@ -172,14 +164,9 @@ class ClientKit:
         """Read and check a client's folder; raises KitError or UnknownKey."""
         folder = _kit_folder(folder, CLIENT_FILE)
         path = folder / CLIENT_FILE
-        types = {
-            "federation": str,
-            "client-id": int,
-            "name": str,
-            "server-url": str,
-            "node-config": dict,
-        }
-        values = read_toml(path, types)
+        values = read_toml(
+            path, {"federation": str, "client-id": int, "name": str, "server-url": str, "node-config": dict}
+        )
         authority = read_authority(folder / AUTHORITY_FILE)
         kit = cls(
             folder=folder,
@@ -204,10 +191,7 @@ class ClientKit:
         if self.name != self.roster.name(self.client_id):
             raise broken(path, f"the roster has another name for client {self.client_id}")
         if self.identity.public_key().public_bytes_raw() != self.roster.keys[self.client_id]:
-            raise broken(
-                self.folder / IDENTITY_FILE,
-                f"not the key that the roster has for client {self.client_id}",
-            )
+            raise broken(self.folder / IDENTITY_FILE, f"not the key that the roster has for client {self.client_id}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,16 +224,8 @@ class ServerKit:
         folder = _kit_folder(folder, SERVER_FILE, "server")
         path = folder / SERVER_FILE
         types: dict[str, type] = {"port": int, "min-cohort": int}
-        text = (
-            "federation",
-            "host",
-            "tls-certificate",
-            "tls-key",
-            "roster",
-            "authority",
-            "operator-token-sha256",
-        )
-        types |= dict.fromkeys((*text, "data-dir"), str)
+        paths = ("tls-certificate", "tls-key", "roster", "authority", "operator-token-sha256", "data-dir")
+        types |= dict.fromkeys(("federation", "host", *paths), str)
         values = read_toml(path, types, optional=frozenset({"min-cohort"}))
         if not 0 <= values["port"] <= 65535:
             raise broken(path, "port must be between 0 and 65535", "mend the line")
@@ -302,16 +278,11 @@ class OperatorKit:
         )
 
 
-def _eligibility(values: Mapping[str, Any]) -> EligibilityRules:
-    hours = values.get("train-hours", [])
+def _eligibility(rules: Mapping[str, Any]) -> EligibilityRules:
+    hours = rules.get("train_hours", [])
     if not all(isinstance(text, str) for text in hours):
         raise KitError('train-hours must be a list of texts such as "22:00-06:00"')
-    return EligibilityRules(
-        train_hours=tuple(map(Hours.parse, hours)),
-        on_power_only=values.get("on-power-only", False),
-        idle_only=values.get("idle-only", False),
-        idle_load=values.get("idle-load", EligibilityRules().idle_load),
-    )
+    return EligibilityRules(**{**rules, "train_hours": tuple(map(Hours.parse, hours))})
 
 
 def _kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
@@ -346,11 +317,7 @@ def _node_config(path: Path, values: Mapping[str, object]) -> Mapping[str, NodeV
     checked: dict[str, NodeValue] = {}
     for key, value in values.items():
         if not isinstance(value, bool | int | float | str):
-            raise broken(
-                path,
-                f"node-config.{key} must be a number, a string, true or false",
-                "mend the line",
-            )
+            raise broken(path, f"node-config.{key} must be a number, a string, true or false", "mend the line")
         checked[key] = value
     return MappingProxyType(checked)
 

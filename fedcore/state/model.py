@@ -158,9 +158,5 @@ class MemorySink:
 
     def state(self) -> ModelState:
         """The collected state; every element must have been written."""
-        shaped = {spec.name: self._arrays[spec.name].reshape(spec.shape) for spec in self._specs}
+        shaped = {spec.name: self._arrays[spec.name].reshape(spec.shape) for spec in self._layout.specs}
         return ModelState(self._layout, shaped)
-
-    @property
-    def _specs(self) -> tuple[TensorSpec, ...]:
-        return self._layout.specs

@@ -4,11 +4,19 @@ Each function makes a model with freshly drawn weights; `seeded` (fedcore.traini
 The names of the tensors stay the same from release to release, since saved models and layouts refer to them.
 """
 
-from fedcore.training.models.convolutional import GreyImages, lenet, mcmahan_cnn, small_cnn
-from fedcore.training.models.dense import digits_mlp, logistic_regression, mcmahan_2nn, mlp
 from fedcore.training.models.gpt import GPT, GPTConfig
-from fedcore.training.models.recurrent import char_lstm
 from fedcore.training.models.resnet import resnet18_groupnorm
+from fedcore.training.models.small import (
+    GreyImages,
+    char_lstm,
+    digits_mlp,
+    lenet,
+    logistic_regression,
+    mcmahan_2nn,
+    mcmahan_cnn,
+    mlp,
+    small_cnn,
+)
 
 __all__ = [
     "GPT",
