@@ -22,7 +22,6 @@ from fedcore.wire import (
     ManifestIn,
     ProblemKind,
     Task,
-    WithdrawalReason,
     WithdrawIn,
 )
 from server_app.exchanges.context import ExchangeContext, ExchangeResult, Usage
@@ -35,16 +34,6 @@ from server_app.storage.blobs import Body
 log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
 
-APP_REASONS: Final = frozenset(
-    {
-        WithdrawalReason.APP_FAILED,
-        WithdrawalReason.APP_MISMATCH,
-        WithdrawalReason.WRONG_RECORDS,
-        WithdrawalReason.UPDATE_REFUSED,
-        WithdrawalReason.POLICY,
-    }
-)
-"""Reasons that will be the same at the next attempt, if all clients give the same one."""
 _TICK_SECONDS: Final = 0.5
 
 
@@ -66,7 +55,6 @@ class Exchange(ABC):
         self.usage = Usage()
         self.stages = Stages(self.stage_names)
         self.clients = Participants(context.task.cohort)
-        self.withdrawals: dict[int, WithdrawIn] = {}
         self.manifests: dict[int, ManifestIn] = {}
         self.uploads = Uploads(context.services.spool, context.folder / "uploads", limits)
         self._spoilt: RoundFailed | None = None
@@ -173,8 +161,7 @@ class Exchange(ABC):
 
     def _worth_hearing(self, progress: StageReporter) -> bool:
         """Whether a lost exchange waits a little: all clients may have the same trouble."""
-        reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
-        alike = len(reasons) == 1 and reasons <= APP_REASONS and not self.clients.done
+        alike = self.clients.lasting_reason() is not None and not self.clients.done
         return alike and progress.seconds_lost() < self.services.settings.grace_seconds
 
     def _drop_silent(self) -> None:
@@ -191,12 +178,6 @@ class Exchange(ABC):
         lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.clients.reasons.items())]
         lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
         return f"{error}" + (f" ({'; '.join(lost)})" if lost else "")
-
-    def common_reason(self) -> WithdrawalReason | None:
-        """The reason that every client of the cohort gave, where another attempt will not help."""
-        reasons = {withdrawal.reason for withdrawal in self.withdrawals.values()}
-        everybody = len(self.withdrawals) == len(self.clients)
-        return reasons.pop() if everybody and len(reasons) == 1 and reasons <= APP_REASONS else None
 
     # --- what the two kinds differ in -----------------------------------------------------------
 
@@ -375,18 +356,17 @@ class Exchange(ABC):
 
     async def withdraw(self, client: int, body: WithdrawIn) -> None:
         """The client leaves; saying it again changes nothing."""
-        if client in self.withdrawals and not self.stages.over:
+        if client in self.clients.withdrawals and not self.stages.over:
             return
         self.require(client)
-        self.withdrawals[client] = body
         reason = f"withdrew: {body.reason.value}" + (f", {body.check}" if body.check else "")
-        self.give_up(client, reason)
+        self.give_up(client, reason, body)
 
-    def give_up(self, client: int, reason: str) -> None:
+    def give_up(self, client: int, reason: str, withdrawal: WithdrawIn | None = None) -> None:
         """Declare a client dropped; its later messages are refused."""
         if client in self.clients.reasons:
             return
-        self.clients.drop(client, reason)
+        self.clients.drop(client, reason, withdrawal)
         if self.clients.standing(client) is Standing.DROPPED:
             self._forget_update(client)
         name = self.services.names[client]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Final
 
 from fedcore.errors import IllegalTransition
+from fedcore.wire import WithdrawalReason, WithdrawIn
 from server_app.http.polling import Bell
 
 
@@ -130,6 +132,18 @@ _BEING_TAKEN = frozenset({Standing.ADMITTED, Standing.LEAVING})
 _TAKEN = frozenset({Standing.TAKEN, Standing.LEFT})
 
 
+APP_REASONS: Final = frozenset(
+    {
+        WithdrawalReason.APP_FAILED,
+        WithdrawalReason.APP_MISMATCH,
+        WithdrawalReason.WRONG_RECORDS,
+        WithdrawalReason.UPDATE_REFUSED,
+        WithdrawalReason.POLICY,
+    }
+)
+"""Reasons that will be the same at the next attempt, if all clients give the same one."""
+
+
 class Participants:
     """The one owner of how each client of an exchange stands, and of who has answered the present stage.
 
@@ -139,6 +153,7 @@ class Participants:
     def __init__(self, cohort: Iterable[int]) -> None:
         self._standing = dict.fromkeys(cohort, Standing.ASKED)
         self._reasons: dict[int, str] = {}
+        self._withdrawals: dict[int, WithdrawIn] = {}
         self._answered: set[int] = set()
         self._taken_now: set[int] = set()
         self.changed = Bell()
@@ -153,6 +168,11 @@ class Participants:
     def reasons(self) -> Mapping[int, str]:
         """Why each client is gone that was dropped; its messages are refused."""
         return self._reasons
+
+    @property
+    def withdrawals(self) -> Mapping[int, WithdrawIn]:
+        """What those said that left by themselves."""
+        return self._withdrawals
 
     @property
     def taken(self) -> frozenset[int]:
@@ -202,11 +222,25 @@ class Participants:
         """An admitted client's update could not be taken; it may send the end of it again."""
         self._move(client, ClientChange.REFUSE)
 
-    def drop(self, client: int, reason: str) -> None:
-        """Give a client up: what it said in the present stage counts no more, unless that was its update."""
+    def drop(self, client: int, reason: str, withdrawal: WithdrawIn | None = None) -> None:
+        """Give a client up: what it said in the present stage counts no more, unless that was its update.
+
+        withdrawal: what it said where it left by itself.
+        """
         self._move(client, ClientChange.DROP)
         self._answered.discard(client)
         self._reasons[client] = reason
+        if withdrawal is not None:
+            self._withdrawals[client] = withdrawal
+
+    def lasting_reason(self) -> WithdrawalReason | None:
+        """The one reason of all who withdrew so far, where it is one that another attempt will not mend."""
+        reasons = {withdrawal.reason for withdrawal in self._withdrawals.values()}
+        return reasons.pop() if len(reasons) == 1 and reasons <= APP_REASONS else None
+
+    def common_reason(self) -> WithdrawalReason | None:
+        """The same, if every client of the cohort gave it."""
+        return self.lasting_reason() if len(self._withdrawals) == len(self) else None
 
     def _in(self, standings: frozenset[Standing]) -> frozenset[int]:
         return frozenset(client for client, standing in self._standing.items() if standing in standings)

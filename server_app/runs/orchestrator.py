@@ -149,7 +149,7 @@ class RunOrchestrator:
             except RoundFailed as error:
                 if CONSISTENCY in exchange.usage.stage_seconds:  # the survivors were named: their sum may be known
                     self._budget.spend(release_of(exchange.task.encoding))
-                again = attempt < last and exchange.common_reason() is None
+                again = attempt < last and exchange.clients.common_reason() is None
                 self._note_failure(exchange, str(error), again)
                 if not again:
                     raise RoundFailed(_final_reason(exchange, error)) from error
@@ -283,9 +283,9 @@ def _layout(request: ExchangeRequest) -> Layout | None:
 
 
 def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
-    common = exchange.common_reason()
+    common = exchange.clients.common_reason()
     if common is None:
         return str(error)
-    checks = {withdrawal.check for withdrawal in exchange.withdrawals.values()} - {""}
+    checks = {withdrawal.check for withdrawal in exchange.clients.withdrawals.values()} - {""}
     detail = f" ({', '.join(sorted(checks))})" if checks else ""
     return f"every client withdrew: {common.value}{detail}; the clients' own logs say more"

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from fedcore.errors import IllegalTransition
+from fedcore.wire import WithdrawalReason, WithdrawIn
 from server_app.exchanges.stages import (
     STANDINGS,
     ClientChange,
@@ -83,6 +84,23 @@ def test_an_answer_of_a_client_that_left_counts_no_more_but_its_update_does() ->
     assert (clients.missing, clients.being_taken) == ({2}, {2}), "it is in the sum, or will be"
     clients.take(2)
     assert (clients.done, clients.taken, clients.missing) == ({2}, {2}, set())
+
+
+def test_a_reason_that_all_gave_is_told_from_one_that_some_gave() -> None:
+    clients = Participants([1, 2])
+    broken = WithdrawIn(reason=WithdrawalReason.APP_FAILED)
+    clients.drop(1, "withdrew", broken)
+    assert (clients.lasting_reason(), clients.common_reason()) == (WithdrawalReason.APP_FAILED, None)
+    clients.drop(2, "withdrew", broken)
+    assert clients.common_reason() is WithdrawalReason.APP_FAILED
+    for others in (
+        (broken, WithdrawIn(reason=WithdrawalReason.POLICY)),
+        (WithdrawIn(reason=WithdrawalReason.STOPPED),),
+    ):
+        clients = Participants(range(len(others)))
+        for client, withdrawal in enumerate(others):
+            clients.drop(client, "withdrew", withdrawal)
+        assert clients.common_reason() is None
 
 
 def test_stages_follow_each_other_to_an_end() -> None:
