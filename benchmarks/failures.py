@@ -22,7 +22,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.live import LiveFederation, live_federation
-from client_app.operator.client import make_submission
+from client_app.operator.run import make_submission
 from fedcore.config import JobSettings
 from fedcore.events import ClientDropped, ExchangeDone, Recorded
 from fedcore.wire import RunStatus

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from benchmarks.common import quiet_environment
-from client_app.operator.client import OperatorClient, make_submission
+from client_app.operator.run import OperatorClient, make_submission
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit

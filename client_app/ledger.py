@@ -9,26 +9,18 @@ together. The file has one JSON object a line and only ever grows.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedcore.errors import ConfigurationError, EnvironmentFailure, ProtocolViolation, StorageFull
-from fedcore.plain_json import from_plain, to_plain
 from fedcore.privacy import Accountant, Release
 from fedcore.system.files import Lock, full_disk_named, sync_folder
 
 LEDGER_FILE: Final = "ledger.jsonl"
-ENTERED: Final = "entered"
-UNMASKED: Final = "unmasked"
-LEFT: Final = "left"
-SPENT: Final = "spent"
-
-_RELEASE: Final = TypeAdapter(Release)
 
 ExchangeId: TypeAlias = tuple[str, int]
 """A run and the number of an exchange in it."""
@@ -38,6 +30,23 @@ def lock_folder(folder: Path) -> Lock:
     """Hold a kit or a state folder for one agent alone; raises ConfigurationError when another one holds it."""
     taken = f"another agent uses {folder} already; stop it first, two agents must not share one identity"
     return Lock(folder, taken=taken)
+
+
+class _Entry(BaseModel):
+    """A line of the file. release: of a noised sum, with `spent`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    event: Literal["entered", "unmasked", "left", "spent"]
+    run: str
+    exchange: int
+    release: Release | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.event == "spent") != (self.release is not None):
+            raise ValueError("a release belongs to a sum whose noise was spent, and to nothing else")
+        return self
 
 
 class Ledger:
@@ -82,7 +91,7 @@ class Ledger:
         """
         if exchange <= self._highest.get(run, 0):
             raise ProtocolViolation("exchange-reused", f"exchange {exchange} of this run was entered before")
-        self._append(ENTERED, run, exchange)
+        self._append(_Entry(event="entered", run=run, exchange=exchange))
 
     def unmask(self, run: str, exchange: int) -> None:
         """Note that the shares of an exchange are about to leave this machine, once and for all.
@@ -91,15 +100,15 @@ class Ledger:
         """
         if (run, exchange) in self._unmasked:
             raise ProtocolViolation("second-unmask", f"the shares of exchange {exchange} left this machine before")
-        self._append(UNMASKED, run, exchange)
+        self._append(_Entry(event="unmasked", run=run, exchange=exchange))
 
     def spend(self, run: str, exchange: int, release: Release) -> None:
         """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
-        self._append(SPENT, run, exchange, release)
+        self._append(_Entry(event="spent", run=run, exchange=exchange, release=release))
 
     def leave(self, run: str, exchange: int) -> None:
         """Note that an exchange is over for this client, whatever its end was."""
-        self._append(LEFT, run, exchange)
+        self._append(_Entry(event="left", run=run, exchange=exchange))
 
     def close(self) -> None:
         """Release the file and the folder."""
@@ -114,11 +123,8 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, event: str, run: str, exchange: int, release: Release | None = None) -> None:
-        entry: dict[str, Any] = {"event": event, "run": run, "exchange": exchange}
-        if release is not None:
-            entry["release"] = to_plain(_RELEASE, release)
-        line = json.dumps(entry).encode() + b"\n"
+    def _append(self, entry: _Entry) -> None:
+        line = entry.model_dump_json(exclude_none=True).encode() + b"\n"
         end = os.fstat(self._descriptor).st_size
         try:
             with full_disk_named("the disk that holds the agent's ledger is full; free some space"):
@@ -130,19 +136,20 @@ class Ledger:
             if isinstance(error, StorageFull):
                 raise
             raise EnvironmentFailure(f"the agent's ledger cannot be written: {error.strerror}") from error
-        self._apply(event, run, exchange, release)
+        self._apply(entry)
 
-    def _apply(self, event: str, run: str, exchange: int, release: Release | None) -> None:
-        exchange_id = (run, exchange)
-        if event == ENTERED:
-            self._highest[run] = max(exchange, self._highest.get(run, 0))
-            self._open = self._last = exchange_id
-        elif event == UNMASKED:
-            self._unmasked.add(exchange_id)
-        elif release is not None:
-            self._spent.add(release)
-        elif self._open == exchange_id:
-            self._open = None
+    def _apply(self, entry: _Entry) -> None:
+        exchange_id = (entry.run, entry.exchange)
+        match entry.event:
+            case "entered":
+                self._highest[entry.run] = max(entry.exchange, self._highest.get(entry.run, 0))
+                self._open = self._last = exchange_id
+            case "unmasked":
+                self._unmasked.add(exchange_id)
+            case "spent" if entry.release is not None:
+                self._spent.add(entry.release)
+            case "left" if self._open == exchange_id:
+                self._open = None
 
     def _read(self, path: Path) -> None:
         content = path.read_bytes()
@@ -152,13 +159,13 @@ class Ledger:
         os.ftruncate(self._descriptor, whole)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
-                event, run, exchange, release = _parse(line)
-            except (ValueError, KeyError, TypeError, ConfigurationError):
+                entry = _Entry.model_validate_json(line)
+            except (ValueError, ConfigurationError):
                 raise ConfigurationError(
                     f"line {number} of {path} is damaged, so it is not known in which exchanges this client took "
                     "part; restore the file, or move the folder away and ask for a new identity"
                 ) from None
-            self._apply(event, run, exchange, release)
+            self._apply(entry)
 
 
 def _open_file(path: Path) -> int:
@@ -169,13 +176,3 @@ def _open_file(path: Path) -> int:
         raise EnvironmentFailure(f"{path} cannot be opened: {error.strerror}") from error
     sync_folder(path.parent)
     return descriptor
-
-
-def _parse(line: bytes) -> tuple[str, str, int, Release | None]:
-    entry = json.loads(line)
-    event, run, exchange = entry["event"], entry["run"], entry["exchange"]
-    known = event in (ENTERED, UNMASKED, LEFT, SPENT) and isinstance(run, str)
-    if not known or type(exchange) is not int:
-        raise ValueError
-    release = from_plain(_RELEASE, entry["release"], what="the noised sum") if event == SPENT else None
-    return event, run, exchange, release

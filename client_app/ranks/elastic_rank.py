@@ -123,10 +123,10 @@ def _serve(
             rendezvous.mark(f"done/{number}/{position.rank}")
         else:
             request = received(agent, RankTask)
-            agent.send(_lead(rendezvous, runner, models, number, request, position))
+            agent.send(_run_on_all(rendezvous, runner, models, number, request, position))
 
 
-def _lead(
+def _run_on_all(
     rendezvous: Rendezvous, runner: ClientRunner, models: _Models, number: int, request: RankTask, position: Position
 ) -> LocalAnswer | Done:
     """Rank 0's part of a task; over when all ranks have done theirs."""

@@ -31,8 +31,8 @@ Kind = TypeVar("Kind", Greeting, RankTask)
 def main() -> None:
     """Serve tasks until the agent closes the socket."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connection", type=int, required=True, help="descriptor of the socket to the agent")
-    parser.add_argument("--store", type=int, help="descriptor of the socket that rank 0's store listens on")
+    parser.add_argument("connection", type=int, help="descriptor of the socket to the agent")
+    parser.add_argument("store", type=int, nargs="?", help="descriptor of the socket that rank 0's store listens on")
     options = parser.parse_args()
     agent = BlockingConnection(socket.socket(fileno=options.connection), TO_RANK, gone=end)
     rank = int(os.environ["RANK"])

@@ -144,7 +144,7 @@ class Rendezvous:
         if self.is_host:
             self.store.set("host", str(position.rank))
         own = self.clone()
-        watch = partial(own._follow, position.rank) if tell is None else partial(own._lead, position, tell)
+        watch = partial(own._watch, position.rank) if tell is None else partial(own._watch_and_tell, position, tell)
 
         def run() -> None:
             try:
@@ -154,13 +154,13 @@ class Rendezvous:
 
         threading.Thread(target=run, name="failures", daemon=True).start()
 
-    def _follow(self, rank: int) -> None:
+    def _watch(self, rank: int) -> None:
         with contextlib.suppress(DistNetworkError, DistStoreError):  # rank 0 is gone, or the store
             self.wait_for(_FAILURE)
             self.mark(f"here/{rank}")
             self.store.wait([_HEARD], _HEARING)  # the store may be in this very process
 
-    def _lead(self, position: Position, tell: Callable[[Failure], None]) -> None:
+    def _watch_and_tell(self, position: Position, tell: Callable[[Failure], None]) -> None:
         self.wait_for("host")
         host = int(self.store.get("host"))
         try:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,7 +26,7 @@ from client_app.ranks.group import (
 from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
 from fedcore.errors import AppError, StorageFull
 from fedcore.system.concurrency import end
-from fedcore.system.json_lines import AsyncConnection
+from fedcore.system.json_lines import AsyncConnection, start_process
 from fedcore.system.peers import BLAME_SECONDS, first_cause
 
 LOOPBACK: Final = "127.0.0.1"
@@ -192,39 +191,16 @@ def _environment(settings: GroupSettings, port: int) -> dict[str, str]:
     return shared
 
 
-async def _take_over(ours: socket.socket, process: asyncio.subprocess.Process) -> AsyncConnection[FromRank]:
-    """The agent's end of the connection to a rank; when that is given up, the process has ended before this raises."""
-    try:
-        return await AsyncConnection.over(ours, FROM_RANK)
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        raise
-
-
 async def _spawn(number: int, shared: dict[str, str], store: socket.socket | None, output: Output) -> _Rank:
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            command = [sys.executable, "-P", "-m", "client_app.ranks.rank", "--connection", str(theirs.fileno())]
-            passed = [theirs.fileno()]
-            if store is not None:
-                command += ["--store", str(store.fileno())]
-                passed.append(store.fileno())
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                pass_fds=passed,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                env={**shared, "RANK": str(number), "LOCAL_RANK": str(number)},
-            )
-        connection = await _take_over(ours, process)
-    except BaseException:
-        ours.close()
-        raise
+    inherited = [] if store is None else [store.fileno()]
+    process, connection = await start_process(
+        "client_app.ranks.rank",
+        *map(str, inherited),
+        expected=FROM_RANK,
+        environment={**shared, "RANK": str(number), "LOCAL_RANK": str(number)},
+        sockets=inherited,
+        stderr=asyncio.subprocess.STDOUT,
+    )
     assert process.stdout is not None  # noqa: S101 - it was started with a pipe
     printing = asyncio.create_task(relay(output, process.stdout))
     return _Rank(number=number, process=process, connection=connection, printing=printing)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
@@ -55,6 +57,40 @@ class AsyncConnection(Generic[Received]):
             await self.writer.wait_closed()
         except OSError:
             return  # the other side closed it first
+
+
+async def start_process(
+    module: str,
+    *arguments: str,
+    expected: TypeAdapter[Received],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    sockets: Sequence[int] = (),
+    stderr: int = asyncio.subprocess.PIPE,
+) -> tuple[asyncio.subprocess.Process, AsyncConnection[Received]]:
+    """Start `python -m module FD ...` in a process group of its own, where FD is the other end of the connection.
+
+    folder: where it works. sockets: descriptors that it inherits. What it prints comes over pipes.
+    """
+    ours, theirs = socket.socketpair()
+    # Our end has its streams first: whoever breaks off the start then closes them, and the process ends with them.
+    with theirs:
+        connection = await AsyncConnection.over(ours, expected)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments),
+                cwd=folder,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                pass_fds=(theirs.fileno(), *sockets),
+                start_new_session=True,
+            )
+        except BaseException:
+            connection.hang_up()
+            raise
+    return process, connection
 
 
 class BlockingConnection(Generic[Received]):

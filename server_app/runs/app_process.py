@@ -8,15 +8,13 @@ import contextlib
 import os
 import re
 import signal
-import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, Self
 
 from fedcore.errors import WorkerDied
 from fedcore.system.concurrency import end
-from fedcore.system.json_lines import AsyncConnection
+from fedcore.system.json_lines import AsyncConnection, start_process
 from fedcore.wire import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
 
@@ -29,7 +27,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class AppConnection(Protocol):
-    """A running ServerApp, as the leader of a run sees it."""
+    """A running ServerApp, as the orchestrator of a run sees it."""
 
     async def send(self, message: Message) -> None:
         """Send one message."""
@@ -62,24 +60,10 @@ class AppProcess:
     @classmethod
     async def start(cls, folder: Path, on_line: OnLine) -> Self:
         """Start the process with `folder` as its working directory."""
-        ours, theirs = socket.socketpair()
-        # Our end has its streams first: whoever breaks off the start then closes them, and the process ends with them.
-        with theirs:
-            connection = await AsyncConnection.over(ours, FROM_APP)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "server_app.runs.app_main", str(theirs.fileno()),
-                    cwd=folder,
-                    env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )  # fmt: skip
-            except BaseException:
-                connection.hang_up()
-                raise
+        environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+        process, connection = await start_process(
+            "server_app.runs.app_main", expected=FROM_APP, environment=environment, folder=folder
+        )
         return cls(process, connection, on_line)
 
     async def send(self, message: Message) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 from client_app.output import Output
 from client_app.ranks import rank as rank_module
 from client_app.ranks.group import relay
-from client_app.ranks.supervisor import _Rank, _take_over
+from client_app.ranks.messages import FROM_RANK
+from client_app.ranks.supervisor import _Rank
+from fedcore.system.json_lines import AsyncConnection
 from support.forking import CONTEXT
 
 
@@ -66,9 +68,10 @@ async def spawn(number: int, shared: dict[str, str], store: socket.socket | None
     forked: Any = _Forked(process)
     printing = asyncio.create_task(_show(output, shown))
     try:
-        connection = await _take_over(ours, forked)
+        connection = await AsyncConnection.over(ours, FROM_RANK)
     except BaseException:
         ours.close()
+        forked.kill()
         await printing
         raise
     return _Rank(number=number, process=forked, connection=connection, printing=printing)
@@ -96,7 +99,7 @@ def _become(
     printed.close()
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process lives
     sys.stdout.write("\n")
-    sys.argv = ["client_app.ranks.rank", "--connection", str(connection.detach())]
+    sys.argv = ["client_app.ranks.rank", str(connection.detach())]
     if store is not None:
-        sys.argv += ["--store", str(store.detach())]
+        sys.argv += [str(store.detach())]
     rank_module.main()

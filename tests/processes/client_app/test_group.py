@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +26,6 @@ from client_app.ranks.supervisor import LocalGroup
 from fedcore.errors import AppError
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.system.json_lines import AsyncConnection
 from fedcore.wire import Task
 
 pytestmark = pytest.mark.timeout(400)
@@ -174,19 +172,21 @@ async def test_ranks_killed_from_outside(
 
 
 async def test_a_start_that_is_given_up_leaves_no_process(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the moment between the start of a process and the connection to it."""
+    """In the moment in which the process is there and nobody knows of it yet."""
     before, reached = {child.pid for child in psutil.Process().children()}, asyncio.Event()
+    start = asyncio.create_subprocess_exec
 
-    async def never(connection: socket.socket, expected: object) -> None:
+    async def started_and_not_told(*command: str, **options: Any) -> None:
+        await start(*command, **options)
         reached.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(AsyncConnection, "over", never)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started_and_not_told)
     starting = asyncio.create_task(group.start())
     await reached.wait()
     [started] = {child.pid for child in psutil.Process().children()} - before
     await group.stop()
-    assert not alive(started)
+    wait_until_gone([started])
     await asyncio.wait([starting])
     assert starting.cancelled()
 
