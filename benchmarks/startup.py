@@ -65,13 +65,12 @@ def measure(arguments: argparse.Namespace) -> Report:
             seen[name].append(once(command, environment))
     medians = {name: _median(all_) for name, all_ in seen.items()}
     shown = {name: value for name, value in medians.items() if name not in (INTERPRETER, SMALLEST)}
-    slowest = max(value.clock for value in shown.values())
-    ratio = max(value.core for value in shown.values()) / medians[SMALLEST].core
+    slowest = max(value.core for value in shown.values())
     return Report(
         benchmark="startup",
         figures=(
-            Figure(name="slowest_answer", value=slowest, unit="s", aim=AIM_SECONDS),
-            Figure(name="slowest_over_smallest_typer_program", value=ratio, aim=AIM_RATIO),
+            Figure(name="slowest_answer_of_a_core", value=slowest, unit="s", aim=AIM_SECONDS),
+            Figure(name="slowest_over_smallest_typer_program", value=slowest / medians[SMALLEST].core, aim=AIM_RATIO),
         ),
         tables=(
             Table(
@@ -80,7 +79,10 @@ def measure(arguments: argparse.Namespace) -> Report:
                 rows=tuple((f"`{name}`", f"{value.clock:.2f}", f"{value.core:.2f}") for name, value in medians.items()),
             ),
         ),
-        notes=(f"load on the machine: {os.getloadavg()[0]:.1f}",),
+        notes=(
+            "each has one thread, so that on an idle machine the seconds are those of a core",
+            f"load on the machine: {os.getloadavg()[0]:.1f}",
+        ),
     )
 
 

@@ -208,7 +208,6 @@ def _show_version(asked: bool) -> None:
 app = typer.Typer(
     name="fedcore",
     cls=_Commands,
-    help="Federated learning whose server learns only sums.",
     no_args_is_help=True,
     suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
@@ -224,7 +223,7 @@ def _root(
 ) -> None:
     """Federated learning whose server learns only sums.
 
-    Example:  fedcore simulate examples/digits --clients 10
+    Example: fedcore simulate examples/digits --clients 10
     """
 
 
