@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -74,10 +75,10 @@ def provision_command(
 
     port = port or DEFAULT_PORT
     default = Policy.default(clients)
-    policy = Policy(
+    policy = replace(
+        default,
         min_cohort=min_cohort or default.min_cohort,
         min_threshold=min_threshold or default.min_threshold,
-        app_sha256=default.app_sha256,
         max_epsilon=max_epsilon,
     )
     hosts = host or list(DEFAULT_HOSTS)

@@ -14,6 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509 import verification
 
+from fedcore import cli
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull
 from fedcore.federation import ClientKit, OperatorKit, Policy, ServerKit, files, provision
 from fedcore.federation.certificates import make_key
@@ -269,3 +270,11 @@ def test_keys_are_in_range_at_both_ends():
     assert make_key(lambda size: last[:size]).private_numbers().private_value == order - 1
     beyond = (order - 1).to_bytes(48, "big")
     assert make_key(lambda size: beyond[:size]).private_numbers().private_value == 1
+
+
+def test_the_command_gives_large_federations_the_policy_that_their_size_needs(tmp_path):
+    """Among so many clients keys are agreed without ML-KEM, which a policy has to allow."""
+    cli.provision_command(tmp_path / "made", clients=65, min_cohort=4)
+    policy = ClientKit.load(tmp_path / "made" / "clients" / "client-65").policy
+    assert (policy.min_cohort, policy.allow_x25519) == (4, True)
+    assert ServerKit.load(tmp_path / "made").min_cohort == 4
