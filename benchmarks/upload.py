@@ -38,7 +38,7 @@ from benchmarks.common import Figure, Report, Table, parser, run, say
 from client_app.http import tls_context
 from client_app.transport import Transport, signer
 from client_app.upload import Parts, send_parts
-from fedcore.federation import ClientKit, Federation, provision
+from fedcore.federation import ClientKit, FederationFolder, provision
 from fedcore.parts import PART_BYTES
 from fedcore.secagg import apply_masks
 from fedcore.secagg.keys import Secret
@@ -185,7 +185,7 @@ def _server(folder: Path, line: Line) -> Iterator[ClientKit]:
             process.join()
 
 
-def _serve(federation: Federation, listener: socket.socket, line: Line) -> None:
+def _serve(federation: FederationFolder, listener: socket.socket, line: Line) -> None:
     config = uvicorn.Config(
         SlowServer(line),
         ssl_certfile=str(federation.server / "server.crt"),

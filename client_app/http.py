@@ -17,7 +17,7 @@ import pydantic
 
 from client_app.output import clean
 from fedcore.errors import Refused, ServerUnreachable, Unauthorized
-from fedcore.wire import Problem
+from fedcore.wire import ProblemDocument
 
 
 def tls_context(ca_file: Path) -> ssl.SSLContext:
@@ -40,7 +40,7 @@ def may_pass(error: BaseException) -> bool:
 def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
     """What an answer means that is no success. of: what the server does not accept where the status is 401."""
     try:
-        problem = Problem.model_validate_json(body)
+        problem = ProblemDocument.model_validate_json(body)
         kind, detail = clean(problem.kind), clean(problem.detail)[:500]
     except pydantic.ValidationError:
         kind, detail = "unknown", "the server answered without a problem document"

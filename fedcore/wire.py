@@ -97,7 +97,7 @@ class ProblemKind(StrEnum):
     INTERNAL = "internal"
 
 
-class Problem(BaseModel):
+class ProblemDocument(BaseModel):
     """A problem document (RFC 9457); `type` is `urn:fedcore:problem:<kind>`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)

@@ -44,7 +44,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class FieldBlock:
     """Block `number` of a vector: fields [number * BLOCK_FIELDS, (number + 1) * BLOCK_FIELDS), by tensor."""
 
     number: int
@@ -57,7 +57,7 @@ class Block:
                 state.release()
 
 
-def blocks(encoding: Encoding) -> list[Block]:
+def blocks(encoding: Encoding) -> list[FieldBlock]:
     """All fields of an encoding, in order."""
     found: list[list[Span]] = []
     place = 0
@@ -71,10 +71,12 @@ def blocks(encoding: Encoding) -> list[Block]:
             found[number].append(Span(index=index, spec=spec, start=start, stop=stop, place=place))
             place += stop - start
             start = stop
-    return [Block(number=number, spans=tuple(spans)) for number, spans in enumerate(found)]
+    return [FieldBlock(number=number, spans=tuple(spans)) for number, spans in enumerate(found)]
 
 
-def for_each(cut: Sequence[Block], prepare: Callable[[], Callable[[Block], _Result]], *, threads: int) -> list[_Result]:
+def for_each(
+    cut: Sequence[FieldBlock], prepare: Callable[[], Callable[[FieldBlock], _Result]], *, threads: int
+) -> list[_Result]:
     """The results for all blocks, in order. `prepare()` gives a thread its function, with buffers of its own.
 
     Where several blocks fail, the error of the first of them is raised: it is the same for any

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.blocks import BLOCK_FIELDS, Block, Span, blocks, for_each
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.fields import padding, unpack
 from fedcore.codec.integers import decode_integers
@@ -141,7 +141,7 @@ def _decode_floats(
     offset = survivors * encoding.levels
     units = [encoding.step(index) * encoding.settings.w_max / examples for index in range(len(encoding.floats))]
 
-    def prepare() -> Callable[[Block], None]:
+    def prepare() -> Callable[[FieldBlock], None]:
         mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
         def decode_span(span: Span) -> None:
@@ -158,7 +158,7 @@ def _decode_floats(
             new += before
             sink.write(span.spec, span.start, from_float(span.spec, new))
 
-        def decode_block(block: Block) -> None:
+        def decode_block(block: FieldBlock) -> None:
             for span in block.spans:
                 decode_span(span)
             block.release(base)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.blocks import BLOCK_FIELDS, Block, Span, blocks, for_each
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
 from fedcore.codec.encoding import Encoding
 from fedcore.codec.fields import BlockSummary, StochasticRounder, field_view, largest_magnitude, pack
 from fedcore.codec.integers import encode_integers
@@ -143,10 +143,10 @@ class _Update:
         norm = math.sqrt(math.fsum(for_each(blocks(self.encoding), self._squares, threads=self.threads)))
         return clip_norm / norm if norm > clip_norm else 1.0
 
-    def _squares(self) -> Callable[[Block], float]:
+    def _squares(self) -> Callable[[FieldBlock], float]:
         buffer, wide = np.empty(BLOCK_FIELDS, np.float32), np.empty(BLOCK_FIELDS, np.float64)
 
-        def sum_squares(block: Block) -> float:
+        def sum_squares(block: FieldBlock) -> float:
             total = 0.0
             for _, delta, _ in self._deltas(block, buffer):
                 squares = wide[: delta.size]
@@ -166,10 +166,10 @@ class _Update:
         factors = [weight * encoding.levels / scale for scale in encoding.scales]
         shared = StochasticRounder(field_bits=bits, levels=encoding.levels, randomness=randomness)
 
-        def prepare() -> Callable[[Block], list[tuple[int, BlockSummary]]]:
+        def prepare() -> Callable[[FieldBlock], list[tuple[int, BlockSummary]]]:
             rounder, buffer = shared.for_thread(), np.empty(BLOCK_FIELDS, np.float32)
 
-            def round_block(block: Block) -> list[tuple[int, BlockSummary]]:
+            def round_block(block: FieldBlock) -> list[tuple[int, BlockSummary]]:
                 rounder.begin(block.number)
                 summaries = []
                 for span, delta, size in self._deltas(block, buffer):
@@ -184,7 +184,9 @@ class _Update:
 
         return chain.from_iterable(for_each(blocks(encoding), prepare, threads=self.threads))
 
-    def _deltas(self, block: Block, buffer: NDArray[np.float32]) -> Iterator[tuple[Span, NDArray[np.float32], float]]:
+    def _deltas(
+        self, block: FieldBlock, buffer: NDArray[np.float32]
+    ) -> Iterator[tuple[Span, NDArray[np.float32], float]]:
         """Each span of a block, its values [span.size] in `buffer` [BLOCK_FIELDS], and their largest magnitude."""
         for span in block.spans:
             delta = buffer[: span.size]

@@ -12,14 +12,14 @@ its owner's policy: what the owner insists on, whatever a server says.
 """
 
 from fedcore.federation.kits import ClientKit, OperatorKit, Policy, ServerKit
-from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, Federation, provision
+from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, FederationFolder, provision
 from fedcore.federation.roster import Member, Roster
 
 __all__ = [
     "DEFAULT_HOSTS",
     "DEFAULT_PORT",
     "ClientKit",
-    "Federation",
+    "FederationFolder",
     "Member",
     "OperatorKit",
     "Policy",

@@ -49,7 +49,7 @@ MAX_CLIENTS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Federation:
+class FederationFolder:
     """The folders that `provision` made, and the address that its kits name."""
 
     folder: Path
@@ -90,7 +90,7 @@ def provision(
     bind: str | None = None,
     policy: Policy | None = None,
     randomness: tls.Randomness = os.urandom,
-) -> Federation:
+) -> FederationFolder:
     """Make a federation of `clients` clients in `folder`. After a failure nothing of it is left.
 
     hosts: names and addresses of the server for its TLS certificate; the kits' URL has the first.
@@ -112,7 +112,7 @@ def provision(
         for member, identity in zip(material.roster.members, material.identities, strict=True):
             _write_client(staging / "clients" / member.name, material, member, identity)
     folder = folder.absolute()
-    return Federation(
+    return FederationFolder(
         folder=folder,
         name=name,
         server_url=material.server_url,

@@ -47,7 +47,7 @@ class ExchangeResult:
 
 
 @dataclass(slots=True)
-class Usage:
+class ExchangeUsage:
     """Bytes received from and sent to each client, and seconds by stage."""
 
     stage_seconds: dict[str, float] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from fedcore.wire import (
     Task,
     WithdrawIn,
 )
-from server_app.exchanges.context import ExchangeContext, ExchangeResult, Usage
+from server_app.exchanges.context import ExchangeContext, ExchangeResult, ExchangeUsage
 from server_app.exchanges.stage_progress import StageReporter
 from server_app.exchanges.stages import Participants, StageEvent, Stages, Standing
 from server_app.exchanges.uploads import UpdateLimits, Uploads
@@ -52,7 +52,7 @@ class Exchange(ABC):
         self.context = context
         self.services = context.services
         self.task = context.task
-        self.usage = Usage()
+        self.usage = ExchangeUsage()
         self.stages = Stages(self.stage_names)
         self.clients = Participants(context.task.cohort)
         self.manifests: dict[int, ManifestIn] = {}

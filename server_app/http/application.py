@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from fedcore.http_signing import NonceCache
 from fedcore.system.version import fedcore_version
-from fedcore.wire import Problem
+from fedcore.wire import ProblemDocument
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
 from server_app.http.guard import Guard
@@ -39,7 +39,7 @@ class _App(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
-        schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        schema["components"]["schemas"].setdefault("Problem", ProblemDocument.model_json_schema())
         return schema
 
 

@@ -27,7 +27,7 @@ from fedcore.errors import (
     StorageFull,
     Unauthorized,
 )
-from fedcore.wire import Problem, ProblemKind
+from fedcore.wire import ProblemDocument, ProblemKind
 
 log = logging.getLogger("fedcore.server")
 
@@ -90,7 +90,7 @@ def rejection_for(error: BaseException) -> Rejection:
 def problem_response(error: BaseException) -> JSONResponse:
     """The problem document of `error` as a response."""
     rejection = rejection_for(error)
-    document = Problem.model_validate(
+    document = ProblemDocument.model_validate(
         {
             "type": f"urn:fedcore:problem:{rejection.kind.value}",
             "title": STATUS[rejection.kind][1],

@@ -32,7 +32,7 @@ from fedcore.wire import (
     ManifestIn,
     Message,
     MetricSlots,
-    Problem,
+    ProblemDocument,
     SignaturesOut,
     SurvivorsOut,
     Task,
@@ -51,7 +51,7 @@ class Failure(AssertionError):
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
-        self.problem = Problem.model_validate_json(response.content)
+        self.problem = ProblemDocument.model_validate_json(response.content)
         super().__init__(f"{response.status_code} {self.problem.kind}: {self.problem.detail}")
 
 

@@ -36,7 +36,7 @@ from fedcore import conversions
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.errors import Unauthorized
 from fedcore.exchange import encoding_of, round_parameters
-from fedcore.federation import ClientKit, Federation, Policy, provision
+from fedcore.federation import ClientKit, FederationFolder, Policy, provision
 from fedcore.http_signing import NonceCache, verify_headers
 from fedcore.parts import update_digest
 from fedcore.secagg import (
@@ -74,7 +74,7 @@ Lie = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder]:
     """Four clients whose owners demand three, as provisioned."""
     with reserved_port() as port:
         yield provision(
@@ -88,12 +88,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 @pytest.fixture(scope="session")
-def kits(federation: Federation) -> dict[int, ClientKit]:
+def kits(federation: FederationFolder) -> dict[int, ClientKit]:
     return {number: ClientKit.load(folder) for number, folder in enumerate(federation.clients, start=1)}
 
 
 @pytest.fixture
-def kit(federation: Federation, tmp_path: Path) -> Path:
+def kit(federation: FederationFolder, tmp_path: Path) -> Path:
     """A copy of client 1's kit, for the test to spoil."""
     folder = tmp_path / "kit"
     shutil.copytree(federation.clients[0], folder)
@@ -135,7 +135,7 @@ class Shift:
 class Scripted:
     """One server and the exchange that it offers to client 1."""
 
-    federation: Federation
+    federation: FederationFolder
     kits: dict[int, ClientKit]
     model: Path
     task: Task
@@ -408,7 +408,7 @@ class Scripted:
             yield
 
 
-def listening(app: Any, federation: Federation) -> AbstractAsyncContextManager[None]:
+def listening(app: Any, federation: FederationFolder) -> AbstractAsyncContextManager[None]:
     """An ASGI app on the address of the federation's kits, with its certificate."""
     return serving(
         uvicorn.Config(
@@ -466,7 +466,7 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
 
 @pytest.fixture
 def script(
-    federation: Federation, kits: dict[int, ClientKit], make_task: Callable[..., Task], tmp_path: Path
+    federation: FederationFolder, kits: dict[int, ClientKit], make_task: Callable[..., Task], tmp_path: Path
 ) -> Scripted:
     """An honest server that offers one secure training exchange."""
     return Scripted(federation=federation, kits=kits, model=tmp_path / "global.safetensors", task=make_task())
@@ -486,7 +486,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 async def client(
-    federation: Federation, kits: dict[int, ClientKit], ledger: Ledger, tmp_path: Path, log: StringIO
+    federation: FederationFolder, kits: dict[int, ClientKit], ledger: Ledger, tmp_path: Path, log: StringIO
 ) -> AsyncIterator[Client]:
     """Client 1, with local work that takes no process."""
     kit = kits[1]
@@ -515,6 +515,6 @@ def allow() -> Callable[..., Client]:
 
 
 @pytest.fixture
-def listening_to(federation: Federation) -> Callable[[Any], Any]:
+def listening_to(federation: FederationFolder) -> Callable[[Any], Any]:
     """Serve an ASGI app of the test's own on the kits' address."""
     return lambda app: listening(app, federation)

@@ -22,7 +22,7 @@ import pytest
 
 from fedcore.errors import WorkerDied
 from fedcore.events import RunOut
-from fedcore.federation import ClientKit, Federation, OperatorKit, ServerKit, provision
+from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Message, RunIn
@@ -62,7 +62,7 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> FederationFolder:
     return provision(
         tmp_path_factory.mktemp("server-federation") / "fed",
         name="testing",
@@ -245,7 +245,7 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    federation: Federation,
+    federation: FederationFolder,
     folder: Path,
     *,
     start_app: Callable[..., Any] | None = None,

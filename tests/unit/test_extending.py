@@ -17,7 +17,7 @@ from support.serverside import federation, site
 from torch import nn
 
 from fedcore.data import client_data
-from fedcore.federation import Federation
+from fedcore.federation import FederationFolder
 from fedcore.flower import strategies
 from fedcore.training import Batch, EngineConfig, Recipe, engines, make_engine
 from server_app.http.audience import Audience, Audiences, ForOperators
@@ -73,7 +73,7 @@ def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other)
 
 
-async def test_a_route(federation: Federation, tmp_path: Path) -> None:
+async def test_a_route(federation: FederationFolder, tmp_path: Path) -> None:
     router = APIRouter(prefix="/v1", route_class=ForOperators)
     run_example("A route", **{**vars(operator), "router": router})
     scope = {"type": "http", "method": "GET", "path": "/v1/roster", "headers": []}

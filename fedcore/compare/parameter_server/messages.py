@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, ProcessGroup, ProcessGroupGloo  # type: ignore[attr-defined]
 
-from fedcore.compare.parameter_server.update_order import Action, Answer, Apply, Push, Release, Snapshot
+from fedcore.compare.parameter_server.update_order import Action, Answer, Apply, Push, Snapshot, StepTaken
 from fedcore.system.peers import PeerLost
 
 HEADER_CELLS: Final = 8
@@ -143,7 +143,7 @@ def write_action(action: Action | None, workers: int) -> Tensor:
             message[[2 + worker for worker in members]] = 1
         case Answer(worker):
             message[0], message[1] = _ANSWER, worker
-        case Release(worker):
+        case StepTaken(worker):
             message[0], message[1] = _RELEASE, worker
         case Snapshot(number):
             message[0], message[1] = _SNAPSHOT, number
@@ -158,5 +158,5 @@ def read_action(message: Tensor) -> Action | None:
     if kind == _ANSWER:
         return Answer(int(value))
     if kind == _RELEASE:
-        return Release(int(value))
+        return StepTaken(int(value))
     return Snapshot(int(value)) if kind == _SNAPSHOT else None

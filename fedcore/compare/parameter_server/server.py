@@ -38,9 +38,9 @@ from fedcore.compare.parameter_server.update_order import (
     Answer,
     Apply,
     Arrivals,
-    Release,
     SimulatedClock,
     Snapshot,
+    StepTaken,
     UpdateOrder,
 )
 from fedcore.compare.workers.processes import ReportSink
@@ -178,7 +178,7 @@ class ShardProcess:
                     self.shard.apply(pushes, scale)
             case Answer(worker):
                 self.threads[worker].answer(self.shard.values, reply)
-            case Release(worker):
+            case StepTaken(worker):
                 self.threads[worker].release(reply)
                 self._released.append(self.threads[worker])
             case Snapshot(number):
@@ -273,7 +273,7 @@ class LeadingShard:
         if not self._began:  # the first answer of all
             self._began = time.monotonic()
             self.report(Began())
-        if self.clock is None or not isinstance(action, Answer | Release):
+        if self.clock is None or not isinstance(action, Answer | StepTaken):
             return Reply(0.0, self.order.round)
         size = HEADER_BYTES + (self.bytes if isinstance(action, Answer) else 0)
         return Reply(self.clock.answer(size), self.order.round)

@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class StepTaken:
     """Tell a worker that its last gradient was applied."""
 
     worker: int
@@ -71,7 +71,7 @@ class Snapshot:
     round: int
 
 
-Action: TypeAlias = Apply | Answer | Release | Snapshot
+Action: TypeAlias = Apply | Answer | StepTaken | Snapshot
 
 
 class StalenessExceeded(UsageError):
@@ -173,7 +173,7 @@ class UpdateOrder:
             self.clocks[worker] += 1
             if push.last:
                 del self.clocks[worker]
-                actions.append(Release(worker))
+                actions.append(StepTaken(worker))
             else:
                 self._waiting.add(worker)
         while self.samples >= (self.round + 1) * self.round_samples:

@@ -26,7 +26,7 @@ from fedcore.compare.report.curves import curve_drawings, sweep_drawings
 from fedcore.compare.report.details import detail_drawings
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import PALETTE, Drawing, looks
-from fedcore.compare.report.findings import Check, broken, fairness, headline, machine_text
+from fedcore.compare.report.findings import FairnessCheck, broken, fairness, headline, machine_text
 from fedcore.compare.report.summary import Summary, best_points, point_text, summarize
 from fedcore.compare.report.tables import (
     CAPTION,
@@ -49,7 +49,7 @@ class Report(Comparison):
     """The content of report.json: the comparison, and what is computed from it."""
 
     summary: tuple[Summary, ...]
-    fairness: tuple[Check, ...]
+    fairness: tuple[FairnessCheck, ...]
 
     @classmethod
     def of(cls, comparison: Comparison) -> Report:

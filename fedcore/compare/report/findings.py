@@ -165,7 +165,7 @@ def _title(label: str, runs: Runs) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class FairnessCheck:
     """One thing that should be equal in all modes. values: what was found, by where."""
 
     name: str
@@ -174,7 +174,7 @@ class Check:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-def fairness(comparison: Comparison) -> tuple[Check, ...]:
+def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
     """All checks, in the order of the report."""
     runs = comparison.runs
     return (
@@ -188,12 +188,12 @@ def fairness(comparison: Comparison) -> tuple[Check, ...]:
     )
 
 
-def broken(checks: Sequence[Check]) -> tuple[Check, ...]:
+def broken(checks: Sequence[FairnessCheck]) -> tuple[FairnessCheck, ...]:
     """The checks that do not hold, or may not."""
     return tuple(check for check in checks if check.status != "holds")
 
 
-def _complete(comparison: Comparison) -> Check:
+def _complete(comparison: Comparison) -> FairnessCheck:
     missing = {}
     for mode in comparison.modes:
         runs = [run for run in comparison.runs if run.mode == mode.label]
@@ -211,7 +211,7 @@ def _complete(comparison: Comparison) -> Check:
     return _check("Runs", not missing, f"{asked} in every mode", values)
 
 
-def _samples(runs: Sequence[RunResult]) -> Check:
+def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
     values, worst = {}, 0.0
     for place, peers in _peers([run for run in finished(runs) if samples_of(run)]):
         found = {_name(run): run.samples for run in peers}
@@ -228,13 +228,13 @@ def _samples(runs: Sequence[RunResult]) -> Check:
     return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent)
 
 
-def _versions(comparison: Comparison) -> Check:
+def _versions(comparison: Comparison) -> FairnessCheck:
     machines = {source.name: source.machine for source in comparison.sources} or {"all runs": comparison.machine}
     found = {name: machine_text(machine) for name, machine in machines.items()}
     return _check("Machine and versions", len(set(found.values())) == 1, "where the runs were made", found)
 
 
-def _sources(comparison: Comparison) -> Iterator[Check]:
+def _sources(comparison: Comparison) -> Iterator[FairnessCheck]:
     """Whether merged reports were made under the same conditions."""
     fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network")
     for name in fields if comparison.sources else ():
@@ -261,7 +261,7 @@ def _tested(run: RunResult) -> str:
     return ", ".join(f"{site.site}: {site.examples}" for site in run.sites)
 
 
-def _equal(name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str) -> Check:
+def _equal(name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str) -> FairnessCheck:
     """Whether all runs that should be equal have the same value; a run without one has ""."""
     known = [run for run in runs if value(run)]
     absent = [run.mode for run in finished(runs) if not value(run)]
@@ -285,7 +285,7 @@ def _by_value(found: Mapping[str, str]) -> dict[str, list[str]]:
     return keys
 
 
-def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = ()) -> Check:
+def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = ()) -> FairnessCheck:
     """absent: modes for which it is unknown."""
     if absent:
         detail += f"; not known of {', '.join(dict.fromkeys(absent))}"
@@ -293,7 +293,7 @@ def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absen
     places = _by_value(values)
     everywhere = len(places) == 1 < len(values)
     joined = {"everywhere" if everywhere else "; ".join(where): text for text, where in places.items()}
-    return Check(name=name, status=status, detail=detail, values=joined)
+    return FairnessCheck(name=name, status=status, detail=detail, values=joined)
 
 
 def _name(run: RunResult) -> str:

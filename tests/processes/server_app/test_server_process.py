@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.errors import WorkerDied
-from fedcore.federation import Federation, OperatorKit, provision
+from fedcore.federation import FederationFolder, OperatorKit, provision
 from server_app.runs.app_messages import Start
 from server_app.runs.app_process import AppProcess
 
@@ -31,7 +31,7 @@ WAIT_SECONDS = 90.0
 # --- the ServerApp's process --------------------------------------------------------------------
 
 
-async def test_the_whole_run_of_an_unmodified_flower_app(federation: Federation, tmp_path: Path) -> None:
+async def test_the_whole_run_of_an_unmodified_flower_app(federation: FederationFolder, tmp_path: Path) -> None:
     async with site(federation, tmp_path, start_app=AppProcess.start) as made:
         run = (await made.submit({"min-clients": 4}, {"min-nodes": 4})).run
         for _ in range(2):  # train, then evaluate
@@ -45,7 +45,7 @@ async def test_the_whole_run_of_an_unmodified_flower_app(federation: Federation,
 
 
 async def test_a_strategy_that_cannot_work_fails_the_run_with_its_reason(
-    federation: Federation, tmp_path: Path
+    federation: FederationFolder, tmp_path: Path
 ) -> None:
     async with site(federation, tmp_path, start_app=AppProcess.start) as made:
         run = (await made.submit({}, {"strategy": "FedMedian"})).run
@@ -55,7 +55,7 @@ async def test_a_strategy_that_cannot_work_fails_the_run_with_its_reason(
     assert not events_of(ended, "exchange")
 
 
-async def test_a_cancelled_run_leaves_no_process(federation: Federation, tmp_path: Path) -> None:
+async def test_a_cancelled_run_leaves_no_process(federation: FederationFolder, tmp_path: Path) -> None:
     async with site(federation, tmp_path, start_app=AppProcess.start) as made:
         run = (await made.submit()).run
         await until(lambda: made.application.queue.exchange is not None)
@@ -103,7 +103,7 @@ async def test_an_app_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder]:
     with reserved_port() as port:
         yield provision(
             tmp_path_factory.mktemp("fleet") / "fed",
@@ -115,7 +115,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         )
 
 
-def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: Federation, tmp_path: Path) -> None:
+def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: FederationFolder, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     arguments = ["--federation", str(fleet.folder), "--ready-file", str(ready), "--log-json"]
     server = subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcore.cli import app
-from fedcore.federation import Federation
+from fedcore.federation import FederationFolder
 from fedcore.state import ModelState, OwnModelFolder, OwnModelRecord
 
 STATE = ModelState.from_arrays({"body": np.arange(6, dtype=np.float32), "head": np.array([0.5, -1.0], np.float32)})
@@ -21,7 +21,7 @@ RECORD = OwnModelRecord(
 
 
 @pytest.fixture
-def kit(federation: Federation, tmp_path: Path) -> Path:
+def kit(federation: FederationFolder, tmp_path: Path) -> Path:
     """A copy of client 1's kit, without the state of an agent."""
     return Path(shutil.copytree(federation.clients[0], tmp_path / "kit"))
 

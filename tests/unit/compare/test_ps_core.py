@@ -19,10 +19,10 @@ from fedcore.compare.parameter_server.update_order import (
     Arrivals,
     Link,
     Push,
-    Release,
     SimulatedClock,
     Snapshot,
     StalenessExceeded,
+    StepTaken,
     UpdateOrder,
 )
 from fedcore.errors import ConfigurationError, UsageError
@@ -61,7 +61,7 @@ class Crowd:
                     self.applied += workers
                     for worker in workers:
                         self.left[worker] -= 1
-                case Release(worker):
+                case StepTaken(worker):
                     assert self.left[worker] == 0
                 case Snapshot(number):
                     self.rounds.append(number)
@@ -110,7 +110,7 @@ def test_a_fast_worker_is_held_back_until_the_slowest_has_pushed():
     assert core.stale_updates == {0: 3, 2: 1}
     # Nobody waits for one that is gone, nor for one that has done its last step.
     assert core.lose(1) == [Answer(0)]
-    assert core.push(0, push(last=True)) == [Apply((0,), 1.0), Release(0), Snapshot(1)]
+    assert core.push(0, push(last=True)) == [Apply((0,), 1.0), StepTaken(0), Snapshot(1)]
     assert core.over
 
 
@@ -172,7 +172,7 @@ def test_messages_survive_the_way_over_the_wire():
     for request in (Request(None, 0.0), Request(push(3, total=9, last=True), 2.5)):
         assert Request.read(request.header()) == request
     assert Reply.read(Reply(1.5, 7).header()) == Reply(1.5, 7)
-    for action in (Apply((0, 2), 1.5), Answer(1), Release(2), Snapshot(4), None):
+    for action in (Apply((0, 2), 1.5), Answer(1), StepTaken(2), Snapshot(4), None):
         assert read_action(write_action(action, 3)) == action
 
 

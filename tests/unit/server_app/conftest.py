@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from support.serverside import Site, federation, site
 
-from fedcore.federation import Federation
+from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 
 __all__ = ["federation", "here", "model"]
 
 
 @pytest.fixture
-async def here(federation: Federation, tmp_path: Path) -> AsyncIterator[Site]:
+async def here(federation: FederationFolder, tmp_path: Path) -> AsyncIterator[Site]:
     """A server whose ServerApp is the test."""
     async with site(federation, tmp_path) as made:
         yield made

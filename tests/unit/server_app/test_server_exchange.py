@@ -12,7 +12,7 @@ import pytest
 from support.members import Failure, Local, Member
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
-from fedcore.federation import Federation
+from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason
 from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
@@ -216,7 +216,7 @@ async def test_the_run_fails_with_the_reason_of_the_last_attempt(here: Site, mod
 
 
 async def test_a_reason_that_all_clients_share_is_not_tried_again(
-    federation: Federation, tmp_path: Path, model: ModelState
+    federation: FederationFolder, tmp_path: Path, model: ModelState
 ) -> None:
     async with site(federation, tmp_path, grace_seconds=1.0) as here:
         _, app = await here.begin()

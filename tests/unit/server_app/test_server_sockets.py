@@ -15,7 +15,7 @@ from support.serverside import Site, site, until
 from typer.testing import CliRunner
 
 from fedcore.cli import app
-from fedcore.federation import Federation
+from fedcore.federation import FederationFolder
 from server_app.http.application import Application
 from server_app.http.head_limits import GuardedProtocol
 
@@ -45,7 +45,7 @@ async def listening(
 
 @contextlib.asynccontextmanager
 async def socketed(
-    federation: Federation, folder: Path, *, stall_seconds: float = 2 * WAIT_SECONDS
+    federation: FederationFolder, folder: Path, *, stall_seconds: float = 2 * WAIT_SECONDS
 ) -> AsyncIterator[tuple[Site, int]]:
     async with (
         site(federation, folder, stall_seconds=stall_seconds) as made,
@@ -63,7 +63,7 @@ def head(site: Site, path: str, length: int, *, digest: bytes | None = None) -> 
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def test_a_body_that_stalls_is_dropped(federation: Federation, tmp_path: Path) -> None:
+async def test_a_body_that_stalls_is_dropped(federation: FederationFolder, tmp_path: Path) -> None:
     async with socketed(federation, tmp_path, stall_seconds=0.2) as (made, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head(made, "/v1/heartbeat", 100) + b"{")
@@ -82,7 +82,7 @@ async def cut_off(port: int, start: bytes) -> None:
     writer.close()
 
 
-async def test_a_head_that_is_too_long_is_dropped(federation: Federation, tmp_path: Path) -> None:
+async def test_a_head_that_is_too_long_is_dropped(federation: FederationFolder, tmp_path: Path) -> None:
     async with socketed(federation, tmp_path) as (_, port):
         start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
         await cut_off(port, start + b"A: " + b"a" * 20_000)
@@ -95,13 +95,15 @@ async def test_a_head_that_is_too_long_is_dropped(federation: Federation, tmp_pa
         writer.close()
 
 
-async def test_a_head_that_is_late_is_dropped(federation: Federation, tmp_path: Path) -> None:
+async def test_a_head_that_is_late_is_dropped(federation: FederationFolder, tmp_path: Path) -> None:
     async with site(federation, tmp_path) as made, listening(made.application, header_seconds=0.2) as (_, port):
         await cut_off(port, b"")
         await cut_off(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100)
 
 
-async def test_a_kept_connection_has_no_clock_running_between_requests(federation: Federation, tmp_path: Path) -> None:
+async def test_a_kept_connection_has_no_clock_running_between_requests(
+    federation: FederationFolder, tmp_path: Path
+) -> None:
     async with (
         site(federation, tmp_path) as made,
         listening(made.application) as (server, port),
@@ -115,7 +117,7 @@ async def test_a_kept_connection_has_no_clock_running_between_requests(federatio
 
 
 async def test_a_truncated_upload_leaves_nothing_and_can_come_again(
-    federation: Federation, tmp_path: Path, model: object
+    federation: FederationFolder, tmp_path: Path, model: object
 ) -> None:
     async with socketed(federation, tmp_path) as (made, port):
         _, app = await made.begin()

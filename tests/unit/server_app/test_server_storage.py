@@ -14,7 +14,7 @@ from support.serverside import Site, events_of, site
 
 from fedcore.errors import ConflictingMessage, IllegalTransition, UsageError
 from fedcore.events import AppPrinted, stamp
-from fedcore.federation import Federation
+from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
 from fedcore.wire import RunStatus
 from server_app.exchanges import fold
@@ -86,7 +86,7 @@ async def test_a_run_ends_once(store: Store) -> None:
 
 
 async def test_a_restart_interrupts_runs_and_clears_the_spool(
-    federation: Federation, tmp_path: Path, model: ModelState
+    federation: FederationFolder, tmp_path: Path, model: ModelState
 ) -> None:
     async with site(federation, tmp_path) as first:
         run, app = await first.begin()
@@ -113,7 +113,7 @@ async def test_a_restart_interrupts_runs_and_clears_the_spool(
         assert installed.keys() == {1, 2, 3, 4}, "nobody needs to join again"
 
 
-async def test_a_stop_leaves_the_run_interrupted(federation: Federation, tmp_path: Path) -> None:
+async def test_a_stop_leaves_the_run_interrupted(federation: FederationFolder, tmp_path: Path) -> None:
     async with site(federation, tmp_path) as first:
         run, app = await first.begin()
     assert app.stopped

@@ -8,7 +8,7 @@ import pytest
 from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.compare.report import Comparison, merge
-from fedcore.compare.report.findings import Check, broken, fairness, headline
+from fedcore.compare.report.findings import FairnessCheck, broken, fairness, headline
 from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, size, summarize
 from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult
 
@@ -20,7 +20,7 @@ def ending(mode: str, accuracy: float | None, *, seed: int = 1, loss: float | No
     return made_up_run(mode, seed=seed, curve=(last,), **changes)
 
 
-def checks(comparison: Comparison) -> dict[str, Check]:
+def checks(comparison: Comparison) -> dict[str, FairnessCheck]:
     return {check.name: check for check in fairness(comparison)}
 
 
