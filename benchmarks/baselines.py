@@ -28,8 +28,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
-from benchmarks.engines import AIM, BATCH, FIGURE_MODEL, LR, MODELS, RANKS, Times, _ratio, take_turns, time_models
+from benchmarks.engines import AIM, BATCH, FIGURE_MODEL, LR, MODELS, RANKS, seconds_together, time_models
 from benchmarks.ps_engine import push_over_engine
+from benchmarks.stopwatch import Times, median_ratio, take_turns
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import RoundLoop
 from fedcore.config import EngineConfig
@@ -47,7 +48,7 @@ def main() -> int:
 def measure(arguments: argparse.Namespace) -> Report:
     """Both models on one group of ranks each."""
     times, steps = time_models(arguments, _turns)
-    value = _ratio(*times[FIGURE_MODEL])
+    value = median_ratio(times[FIGURE_MODEL])
     say("the parameter server")
     return Report(
         benchmark="baselines",
@@ -92,7 +93,7 @@ def _turns(name: str, turns: int, steps: int) -> Times:
         lost_after=0,
     )
     loops = (lambda: bare(model, data, steps), lambda: _as_many(loop, steps))
-    times = take_turns(loops, turns)
+    times = take_turns(loops, turns, seconds_together)
     engine.close()
     return times
 
@@ -107,7 +108,7 @@ def _table(times: Mapping[str, Times], steps: Mapping[str, int]) -> Table:
     rows = []
     for name, both in times.items():
         theirs, ours = (steps[name] / median(seconds) for seconds in both)
-        rows.append((name, f"{1000 / theirs:.1f}", f"{theirs:.1f}", f"{ours:.1f}", f"{_ratio(*both):.3f}"))
+        rows.append((name, f"{1000 / theirs:.1f}", f"{theirs:.1f}", f"{ours:.1f}", f"{median_ratio(both):.3f}"))
     header = ("model", "ms of a bare step", "bare steps/s", "our steps/s", "ours over bare")
     return Table(title="All-reduce: steps a second", header=header, rows=tuple(rows))
 

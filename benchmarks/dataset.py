@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
+from benchmarks.stopwatch import Times, median_ratio, take_turns
 from fedcore.config import EngineConfig
 from fedcore.training.engines import Recipe, make_engine
 from fedcore.training.models import mlp
@@ -66,37 +68,35 @@ def measure(arguments: argparse.Namespace) -> Report:
     figures, rows = [], []
     for name, noisy in (("dataset", False), ("noisy_dataset", True)):
         say(f"{name}: {turns} turns of {examples} examples")
-        plain, ours = _turns(Examples(examples, noisy=noisy), turns)
-        ratio = median(mine / theirs for mine, theirs in zip(ours, plain, strict=True))
+        times = _turns(Examples(examples, noisy=noisy), turns)
+        ratio = 1 / median_ratio(times)
         figures.append(Figure(name=f"{name}_over_plain", value=ratio, aim=AIM))
-        rows.append((name, *(f"{1e6 * median(seconds) / examples:.1f}" for seconds in (plain, ours)), f"{ratio:.3f}"))
+        rows.append((name, *(f"{1e6 * median(seconds) / examples:.1f}" for seconds in times), f"{ratio:.3f}"))
     header = ("examples", "plain µs", "our µs", "ratio")
     table = Table(title="Microseconds of training for each example", header=header, rows=tuple(rows))
     return Report(benchmark="dataset", figures=tuple(figures), tables=(table,))
 
 
-def _turns(data: Examples, turns: int) -> tuple[list[float], list[float]]:
+def _turns(data: Examples, turns: int) -> Times:
     """Seconds of each turn of the plain loop, and of ours."""
     engine = make_engine(
         Recipe(build=_model, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=LR)), EngineConfig()
     )
     model = _model()
-    times: tuple[list[float], list[float]] = ([], [])
 
     def ours() -> None:
         for batch in engine.batches(data, batch_size=BATCH, seed=0, epochs=1):
             engine.step(batch)
 
-    loops = (lambda: plain(model, data), ours)
-    for turn in range(-1, turns):
-        # The order turns round, so that neither loop always follows the other; the first turn warms both up.
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            started = time.process_time()
-            loops[which]()
-            if turn >= 0:
-                times[which].append(time.process_time() - started)
+    times = take_turns((lambda: plain(model, data), ours), turns, _seconds)
     engine.close()
     return times
+
+
+def _seconds(loop: Callable[[], None]) -> float:
+    started = time.process_time()
+    loop()
+    return time.process_time() - started
 
 
 def plain(model: nn.Module, data: Examples) -> None:

@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.groups import on_ranks
+from benchmarks.stopwatch import Times, median_ratio, take_turns
 from benchmarks.warm_group import Costs, measure_group
 from fedcore.config import EngineConfig
 from fedcore.data import Split
@@ -45,8 +46,6 @@ WARM_AIM = 0.05
 MODELS: Mapping[str, Callable[[], nn.Module]] = {"cnn": mcmahan_cnn, "2nn": mcmahan_2nn}
 FIGURE_MODEL = "cnn"
 
-Times = tuple[list[float], list[float]]
-
 
 def main() -> int:
     """The command line."""
@@ -61,7 +60,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     starts, rounds = (1, 5) if arguments.quick else (5, 20)
     say(f"a group of {RANKS} ranks: {starts} starts, {rounds} rounds after each")
     costs = measure_group(RANKS, starts=starts, rounds=rounds)
-    ratios = {name: _ratio(*found) for name, found in times.items()}
+    ratios = {name: median_ratio(found) for name, found in times.items()}
     return Report(
         benchmark="engines",
         figures=(
@@ -120,33 +119,18 @@ def _turns(name: str, turns: int, steps: int) -> Times:
         for batch in engine.batches(data, batch_size=BATCH, seed=0, steps=steps):
             engine.step(batch)
 
-    times = take_turns((lambda: bare(model, data, steps), ours), turns)
+    times = take_turns((lambda: bare(model, data, steps), ours), turns, seconds_together)
     engine.close()
     return times
 
 
-def take_turns(loops: tuple[Callable[[], None], Callable[[], None]], turns: int) -> Times:
-    """Seconds of each turn of both loops, which all ranks begin and end together."""
-    times: Times = ([], [])
-    for turn in range(-1, turns):
-        # The order turns round, so that neither loop always follows the other; the first turn warms both up.
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            seconds = _seconds(loops[which])
-            if turn >= 0:
-                times[which].append(seconds)
-    return times
-
-
-def _seconds(loop: Callable[[], None]) -> float:
+def seconds_together(loop: Callable[[], None]) -> float:
+    """Of a loop that all ranks begin and end together."""
     dist.barrier()
     start = time.perf_counter()
     loop()
     dist.barrier()
     return time.perf_counter() - start
-
-
-def _ratio(bare_seconds: list[float], our_seconds: list[float]) -> float:
-    return median(theirs / ours for theirs, ours in zip(bare_seconds, our_seconds, strict=True))
 
 
 def _table(times: Mapping[str, Times], ratios: Mapping[str, float], steps: Mapping[str, int]) -> Table:

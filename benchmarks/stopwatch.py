@@ -6,7 +6,11 @@ import argparse
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from statistics import median
+from typing import TypeAlias, TypeVar
+
+Times: TypeAlias = tuple[list[float], list[float]]
+"""Seconds of the turns of two loops."""
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -61,3 +65,23 @@ def patience_of(arguments: argparse.Namespace) -> Patience:
     """What the options say."""
     default = 12.0 if arguments.quick else 60.0
     return Patience(seconds=default if arguments.seconds is None else arguments.seconds, pause=arguments.pause)
+
+
+def take_turns(
+    loops: tuple[Callable[[], None], Callable[[], None]],
+    turns: int,
+    seconds_of: Callable[[Callable[[], None]], float],
+) -> Times:
+    """Seconds of each turn of two loops, of which neither always follows the other; a first turn warms both up."""
+    times: Times = ([], [])
+    for turn in range(-1, turns):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            seconds = seconds_of(loops[which])
+            if turn >= 0:
+                times[which].append(seconds)
+    return times
+
+
+def median_ratio(times: Times) -> float:
+    """The median over the turns of the second loop's speed over that of the first."""
+    return median(first / second for first, second in zip(*times, strict=True))

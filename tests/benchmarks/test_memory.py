@@ -4,7 +4,6 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks import groups
-from benchmarks.engines import _ratio
 from benchmarks.groups import on_ranks
 from benchmarks.memory import SETUPS, Layers, _layout
 from fedcore.training.engines.building import plan_of
@@ -23,11 +22,6 @@ def test_the_file_holds_the_model_and_the_plan_every_layer():
     assert (
         set(plan_of(model).tensor) == set(plan_of(model).blocks) == {name.split(".")[0] for name in model.state_dict()}
     )
-
-
-def test_the_ratio_is_that_of_speeds():
-    assert _ratio([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]) == 1.0
-    assert _ratio([1.0], [2.0]) == 0.5
 
 
 def test_each_rank_has_a_process_and_answers_in_order(monkeypatch):

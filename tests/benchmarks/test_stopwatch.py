@@ -1,8 +1,9 @@
 """Which of many times counts."""
 
+from collections.abc import Callable
 from itertools import count
 
-from benchmarks.stopwatch import Patience, shortest
+from benchmarks.stopwatch import Patience, median_ratio, shortest, take_turns
 
 
 def test_jobs_take_turns_in_changing_order_and_the_shortest_time_counts():
@@ -36,3 +37,20 @@ def test_turns_go_on_until_the_time_is_over():
     shortest({"a": lambda: calls.append("a")}, Patience(seconds=20.0, repeats=1), clock=lambda: float(next(ticks)))
     # A turn reads the clock three times, and once it is looked at before.
     assert len(calls) == 1 + 7
+
+
+def test_the_ratio_is_that_of_speeds() -> None:
+    assert median_ratio(([1.0, 2.0, 3.0], [2.0, 2.0, 2.0])) == 1.0
+    assert median_ratio(([1.0], [2.0])) == 0.5
+
+
+def test_neither_loop_always_follows_the_other() -> None:
+    order: list[str] = []
+
+    def seconds(loop: Callable[[], None]) -> float:
+        loop()
+        return float(len(order))
+
+    times = take_turns((lambda: order.append("a"), lambda: order.append("b")), 3, seconds)
+    assert order == ["b", "a", "a", "b", "b", "a", "a", "b"]
+    assert times == ([3.0, 6.0, 7.0], [4.0, 5.0, 8.0])
