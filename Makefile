@@ -28,24 +28,25 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)  ## train digits over four clients, secure and centralized, and compare
 	$(VENV)/bin/fedcore compare examples/digits --modes federated,centralized --clients 4 --out demo-out --force
 
-# As many tests at once as there are cores; each of them uses one.
-WORKERS ?= logical
-PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q -n $(WORKERS)
+PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q
+# A quick test keeps one core busy; those that start processes wait most of their time, and more of them keep two busy.
+QUICK_WORKERS := -n logical --maxprocesses 8 --dist worksteal
+SLOW_WORKERS := -n 3 --dist loadfile
 ONE_FEDERATION := tests/integration/test_one_federation.py
 SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile thorough
 
 test: $(STAMP)  ## run all that is quick, and one real federation
-	$(PYTEST) --maxprocesses 8 --dist worksteal --test-seconds 2 tests/unit tests/architecture $(ONE_FEDERATION)
+	$(PYTEST) $(QUICK_WORKERS) --test-seconds 2 $(ONE_FEDERATION) tests/unit tests/architecture
 	@echo "Not run: tests that start processes, train for long or measure (tests/processes, integration, thorough,"
 	@echo "benchmarks), and the many examples of property tests. All of these: make test-slow"
 
 test-slow: $(STAMP)  ## run what `make test` leaves out
-	$(PYTEST) --maxprocesses 3 --dist loadfile $(SLOW) --ignore $(ONE_FEDERATION) tests
+	$(PYTEST) $(SLOW_WORKERS) $(SLOW) --ignore $(ONE_FEDERATION) tests
 
 test-all: test test-slow  ## run all tests
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach
-	$(PYTEST) --maxprocesses 3 --dist loadfile tests --cov
+	$(PYTEST) $(SLOW_WORKERS) tests --cov
 
 check: $(STAMP)  ## formatting, lint, types and import rules
 	$(VENV)/bin/ruff format --check $(SOURCES)

@@ -155,6 +155,7 @@ def main() -> int:
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile(
         "mutants",
+        max_examples=250,
         derandomize=True,
         database=None,
         deadline=None,
