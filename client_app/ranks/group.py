@@ -21,6 +21,7 @@ from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed
 from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import AppError
 from fedcore.system.concurrency import end
+from fedcore.system.json_lines import printed_lines
 from fedcore.wire import Scalar, Task
 
 START_SECONDS: Final = 180.0
@@ -224,12 +225,6 @@ def check_app(answers: Sequence[FromRank], settings: GroupSettings) -> None:
 
 async def relay(output: Output, stream: asyncio.StreamReader) -> None:
     """Show what the app prints; it stays on this machine."""
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:  # longer than the stream's limit, and dropped by it
-            continue
-        if not line:
-            return
-        if text := line.decode("utf-8", "replace").rstrip():
-            output.info("app", text)
+    async for line in printed_lines(stream):
+        if line:
+            output.info("app", line)

@@ -8,11 +8,12 @@ socket closes, which the other side notices at once.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -20,6 +21,9 @@ from typing import Final, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 MAX_LINE: Final = 64 << 20
+"""Bytes of a message."""
+LINE_CHARACTERS: Final = 2000
+"""Of a line that user code prints."""
 Received = TypeVar("Received")
 
 
@@ -91,6 +95,19 @@ async def start_process(
             connection.hang_up()
             raise
     return process, connection
+
+
+async def printed_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """What a process prints, line by line, to its end; of a line no more than LINE_CHARACTERS."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    while chunk := await stream.read(1 << 16):
+        *lines, rest = (rest + decoder.decode(chunk)).split("\n")
+        for line in lines:
+            yield line.rstrip()[:LINE_CHARACTERS]
+        rest = rest[:LINE_CHARACTERS]
+    if rest:
+        yield rest.rstrip()
 
 
 class BlockingConnection(Generic[Received]):

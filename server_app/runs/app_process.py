@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import os
 import re
@@ -14,12 +13,11 @@ from typing import Final, Protocol, Self
 
 from fedcore.errors import WorkerDied
 from fedcore.system.concurrency import end
-from fedcore.system.json_lines import AsyncConnection, start_process
+from fedcore.system.json_lines import AsyncConnection, printed_lines, start_process
 from fedcore.wire import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
 
 OnLine = Callable[[str], None]
-LINE_CHARACTERS: Final = 2000
 MAX_LINES: Final = 20_000
 TERM_SECONDS: Final = 3.0
 LINES_SECONDS: Final = 10.0
@@ -110,29 +108,18 @@ class AppProcess:
 
 
 class _Lines:
-    """Cuts what the app prints into lines of bounded length and number."""
+    """Hands over what the app prints, up to a number of lines."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
         self._left = MAX_LINES
 
     async def read(self, stream: asyncio.StreamReader) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        rest = ""
-        while chunk := await stream.read(1 << 16):
-            *lines, rest = (rest + decoder.decode(chunk)).split("\n")
-            for line in lines:
-                self._hand_over(line)
-            rest = rest[:LINE_CHARACTERS]
-        if rest:
-            self._hand_over(rest)
-
-    def _hand_over(self, line: str) -> None:
-        text = _COLOURS.sub("", line).rstrip()[:LINE_CHARACTERS]
-        if not text or self._left < 0:
-            return
-        self._on_line(text if self._left else "the ServerApp prints too much; the rest is left out")
-        self._left -= 1
+        async for line in printed_lines(stream):
+            text = _COLOURS.sub("", line).rstrip()
+            if text and self._left >= 0:
+                self._on_line(text if self._left else "the ServerApp prints too much; the rest is left out")
+                self._left -= 1
 
 
 def _describe(status: int) -> str:
