@@ -29,7 +29,7 @@ from fedcore.compare.federation import follow
 from fedcore.compare.local_federation import FEDCORE, ProcessGroup, run_command
 from fedcore.compare.measure.clock import Exchanged, federated_seconds, ring_seconds
 from fedcore.compare.measure.network import Cost, Network
-from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import EnvironmentFailure
 from fedcore.events import ExchangeDone, ignore
@@ -95,13 +95,13 @@ def _reduce(made: Sequence[Node], rank: int, sizes: Sequence[int], repetitions: 
         values = torch.zeros(size // 4)
         dist.all_reduce(values)
         dist.barrier()
-        before, seconds = Traffic.now(), []
+        before, seconds = TcpBytes.now(), []
         for _ in range(repetitions):
             started = time.monotonic()
             dist.all_reduce(values)
             seconds.append(time.monotonic() - started)
         if rank == 0:
-            answers.put((size, min(seconds), (Traffic.now() - before).sent / repetitions))
+            answers.put((size, min(seconds), (TcpBytes.now() - before).sent / repetitions))
     dist.barrier()
     os._exit(0)  # a group's threads may abort in the interpreter's teardown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import random
 import signal
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from fedcore.errors import EnvironmentFailure
 from fedcore.federation import Policy, provision
+from fedcore.wire import Scalar
 
 FEDCORE = (sys.executable, "-m", "fedcore")
 STOP_SECONDS = 10.0
@@ -155,24 +157,20 @@ class LocalFederation:
 
 
 def run_command(
-    app: Path, operator: Path, *, out: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any]
+    app: Path, operator: Path, *, out: Path, run_config: Mapping[str, Scalar], settings: Mapping[str, Scalar]
 ) -> list[str]:
     """The `fedcore run` command that submits `app` and prints its events as JSON lines; `out` is replaced."""
     words = [*FEDCORE, "run", str(app), "--operator", str(operator), "--out", str(out), "--force", "--json"]
     for key, value in run_config.items():
-        words += ["--run-config", f"{key}={toml_value(value)}"]
+        words += ["--run-config", f"{key}={_toml(value)}"]
     for key, value in settings.items():
-        words += ["--set", f"{key}={toml_value(value)}"]
+        words += ["--set", f"{key}={_toml(value)}"]
     return words
 
 
-def toml_value(value: Any) -> str:
-    """A scalar as TOML text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(value)
+def _toml(value: Scalar) -> str:
+    """As TOML text, whose strings are those of JSON."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

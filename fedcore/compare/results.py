@@ -42,13 +42,13 @@ class Point:
     """
 
     round: int
-    samples: int
-    seconds: float
-    simulated_seconds: float | None
-    bytes_up: float
-    bytes_down: float
-    loss: float | None
-    accuracy: float | None
+    samples: int = 0
+    seconds: float = 0.0
+    simulated_seconds: float | None = None
+    bytes_up: float = 0.0
+    bytes_down: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

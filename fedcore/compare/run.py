@@ -77,6 +77,11 @@ class PlannedRun:
         """Of the mode, the defaults included."""
         return self.chosen.options
 
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """Of all sites, in their order."""
+        return tuple(worker_name(site) for site in range(self.sites))
+
     def result(self, **known: Any) -> RunResult:
         """The result of this run, as far as it is known."""
         return RunResult(mode=self.label, kind=self.mode.name, seed=self.seed, point=self.point, **known)

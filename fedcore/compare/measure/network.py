@@ -1,4 +1,4 @@
-"""The network and the machines that a comparison is to be imagined on: bandwidth, latency, stragglers.
+"""The network and the machines for which times are estimated: bandwidth, latency, stragglers.
 
 Real processes exchange real bytes over the loopback; this model says how long the same would have taken elsewhere.
 """

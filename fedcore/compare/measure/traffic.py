@@ -23,7 +23,7 @@ _INFO_BYTES: Final = 208
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class TcpBytes:
     """Bytes sent and received over TCP."""
 
     sent: int = 0
@@ -46,8 +46,8 @@ class Traffic:
             received += struct.unpack_from("=Q", info, _RECEIVED_AT)[0]
         return cls(sent=sent, received=received)
 
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(sent=self.sent - earlier.sent, received=self.received - earlier.received)
+    def __sub__(self, earlier: TcpBytes) -> TcpBytes:
+        return TcpBytes(sent=self.sent - earlier.sent, received=self.received - earlier.received)
 
 
 def _connections() -> list[socket.socket]:

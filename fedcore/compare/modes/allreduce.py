@@ -10,7 +10,7 @@ from fedcore.compare.measure.clock import allreduce_seconds
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import Option
 from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
-from fedcore.compare.run import PlannedRun, worker_name
+from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import train_together
@@ -29,9 +29,8 @@ class AllReduce(Baseline):
         return {**GLOBAL_BATCH, "hook": Option("none", choices=HOOKS)}
 
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
-        names = tuple(worker_name(site) for site in range(run.sites))
-        start_group(workers, names, train_together, run)
-        return names
+        start_group(workers, run.site_names, train_together, run)
+        return run.site_names
 
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
         size, rounds = self.global_batch(run), len(log.rounds)

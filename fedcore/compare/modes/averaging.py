@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Final
 
 from fedcore.compare.measure.clock import averaging_seconds
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import Option
 from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
-from fedcore.compare.run import PlannedRun, worker_name
+from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.compare.workers.training import train_averaging
+from fedcore.compare.workers.training import train_together
 
 OUTER: Final = {"outer-lr": Option(0.7), "outer-momentum": Option(0.9)}
 """Of the outer Nesterov optimizer, as in Douillard et al. 2023."""
@@ -37,9 +38,8 @@ class Averaging(Baseline):
         return int(run.options["global-batch"]) or int(run.config["batch-size"]) * run.sites
 
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
-        names = tuple(worker_name(site) for site in range(run.sites))
-        start_group(workers, names, train_averaging, run)
-        return names
+        start_group(workers, run.site_names, partial(train_together, averages=True), run)
+        return run.site_names
 
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
         size, rounds, h = self.global_batch(run), len(log.rounds), int(run.options["h"])

@@ -84,11 +84,14 @@ class Federated(Mode):
         result = result_of(run, followed, about)
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
-        models = {0: run.folder / INITIAL_FILE, result.curve[-1].round: run.folder / MODEL_FILE}
-        clock = 0.0 if result.simulated_seconds is not None else None
-        curve = (_start(clock), *(_without_noise(result.curve) if result.privacy else result.curve))
+        rest = result.curve
+        if result.privacy is not None:
+            # Clients add noise to what they report; the last model is evaluated as it is.
+            rest = tuple(replace(point, loss=None, accuracy=None) for point in rest)
+        start = Point(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
+        models = {0: run.folder / INITIAL_FILE, rest[-1].round: run.folder / MODEL_FILE}
         return Trained(
-            result=replace(result, curve=curve),
+            result=replace(result, curve=(start, *rest)),
             models={number: everywhere(run, model) for number, model in models.items()},
         )
 
@@ -125,24 +128,6 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
     report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))
 
 
-def _start(clock: float | None) -> Point:
-    return Point(
-        round=0,
-        samples=0,
-        seconds=0.0,
-        simulated_seconds=clock,
-        bytes_up=0.0,
-        bytes_down=0.0,
-        loss=None,
-        accuracy=None,
-    )
-
-
-def _without_noise(curve: tuple[Point, ...]) -> tuple[Point, ...]:
-    """With differential privacy clients add noise to what they report; the last model is evaluated as it is."""
-    return tuple(replace(point, loss=None, accuracy=None) for point in curve)
-
-
 # --- from the record to the result ----------------------------------------------------------------------------------
 
 
@@ -163,8 +148,8 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         steps=_steps(run.sites, training, about.schedule),
         seconds=sum(exchange.seconds for exchange in training),
         simulated_seconds=simulated[-1] if simulated else None,
-        bytes_up=_total(run.sites, [exchange.bytes_up for exchange in training]),
-        bytes_down=_total(run.sites, [exchange.bytes_down for exchange in training]),
+        bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
+        bytes_down=_total(run, [exchange.bytes_down for exchange in training]),
         initial_sha256=next(filter(None, followed.models), ""),
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,
@@ -260,6 +245,5 @@ def _simulated(
     return federated_seconds(schedule, exchanges, run.cost, run.network, secure=record.aggregation == "secure")
 
 
-def _total(sites: int, exchanges: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    names = [worker_name(site) for site in range(sites)]
-    return {name: sum(exchange.get(name, 0) for exchange in exchanges) for name in names}
+def _total(run: PlannedRun, exchanges: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: sum(exchange.get(name, 0) for exchange in exchanges) for name in run.site_names}

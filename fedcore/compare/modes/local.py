@@ -9,7 +9,7 @@ from fedcore.compare.measure.clock import local_seconds
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import InReport
 from fedcore.compare.modes.baseline import Baseline, RoundLog
-from fedcore.compare.run import PlannedRun, worker_name
+from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.models import Models
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
@@ -31,10 +31,9 @@ class Local(Baseline):
         return InReport(alone=True)
 
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
-        names = tuple(worker_name(site) for site in range(run.sites))
-        for site, name in enumerate(names):
+        for site, name in enumerate(run.site_names):
             workers.start(name, train_alone, run, site)
-        return names
+        return run.site_names
 
     def clock(self, run: PlannedRun, log: RoundLog, schedule: Schedule, cost: Cost, network: Network) -> list[float]:
         return local_seconds(schedule, len(log.rounds), cost, network)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
-from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.modes.base import Mode, Option, Trained
 from fedcore.compare.modes.baseline import GLOBAL_BATCH
 from fedcore.compare.parameter_server.server import run_shard
@@ -108,14 +108,14 @@ class Training:
     emit: EventSink
     rounds: list[RoundOver] = field(default_factory=list)
     losses: list[LostWorker] = field(default_factory=list)
-    traffic: dict[str, dict[int, Traffic]] = field(init=False)
+    traffic: dict[str, dict[int, TcpBytes]] = field(init=False)
     finished: ServerEnded | None = None
     _began: bool = False
     _ended: dict[str, Ended] = field(default_factory=dict)
     _gone: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.traffic = {worker_name(worker): {0: Traffic()} for worker in range(self.task.run.sites)}
+        self.traffic = {name: {0: TcpBytes()} for name in self.task.run.site_names}
 
     def run(self) -> None:
         """Until the last process has ended.
@@ -125,8 +125,8 @@ class Training:
         """
         for shard in range(self.task.shards):
             self.workers.start(f"shard-{shard}", run_shard, self.task, shard)
-        for worker in range(self.task.run.sites):
-            self.workers.start(worker_name(worker), run_worker, self.task, worker)
+        for worker, name in enumerate(self.traffic):
+            self.workers.start(name, run_worker, self.task, worker)
         for event in self.workers.events(silence=self.task.seconds):
             self._take(event)
             if isinstance(event.report, Ended) and event.report.exitcode:
@@ -166,7 +166,7 @@ class Training:
         return RoundOver(round=0, samples=0, seconds=0.0, simulated_seconds=clock, loss=0.0)
 
     def _point(self, report: RoundOver) -> Point:
-        counts = self._bytes_at(report.round).values() if report.round else [Traffic()]
+        counts = self._bytes_at(report.round).values() if report.round else [TcpBytes()]
         return Point(
             round=report.round,
             samples=report.samples,
@@ -174,11 +174,9 @@ class Training:
             simulated_seconds=report.simulated_seconds,
             bytes_up=sum(count.sent for count in counts) / len(counts),
             bytes_down=sum(count.received for count in counts) / len(counts),
-            loss=None,
-            accuracy=None,
         )
 
-    def _bytes_at(self, number: int) -> dict[str, Traffic]:
+    def _bytes_at(self, number: int) -> dict[str, TcpBytes]:
         """Bytes of each worker up to the end of a round; a lost worker's last count stays."""
         return {
             name: counts[min((known for known in counts if known >= number), default=max(counts))]
@@ -194,7 +192,7 @@ class Training:
             case WorkerGone() as report:
                 self._count_loss(report)
             case BytesUntil(round=number, sent=sent, received=received):
-                self.traffic[event.name][number] = Traffic(sent=sent, received=received)
+                self.traffic[event.name][number] = TcpBytes(sent=sent, received=received)
             case ServerEnded() as report:
                 self.finished = report
             case Ended() as report:

@@ -38,18 +38,18 @@ class Pair:
     _peer: int
 
     @classmethod
-    def serve(cls, meeting: Path, *, seconds: float) -> Pair:
+    def serve(cls, meeting_point: Path, *, seconds: float) -> Pair:
         """The server's end; waits for the worker's.
 
-        meeting: a path that both sides name and no one used before. seconds: how long one side waits for the other
+        meeting_point: a path that both sides name and no one used before. seconds: how long one side waits for the other
         before it takes it for lost.
         """
-        return cls(_group(meeting, _SERVER, seconds), _WORKER)
+        return cls(_group(meeting_point, _SERVER, seconds), _WORKER)
 
     @classmethod
-    def join(cls, meeting: Path, *, seconds: float) -> Pair:
+    def join(cls, meeting_point: Path, *, seconds: float) -> Pair:
         """The worker's end."""
-        return cls(_group(meeting, _WORKER, seconds), _SERVER)
+        return cls(_group(meeting_point, _WORKER, seconds), _SERVER)
 
     def send(self, header: Tensor, body: Tensor | None = None) -> None:
         """Send a header, float64 [8], and a body, float32 [n]; raises PeerLost."""
@@ -78,8 +78,8 @@ def new_header(*values: float) -> Tensor:
     return torch.tensor([*values, *[0.0] * (HEADER_CELLS - len(values))], dtype=torch.float64)
 
 
-def _group(meeting: Path, rank: int, seconds: float) -> ProcessGroup:
-    store = FileStore(str(meeting), 2)
+def _group(meeting_point: Path, rank: int, seconds: float) -> ProcessGroup:
+    store = FileStore(str(meeting_point), 2)
     try:
         return cast(ProcessGroup, ProcessGroupGloo(store, rank, 2, timedelta(seconds=seconds)))
     except RuntimeError as error:
@@ -131,7 +131,7 @@ class Reply:
         return cls(time, int(number))
 
 
-_APPLY, _ANSWER, _RELEASE, _SNAPSHOT = range(1, 5)
+_APPLY, _ANSWER, _STEP_TAKEN, _SNAPSHOT = range(1, 5)
 
 
 def write_action(action: Action | None, workers: int) -> Tensor:
@@ -144,7 +144,7 @@ def write_action(action: Action | None, workers: int) -> Tensor:
         case Answer(worker):
             message[0], message[1] = _ANSWER, worker
         case StepTaken(worker):
-            message[0], message[1] = _RELEASE, worker
+            message[0], message[1] = _STEP_TAKEN, worker
         case Snapshot(number):
             message[0], message[1] = _SNAPSHOT, number
     return message
@@ -157,6 +157,6 @@ def read_action(message: Tensor) -> Action | None:
         return Apply(tuple(number for number, mark in enumerate(marks) if mark), value)
     if kind == _ANSWER:
         return Answer(int(value))
-    if kind == _RELEASE:
+    if kind == _STEP_TAKEN:
         return StepTaken(int(value))
     return Snapshot(int(value)) if kind == _SNAPSHOT else None

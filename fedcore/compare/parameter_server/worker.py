@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.parameter_server.messages import Pair, Reply, Request, be_local, new_header
 from fedcore.compare.parameter_server.shard import FlatModel, KeyRanges
 from fedcore.compare.parameter_server.task import BytesUntil, ServerTask
@@ -143,5 +143,5 @@ class _Worker:
 
     def _report_traffic(self, server_round: int) -> None:
         self._round = server_round
-        used = Traffic.now()
+        used = TcpBytes.now()
         self.report(BytesUntil(round=server_round, sent=used.sent, received=used.received))

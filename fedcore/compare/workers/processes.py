@@ -197,7 +197,7 @@ class Workers:
             self._living[name].kill()
 
     def stop(self) -> None:
-        """End all workers now. They write files whole or not at all, so that none has to be asked politely."""
+        """End all workers now. Their files are replaced atomically, so none needs time to finish one."""
         for worker in self._living.values():
             worker.kill()
         deadline = time.monotonic() + _STOP_SECONDS

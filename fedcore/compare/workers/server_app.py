@@ -43,8 +43,9 @@ def train_centralized(
     try:
         Problem.of(run)
     except ConfigurationError as reason:
-        if run.options["ranks"] != 1:
-            raise
+        ignored = [key for key, option in run.mode.options.items() if run.options[key] != option.default]
+        if ignored:
+            raise ConfigurationError(f"{', '.join(ignored)} cannot be set for this app: {reason}") from None
         report(Note(line=f"centralized by the ServerApp of {run.app.name}: {reason}"))
         _run_server_app(report, run)
     else:

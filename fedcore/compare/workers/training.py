@@ -18,7 +18,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport
@@ -88,7 +88,7 @@ def train_pooled(
     engine = _engine_together(problem, run, World.current()) if ranks > 1 else _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
     engine.load(initial if rank == 0 else None, only=list(initial))
-    report(_ready(schedule.counts if rank == 0 else (), engine, Traffic()))
+    report(_ready(schedule.counts if rank == 0 else (), engine, TcpBytes()))
     loop = RoundLoop(
         report=report,
         engine=engine,
@@ -112,7 +112,7 @@ def train_alone(report: ReportSink, run: PlannedRun, site: int) -> None:
     engine = _engine_alone(problem)
     initial = ModelState.open(run.folder / INITIAL_FILE)
     engine.load(initial, only=list(initial))
-    report(_ready(schedule.counts, engine, Traffic()))
+    report(_ready(schedule.counts, engine, TcpBytes()))
     loop = RoundLoop(
         report=report,
         engine=engine,
@@ -126,22 +126,20 @@ def train_alone(report: ReportSink, run: PlannedRun, site: int) -> None:
     loop.run_rounds(problem.rounds)
 
 
-def train_together(report: ReportSink, run: PlannedRun, site: int, port: int, listening: socket.socket | None) -> None:
-    """One rank of all, on the examples of its own site; gradients are averaged.
-
-    port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given.
-    """
-    _train_own(report, run, site, port, listening, averages=False)
-
-
-def train_averaging(report: ReportSink, run: PlannedRun, site: int, port: int, listening: socket.socket | None) -> None:
-    """The same with a model of its own; models are averaged."""
-    _train_own(report, run, site, port, listening, averages=True)
-
-
-def _train_own(
-    report: ReportSink, run: PlannedRun, site: int, port: int, listening: socket.socket | None, *, averages: bool
+def train_together(
+    report: ReportSink,
+    run: PlannedRun,
+    site: int,
+    port: int,
+    listening: socket.socket | None,
+    *,
+    averages: bool = False,
 ) -> None:
+    """One rank of all, on the examples of its own site.
+
+    port: of the store where the ranks meet, which rank 0 keeps on the socket that it is given. averages: models, each
+    rank having one of its own; otherwise gradients.
+    """
     _join(site, run.sites, port, listening)
     world = World.current()
     problem = Problem.of(run)
@@ -149,11 +147,11 @@ def _train_own(
     schedule = Schedule.of(run.config, _counts(data, world))
     engine = _engine_alone(problem) if averages else _engine_together(problem, run, world)
     dist.barrier()
-    before = Traffic.now()
+    before = TcpBytes.now()
     initial = ModelState.open(run.folder / INITIAL_FILE)
     load_entries(engine.entries(only=list(initial)), initial if site == 0 else None, world)
     dist.barrier()
-    report(_ready((schedule.counts[site],), engine, Traffic.now() - before))
+    report(_ready((schedule.counts[site],), engine, TcpBytes.now() - before))
     size = run.mode.global_batch(run)
     loop = RoundLoop(
         report=report,
@@ -216,11 +214,11 @@ class RoundLoop:
         self.engine.model.train()
         for number in range(1, rounds + 1):
             _meet()
-            before, started = Traffic.now(), time.perf_counter()
+            before, started = TcpBytes.now(), time.perf_counter()
             done = self.train(number)
             # What this rank has sent before a barrier is counted on both sides after it.
             _meet()
-            seconds, used = time.perf_counter() - started, Traffic.now() - before
+            seconds, used = time.perf_counter() - started, TcpBytes.now() - before
             # A rank that ended would take its connections out of a count that others still make.
             _meet()
             self._save(number)
@@ -278,7 +276,7 @@ def _averaging(run: PlannedRun, engine: Engine) -> Averaging:
     return Averaging(Averager(engine.module, outer), h=int(options["h"]))
 
 
-def _ready(counts: tuple[int, ...], engine: Engine, used: Traffic) -> Ready:
+def _ready(counts: tuple[int, ...], engine: Engine, used: TcpBytes) -> Ready:
     parameters = sum(parameter.numel() for parameter in engine.parameters())
     return Ready(counts=counts, parameters=parameters, sent=used.sent, received=used.received)
 

@@ -7,7 +7,7 @@ import socket
 import torch
 import torch.distributed as dist
 
-from fedcore.compare.measure.traffic import Traffic
+from fedcore.compare.measure.traffic import TcpBytes
 from tests.support.ranks import Ranks
 
 MEGABYTE = 1_000_000
@@ -21,7 +21,7 @@ def test_bytes_over_loopback_are_counted_on_both_sides():
         socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
     ):
-        before = Traffic.now()
+        before = TcpBytes.now()
         for _ in range(10):
             one.sendall(bytes(MEGABYTE // 10))
             left = MEGABYTE // 10
@@ -31,7 +31,7 @@ def test_bytes_over_loopback_are_counted_on_both_sides():
         assert len(one.recv(7)) == 7
         # Two descriptors of one connection are one connection.
         with one.dup():
-            used = Traffic.now() - before
+            used = TcpBytes.now() - before
     # Both ends are this process's own. On a busy machine TCP may send a segment again.
     assert used.received == MEGABYTE + 7
     assert MEGABYTE + 7 <= used.sent <= 2 * MEGABYTE
@@ -42,10 +42,10 @@ def reduced(elements: int) -> tuple[int, int]:
     values = torch.ones(elements)
     dist.all_reduce(values)
     dist.barrier()
-    before = Traffic.now()
+    before = TcpBytes.now()
     dist.all_reduce(values)
     dist.barrier()
-    used = Traffic.now() - before
+    used = TcpBytes.now() - before
     return used.sent, used.received
 
 
