@@ -41,8 +41,8 @@ class Pair:
     def serve(cls, meeting_point: Path, *, seconds: float) -> Pair:
         """The server's end; waits for the worker's.
 
-        meeting_point: a path that both sides name and no one used before. seconds: how long one side waits for the other
-        before it takes it for lost.
+        meeting_point: a path that both sides name and no one used before. seconds: how long one side waits for the
+        other before it takes it for lost.
         """
         return cls(_group(meeting_point, _SERVER, seconds), _WORKER)
 

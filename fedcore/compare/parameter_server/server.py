@@ -133,27 +133,18 @@ def run_shard(report: ReportSink, task: ServerTask, number: int) -> None:
     ranges = KeyRanges.of(engine.module, shards=task.shards)
     shard = Shard(engine.module, problem.recipe().optimizer, ranges, number)
     common: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
-    threads = [
-        WorkerThread(
-            worker,
-            task.worker_meeting_point(worker, number),
-            task.seconds,
-            len(ranges.ranges[number]),
-            _inbox(number, common),
-        )
-        for worker in range(task.run.sites)
-    ]
+    threads = []
+    for worker in range(task.run.sites):
+        # The leader hears all workers at once, the others each one when it is its turn.
+        inbox = common if number == 0 else queue.SimpleQueue()
+        point = task.worker_meeting_point(worker, number)
+        threads.append(WorkerThread(worker, point, task.seconds, len(ranges.ranges[number]), inbox))
     process = ShardProcess(shard, threads, lambda server_round: task.range_file(server_round, number))
     if number == 0:
         _leader(process, task, common, ranges, task.round_samples(problem), report).run()
     else:
         run_follower(process, Pair.join(task.shard_meeting_point(number), seconds=task.seconds))
     process.close()
-
-
-def _inbox(number: int, common: queue.SimpleQueue[Arrived]) -> queue.SimpleQueue[Arrived]:
-    """The leader hears all workers at once, the others each one when it is its turn."""
-    return common if number == 0 else queue.SimpleQueue()
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import WorkerReport
+from fedcore.compare.workers.server_app import train_centralized
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 
@@ -63,3 +64,12 @@ def test_data_that_cannot_be_divided_are_refused() -> None:
     found = found_in(DIGITS, partition="halves")
     assert isinstance(found, Unreadable)
     assert "halves" in found.reason
+
+
+def test_an_option_without_effect_is_refused_by_name() -> None:
+    job = CompareJob(
+        app=FlowerApp.load(TINY), modes=parse_modes("centralized[global-batch=8]"), sites=2, out=Path("/nowhere")
+    )
+    (run,) = plan(job)
+    with pytest.raises(ConfigurationError, match=r"global-batch cannot be set for this app: .*supervised_app"):
+        train_centralized(lambda report: None, run)
