@@ -73,7 +73,7 @@ def test_events_and_summary_of_a_plain_run_say_plain(readable: Deployment) -> No
     assert done.status == 0, done.stderr
     assert done.summary["aggregation"] == "plain"
     assert done.summary["model"] == str(done.model)
-    for kind in ("started", "exchange"):
+    for kind in ("started", "exchange", "exchange-done"):
         assert {data["aggregation"] for data in done.of(kind)} == {"plain"}
     lines = [line for line in readable.log("client-1")[said:].splitlines() if "round" in line]
     assert lines
