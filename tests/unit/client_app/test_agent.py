@@ -112,7 +112,7 @@ def _unknown(request: Any, body: bytes) -> None:
     raise Unauthorized("not on the roster")
 
 
-async def test_case_13_a_restart_leaves_the_exchange_it_was_in(script: Script, client: Client, log: StringIO) -> None:
+async def test_a_restart_leaves_the_exchange_it_was_in(script: Script, client: Client, log: StringIO) -> None:
     """The agent died in exchange 1: it says so, and does not take the same exchange when it is offered again."""
     client.ledger.enter(script.task.run, 1)
     script.tasks.append(script.task)

@@ -17,6 +17,7 @@ from fastapi import Response
 
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
+from client_app.ledger import _Entry
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.compare.measure import clock
@@ -306,7 +307,7 @@ class TestLies:
         assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.PROTOCOL_VIOLATION, "malformed")
         assert "PUT unmask" not in answered(script)
 
-    async def test_case_2_different_survivors_with_fitting_signers(self, script: Script, client: Client) -> None:
+    async def test_different_survivors_with_fitting_signers(self, script: Script, client: Client) -> None:
         """The server hides the signature that would give it away; the others still do not match."""
         script.lies["survivors"] = _survivors(1, 2, 3)
         script.lies["consistency"] = lambda answer: SignaturesOut(
@@ -316,7 +317,7 @@ class TestLies:
         assert script.withdrawals[0].check == "inconsistent-survivors"
         assert "PUT unmask" not in answered(script)
 
-    async def test_case_3_a_model_of_its_own_isolates_nobody(
+    async def test_a_model_of_its_own_isolates_nobody(
         self, script: Script, client: Client, tmp_path: Path, make_task: Callable[..., Task]
     ) -> None:
         """The peers trained on another model, so their keys were signed for another ctx."""
@@ -325,23 +326,21 @@ class TestLies:
         assert script.withdrawals[0].check == "key-substitution"
         assert answered(script) == STEPS[:1]
 
-    async def test_case_3_bytes_of_another_model(self, script: Script, client: Client) -> None:
+    async def test_bytes_of_another_model(self, script: Script, client: Client) -> None:
         script.lies["model"] = lambda content: content[:-1] + bytes([content[-1] ^ 1])
         await offer(script, client)
         assert script.withdrawals[0].check == "model-digest"
         assert answered(script) == []
         assert client.work.calls == 0
 
-    async def test_case_3_a_longer_model_is_not_read_to_its_end(
-        self, script: Script, client: Client, log: StringIO
-    ) -> None:
+    async def test_a_longer_model_is_not_read_to_its_end(self, script: Script, client: Client, log: StringIO) -> None:
         script.lies["model"] = lambda content: content + b"\0" * 5_000_000
         await offer(script, client)
         assert script.withdrawals[0].check == "model-digest"
         assert "longer than announced" in log.getvalue()
         assert client.transport.traffic.down < 3_000_000
 
-    async def test_case_5_the_same_exchange_again(self, script: Script, client: Client) -> None:
+    async def test_the_same_exchange_again(self, script: Script, client: Client) -> None:
         await take(script, client)
         before = len(answered(script))
         script._polled, script._round = {}, None
@@ -349,14 +348,14 @@ class TestLies:
         assert script.withdrawals[0].check == "exchange-reused"
         assert len(answered(script)) == before
 
-    async def test_case_5_shares_that_left_before_do_not_leave_again(self, script: Script, client: Client) -> None:
+    async def test_shares_that_left_before_do_not_leave_again(self, script: Script, client: Client) -> None:
         """The ledger knows it although the session, which is new, does not."""
-        client.ledger._append("unmasked", script.task.run, 1)
+        client.ledger._append(_Entry(event="unmasked", run=script.task.run, exchange=1))
         await offer(script, client)
         assert script.withdrawals[0].check == "second-unmask"
         assert answered(script) == STEPS[:5]
 
-    async def test_case_7_declared_dropped_while_training(self, script: Script, client: Client) -> None:
+    async def test_declared_dropped_while_training(self, script: Script, client: Client) -> None:
         original = script.take
 
         async def stale(route: str, body: bytes) -> Response:
@@ -371,7 +370,7 @@ class TestLies:
         with pytest.raises(Refused, match="stale-step"):
             await take(script, client)
 
-    async def test_case_12_nan_never_leaves(self, script: Script, client: Client) -> None:
+    async def test_nan_never_leaves(self, script: Script, client: Client) -> None:
         client.work.by = math.nan
         with pytest.raises(EncodingError, match="NaN"):
             await take(script, client)

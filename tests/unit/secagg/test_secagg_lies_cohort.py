@@ -29,14 +29,14 @@ def _is_refused(rig, check, forged):
 
 
 @pytest.mark.parametrize("part", ["c_public", "s_public", "signature"])
-def test_case_1_a_key_exchanged_by_the_server(any_rig, part):
+def test_a_key_exchanged_by_the_server(any_rig, part):
     rig = any_rig().until("share")
     value = bytes(64) if part == "signature" else rig.keys("the server's own")
     _is_refused(rig, "key-substitution", dataclasses.replace(rig.advertisements()[3], **{part: value}))
     rig.go_on("share")
 
 
-def test_case_1_half_of_a_hybrid_key_exchanged(make_rig):
+def test_half_of_a_hybrid_key_exchanged(make_rig):
     rig = make_rig(5, agreement=Agreement.HYBRID).until("share")
     honest, fake = rig.advertisements()[3], rig.keys("the server's own")
     for mixed in (honest.s_public[:32] + fake[32:], fake[:32] + honest.s_public[32:]):
@@ -44,14 +44,14 @@ def test_case_1_half_of_a_hybrid_key_exchanged(make_rig):
     rig.go_on("share")
 
 
-def test_case_1_keys_signed_by_another_identity(any_rig):
+def test_keys_signed_by_another_identity(any_rig):
     rig = any_rig().until("share")
     forged = rig.signed(3, rig.keys("a"), rig.keys("b"), identity=Ed25519PrivateKey.generate())
     _is_refused(rig, "key-substitution", forged)
     rig.go_on("share")
 
 
-def test_case_1_keys_in_each_others_place(any_rig):
+def test_keys_in_each_others_place(any_rig):
     """c for s and s for c, under the signature that covers both."""
     rig = any_rig().until("share")
     honest = rig.advertisements()[3]
@@ -60,7 +60,7 @@ def test_case_1_keys_in_each_others_place(any_rig):
     rig.go_on("share")
 
 
-def test_case_1_own_entry_altered_or_missing(any_rig):
+def test_own_entry_altered_or_missing(any_rig):
     rig = any_rig().until("share")
     session, honest = rig.clients[1], rig.advertisements()
     # Rightly signed with the client's own identity, as a server that stole it, or a second session, would have it.
@@ -74,7 +74,7 @@ def test_case_1_own_entry_altered_or_missing(any_rig):
 
 
 @pytest.mark.parametrize("agreement", Agreement)
-def test_case_1_one_key_for_two_clients_or_two_purposes(make_rig, agreement):
+def test_one_key_for_two_clients_or_two_purposes(make_rig, agreement):
     rig = make_rig(4, agreement=agreement).until("share")
     session, honest = rig.clients[1], rig.advertisements()
     one = rig.keys("one")
@@ -91,7 +91,7 @@ def test_case_1_one_key_for_two_clients_or_two_purposes(make_rig, agreement):
 @pytest.mark.parametrize("agreement", Agreement)
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("point", [0, 1, 2**255 - 20, 2**255 - 19, 2**255])
-def test_case_1_keys_of_low_order(make_rig, agreement, part, point):
+def test_keys_of_low_order(make_rig, agreement, part, point):
     rig = make_rig(4, agreement=agreement)
     keys = [rig.keys("a"), rig.keys("b")]
     keys[part] = point.to_bytes(32, "little") + keys[part][32:]
@@ -104,7 +104,7 @@ def test_case_1_keys_of_low_order(make_rig, agreement, part, point):
 
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("agreement", Agreement)
-def test_case_1_keys_of_the_other_agreement(make_rig, agreement, part):
+def test_keys_of_the_other_agreement(make_rig, agreement, part):
     """A server that could lead clients back to X25519 alone would only have to wait for its quantum computer."""
     rig = make_rig(4, agreement=agreement)
     other = next(a for a in Agreement if a is not agreement)
@@ -118,7 +118,7 @@ def test_case_1_keys_of_the_other_agreement(make_rig, agreement, part):
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_case_1_what_is_no_key_of_ml_kem(make_rig, part):
+def test_what_is_no_key_of_ml_kem(make_rig, part):
     """The first coefficient of the key is 4095, which FIPS 203 (section 7.2) has the receiver refuse."""
     rig = make_rig(4, agreement=Agreement.HYBRID)
     keys = [rig.keys("a"), rig.keys("b")]
@@ -130,7 +130,7 @@ def test_case_1_what_is_no_key_of_ml_kem(make_rig, part):
     rig.go_on("share")
 
 
-def test_case_1_the_server_takes_no_unsigned_keys_either(any_rig):
+def test_the_server_takes_no_unsigned_keys_either(any_rig):
     rig = any_rig()
     forged = dataclasses.replace(rig.signed(2, rig.keys("a"), rig.keys("b")), client_id=3)
     rig.refused("key-substitution", rig.server, lambda: rig.server.receive_advertisement(forged))
@@ -159,7 +159,7 @@ def test_case_1_the_server_takes_no_unsigned_keys_either(any_rig):
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_case_3_one_client_with_other_parameters_is_found_by_all(make_rig, changed):
+def test_one_client_with_other_parameters_is_found_by_all(make_rig, changed):
     rig = make_rig(5)
     parameters = dataclasses.replace(rig.parameters, **changed)
     victim = rig.client(3, parameters=parameters)
@@ -179,7 +179,7 @@ def test_case_3_one_client_with_other_parameters_is_found_by_all(make_rig, chang
 # 4 a cohort below the quorum or below the client's minimum
 
 
-def test_case_4_the_owner_decides_the_least_cohort_and_threshold(make_rig):
+def test_the_owner_decides_the_least_cohort_and_threshold(make_rig):
     rig = make_rig(5)
     for limits, check in (
         ({"min_cohort": 5}, "cohort-below-minimum"),  # of five asked, but the round goes on with four
@@ -191,7 +191,7 @@ def test_case_4_the_owner_decides_the_least_cohort_and_threshold(make_rig):
     assert rig.client(1, min_cohort=4, min_threshold=4).state == "new"
 
 
-def test_case_4_too_few_at_each_list_that_the_server_sends(any_rig):
+def test_too_few_at_each_list_that_the_server_sends(any_rig):
     """One below the quorum."""
     rig = any_rig().until("share")
     session, some = rig.clients[1], rig.ids[: rig.parameters.quorum - 1]
@@ -214,7 +214,7 @@ def test_case_4_too_few_at_each_list_that_the_server_sends(any_rig):
 # 6 keys of another round
 
 
-def test_case_6_keys_of_an_earlier_round_are_substituted_keys(any_rig):
+def test_keys_of_an_earlier_round_are_substituted_keys(any_rig):
     rig, earlier = any_rig(round=2).until("share"), any_rig(round=1).until("share")
     _is_refused(rig, "key-substitution", earlier.advertisements()[3])
     rig.go_on("share")
@@ -223,7 +223,7 @@ def test_case_6_keys_of_an_earlier_round_are_substituted_keys(any_rig):
 # 8 ids off the roster, one id twice
 
 
-def test_case_8_ids_off_the_roster_or_not_asked(any_rig):
+def test_ids_off_the_roster_or_not_asked(any_rig):
     rig = any_rig()
     stranger, number = Ed25519PrivateKey.generate(), rig.ids[-1] + 1
     unknown = rig.signed(number, rig.keys("a"), rig.keys("b"), identity=stranger)
@@ -240,7 +240,7 @@ def test_case_8_ids_off_the_roster_or_not_asked(any_rig):
     rig.go_on("share")
 
 
-def test_case_8_a_cohort_that_the_roster_does_not_know(make_rig):
+def test_a_cohort_that_the_roster_does_not_know(make_rig):
     rig = make_rig(5)
     smaller = {i: key for i, key in rig.roster.items() if i != 5}
     with pytest.raises(ProtocolViolation) as caught:
@@ -251,7 +251,7 @@ def test_case_8_a_cohort_that_the_roster_does_not_know(make_rig):
     assert caught.value.check == "own-id-missing"
 
 
-def test_case_8_one_id_twice_in_the_cohort(any_rig):
+def test_one_id_twice_in_the_cohort(any_rig):
     rig = any_rig().until("share")
     session, honest = rig.clients[1], rig.server.advertised(1)
     for twice in (
@@ -262,7 +262,7 @@ def test_case_8_one_id_twice_in_the_cohort(any_rig):
     rig.go_on("share")
 
 
-def test_case_8_keys_of_a_client_that_is_not_listed(any_rig):
+def test_keys_of_a_client_that_is_not_listed(any_rig):
     rig = any_rig().until("share")
     session, honest = rig.clients[1], rig.server.advertised(1)
     unlisted = honest.members[-1].client_id

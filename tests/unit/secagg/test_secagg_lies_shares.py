@@ -40,7 +40,7 @@ def _two_choosers(rig):
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_case_6_what_another_sender_or_round_sealed(any_rig, field):
+def test_what_another_sender_or_round_sealed(any_rig, field):
     rig = any_rig().until("deliver")
     reader, one, two = _two_choosers(rig)
     honest = rig.server.delivery(reader)
@@ -56,7 +56,7 @@ def test_case_6_what_another_sender_or_round_sealed(any_rig, field):
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_case_6_what_was_sealed_for_another_receiver(any_rig, field):
+def test_what_was_sealed_for_another_receiver(any_rig, field):
     rig = any_rig().until("deliver")
     graph = rig.graph()
     sender, reader = next((i, v) for i in rig.ids for v in graph.neighbours(i) if graph.chooses(i, v))
@@ -70,7 +70,7 @@ def test_case_6_what_was_sealed_for_another_receiver(any_rig, field):
     rig.go_on("deliver")
 
 
-def test_case_6_the_same_pair_in_the_other_direction(any_rig):
+def test_the_same_pair_in_the_other_direction(any_rig):
     rig = any_rig().until("deliver")
     neighbour = rig.graph().neighbours(1)[0]
     own = rig.server.delivery(neighbour).shares[1]
@@ -78,7 +78,7 @@ def test_case_6_the_same_pair_in_the_other_direction(any_rig):
     rig.go_on("deliver")
 
 
-def test_case_6_same_keys_but_another_context_or_cohort_do_not_open(any_rig):
+def test_same_keys_but_another_context_or_cohort_do_not_open(any_rig):
     """The binding itself, apart from the fresh keys of every round."""
     rig = any_rig().until("deliver")
     session, honest = rig.clients[1], rig.server.delivery(1)
@@ -91,7 +91,7 @@ def test_case_6_same_keys_but_another_context_or_cohort_do_not_open(any_rig):
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_case_6_every_part_of_a_hybrid_sealing_counts(make_rig, field):
+def test_every_part_of_a_hybrid_sealing_counts(make_rig, field):
     """Ciphertext, text and tag. ML-KEM itself has no error: an altered ciphertext decapsulates to another secret."""
     rig = make_rig(5, agreement=Agreement.HYBRID).until("deliver")
     reader, one, two = _two_choosers(rig)
@@ -112,7 +112,7 @@ def test_case_6_every_part_of_a_hybrid_sealing_counts(make_rig, field):
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_case_8_a_delivery_with_an_entry_missing_or_too_many(any_rig, field):
+def test_a_delivery_with_an_entry_missing_or_too_many(any_rig, field):
     rig = any_rig().until("deliver")
     reader, one, _ = _two_choosers(rig)
     honest = rig.server.delivery(reader)
@@ -125,7 +125,7 @@ def test_case_8_a_delivery_with_an_entry_missing_or_too_many(any_rig, field):
     rig.go_on("deliver")
 
 
-def test_case_8_shares_of_a_client_that_is_no_neighbour(make_rig):
+def test_shares_of_a_client_that_is_no_neighbour(make_rig):
     rig = make_rig.ring().until("deliver")
     honest, near = rig.server.delivery(1), rig.graph().neighbours(1)
     stranger = next(i for i in rig.ids if i != 1 and i not in near)
@@ -134,7 +134,7 @@ def test_case_8_shares_of_a_client_that_is_no_neighbour(make_rig):
     rig.go_on("deliver")
 
 
-def test_case_8_shares_without_their_sharer_or_a_sharer_without_shares(any_rig):
+def test_shares_without_their_sharer_or_a_sharer_without_shares(any_rig):
     """A neighbour's shares that come although it is not in U2, and the other way round."""
     rig = any_rig().until("deliver")
     honest, neighbour = rig.server.delivery(1), rig.graph().neighbours(1)[0]
@@ -145,7 +145,7 @@ def test_case_8_shares_without_their_sharer_or_a_sharer_without_shares(any_rig):
     rig.go_on("deliver")
 
 
-def test_case_8_one_id_twice_and_one_left_out(any_rig):
+def test_one_id_twice_and_one_left_out(any_rig):
     rig = any_rig().until("deliver")
     honest, last = rig.server.delivery(1), rig.ids[-1]
     for sharers, check in (
@@ -157,7 +157,7 @@ def test_case_8_one_id_twice_and_one_left_out(any_rig):
     rig.go_on("deliver")
 
 
-def test_case_8_a_client_that_dropped_out_before_is_no_sharer(any_rig):
+def test_a_client_that_dropped_out_before_is_no_sharer(any_rig):
     """On the roster and asked, but it never advertised."""
     rig = any_rig()
     lost = rig.ids[-1]
@@ -170,7 +170,7 @@ def test_case_8_a_client_that_dropped_out_before_is_no_sharer(any_rig):
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_case_8_the_server_wants_what_belongs_to_each_neighbour_and_no_one_else(any_rig, field):
+def test_the_server_wants_what_belongs_to_each_neighbour_and_no_one_else(any_rig, field):
     rig = any_rig().until("share")
     _, sender, _ = _two_choosers(rig)
     graph, honest = rig.graph(), rig.clients[sender].share_keys(rig.server.advertised(sender))
@@ -192,7 +192,7 @@ def test_case_8_the_server_wants_what_belongs_to_each_neighbour_and_no_one_else(
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_case_14_sealed_for_the_other_agreement(any_rig, field):
+def test_sealed_for_the_other_agreement(any_rig, field):
     """One client's short ciphertext must stop neither its neighbours nor, at the end, the server."""
     rig = any_rig().until("share")
     _, sender, _ = _two_choosers(rig)
@@ -212,7 +212,7 @@ def test_case_14_sealed_for_the_other_agreement(any_rig, field):
 
 
 @pytest.mark.parametrize("bad", [0, 1], ids=["of the mask root", "of the self secret"])
-def test_case_14_a_sealed_text_that_is_no_share(make_rig, monkeypatch, bad):
+def test_a_sealed_text_that_is_no_share(make_rig, monkeypatch, bad):
     """A client that splits its secrets wrongly, and seals what it made."""
     rig = make_rig(3).until("share")
     split, calls = shamir.split, itertools.count()
@@ -228,7 +228,7 @@ def test_case_14_a_sealed_text_that_is_no_share(make_rig, monkeypatch, bad):
     assert _refused(rig, "malformed", 1, rig.server.delivery(1)).peer == 2
 
 
-def test_case_5_no_second_delivery(any_rig):
+def test_no_second_delivery(any_rig):
     rig = any_rig().until("upload")
     session, delivery, neighbour = rig.clients[1], rig.server.delivery(1), rig.graph().neighbours(1)[0]
     fewer = tuple(i for i in rig.ids if i != neighbour)

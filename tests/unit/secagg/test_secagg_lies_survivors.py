@@ -18,7 +18,7 @@ from fedcore.secagg.schedule import consistency_statement
 # 2 different survivors for different clients
 
 
-def test_case_2_two_views_of_the_survivors_unmask_nobody(any_rig):
+def test_two_views_of_the_survivors_unmask_nobody(any_rig):
     rig = any_rig().until("sign")
     quorum, last = rig.parameters.quorum, rig.ids[-1]
     everyone, others = Survivors(rig.ids), Survivors(rig.ids[:-1])
@@ -38,7 +38,7 @@ def test_case_2_two_views_of_the_survivors_unmask_nobody(any_rig):
     assert session.unmask(SignatureSet(enough)).client_id == last
 
 
-def test_case_2_signatures_of_other_sharers_or_another_cohort_do_not_count(any_rig):
+def test_signatures_of_other_sharers_or_another_cohort_do_not_count(any_rig):
     rig = any_rig().until("unmask")
     session = rig.clients[1]
     transcript = session._transcript
@@ -56,7 +56,7 @@ def test_case_2_signatures_of_other_sharers_or_another_cohort_do_not_count(any_r
     rig.go_on("unmask")
 
 
-def test_case_2_one_signature_does_not_count_for_many(any_rig):
+def test_one_signature_does_not_count_for_many(any_rig):
     rig = any_rig().until("unmask")
     session, honest = rig.clients[1], rig.server.signatures().signatures
     one = dict.fromkeys(honest, honest[min(honest)])
@@ -65,7 +65,7 @@ def test_case_2_one_signature_does_not_count_for_many(any_rig):
     rig.go_on("unmask")
 
 
-def test_case_2_only_survivors_of_the_roster_may_have_signed(any_rig):
+def test_only_survivors_of_the_roster_may_have_signed(any_rig):
     rig = any_rig().until("upload")
     lost = rig.ids[-1]
     rig.upload(rig.ids[:-1])
@@ -78,7 +78,7 @@ def test_case_2_only_survivors_of_the_roster_may_have_signed(any_rig):
     rig.go_on("unmask")
 
 
-def test_case_2_the_server_refuses_a_signature_over_other_survivors(any_rig):
+def test_the_server_refuses_a_signature_over_other_survivors(any_rig):
     rig = any_rig().until("sign")
     statement = consistency_statement(rig.clients[1]._transcript, rig.ids, rig.ids[:-1])
     bad = ConsistencySignature(1, sign(rig.identities[1], statement))
@@ -86,7 +86,7 @@ def test_case_2_the_server_refuses_a_signature_over_other_survivors(any_rig):
     rig.go_on("sign")
 
 
-def test_case_6_signatures_of_another_usage_do_not_count(make_rig):
+def test_signatures_of_another_usage_do_not_count(make_rig):
     rig = make_rig(5).until("unmask")
     session = rig.clients[1]
     adverts = SignatureSet({i: entry.signature for i, entry in rig.advertisements().items()})
@@ -97,7 +97,7 @@ def test_case_6_signatures_of_another_usage_do_not_count(make_rig):
 # 5 a second request, with another U3
 
 
-def test_case_5_no_second_cohort(any_rig):
+def test_no_second_cohort(any_rig):
     rig = any_rig().until("upload")
     session, advertisements = rig.clients[1], rig.advertisements()
     fewer = rig.view({i: entry for i, entry in advertisements.items() if i != rig.ids[-1]})
@@ -107,7 +107,7 @@ def test_case_5_no_second_cohort(any_rig):
     rig.go_on("upload")
 
 
-def test_case_5_no_second_set_of_survivors(any_rig):
+def test_no_second_set_of_survivors(any_rig):
     rig = any_rig().until("sign")
     session = rig.clients[1]
     first = session.sign_survivors(Survivors(rig.ids))
@@ -118,7 +118,7 @@ def test_case_5_no_second_set_of_survivors(any_rig):
     rig.refused("second-survivor-set", session, lambda: session.sign_survivors(other))
 
 
-def test_case_5_shares_are_released_once(any_rig):
+def test_shares_are_released_once(any_rig):
     rig = any_rig().until("unmask")
     session, quorum = rig.clients[1], rig.server.signatures()
     released = session.unmask(quorum)
@@ -129,7 +129,7 @@ def test_case_5_shares_are_released_once(any_rig):
     rig.go_on("unmask")
 
 
-def test_case_5_a_client_never_releases_both_shares_of_one_client(any_rig):
+def test_a_client_never_releases_both_shares_of_one_client(any_rig):
     rig = any_rig().until("upload")
     lost = rig.ids[-1]
     rig.upload(rig.ids[:-1])
@@ -141,7 +141,7 @@ def test_case_5_a_client_never_releases_both_shares_of_one_client(any_rig):
         assert set(released.key_shares) == {lost} & set(graph.neighbours(i))
 
 
-def test_case_5_the_server_takes_no_shares_of_both_nor_too_many_or_too_few(any_rig):
+def test_the_server_takes_no_shares_of_both_nor_too_many_or_too_few(any_rig):
     rig = any_rig().until("upload")
     lost = rig.graph().neighbours(1)[0]
     rig.upload(set(rig.ids) - {lost})
@@ -166,7 +166,7 @@ def test_case_5_the_server_takes_no_shares_of_both_nor_too_many_or_too_few(any_r
     rig.go_on("unmask")
 
 
-def test_case_5_the_server_takes_no_shares_from_far_away(make_rig):
+def test_the_server_takes_no_shares_from_far_away(make_rig):
     """On a sparse graph, of a client whose shares the sender never held."""
     rig = make_rig.ring().until("unmask")
     honest = rig.clients[1].unmask(rig.server.signatures())
@@ -179,7 +179,7 @@ def test_case_5_the_server_takes_no_shares_from_far_away(make_rig):
 # 7 a vector that arrives after its client was declared dropped
 
 
-def test_case_7_late_input(any_rig):
+def test_late_input(any_rig):
     rig = any_rig().until("upload")
     lost = rig.ids[-1]
     late = rig.mask(lost)
@@ -192,7 +192,7 @@ def test_case_7_late_input(any_rig):
     rig.assert_sum(rig.ids[:-1])
 
 
-def test_case_7_every_later_message_of_a_dropped_client(make_rig):
+def test_every_later_message_of_a_dropped_client(make_rig):
     rig = make_rig(7)
     server, refused = rig.server, rig.refused
     first = rig.clients[7].advertise()
@@ -212,7 +212,7 @@ def test_case_7_every_later_message_of_a_dropped_client(make_rig):
     rig.go_on("sign")
 
 
-def test_case_7_what_a_client_sent_before_it_was_dropped_is_forgotten(any_rig):
+def test_what_a_client_sent_before_it_was_dropped_is_forgotten(any_rig):
     rig = any_rig(13)
     first, second = rig.ids[-1], rig.ids[-2]
     for i in rig.ids:
@@ -232,7 +232,7 @@ def test_case_7_what_a_client_sent_before_it_was_dropped_is_forgotten(any_rig):
 # 9 two uploads of one client
 
 
-def test_case_9_an_answer_again_is_one_answer_and_another_one_conflicts(make_rig, freeze):
+def test_an_answer_again_is_one_answer_and_another_one_conflicts(make_rig, freeze):
     rig = make_rig(5).until("upload")
     digest = rig.mask(1)
     rig.server.receive_input(1, digest)
@@ -260,7 +260,7 @@ def test_an_answer_repeated_is_the_same_although_encapsulation_is_random(any_rig
 # 13 a crash and retry that would reuse a mask
 
 
-def test_case_13_a_restarted_client_has_other_masks_and_is_no_longer_of_the_round(any_rig, drbg):
+def test_a_restarted_client_has_other_masks_and_is_no_longer_of_the_round(any_rig, drbg):
     rig = any_rig().until("share")
     reborn = rig.client(1, seed="after the crash", randomness=drbg("after the crash"))
     first, again = rig.advertisements()[1], reborn.advertise()
@@ -273,13 +273,13 @@ def test_case_13_a_restarted_client_has_other_masks_and_is_no_longer_of_the_roun
 
 
 @pytest.mark.parametrize("store", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_case_13_a_session_cannot_be_stored_or_copied(make_rig, store):
+def test_a_session_cannot_be_stored_or_copied(make_rig, store):
     rig = make_rig(3).until("upload")
     with pytest.raises(UsageError, match="dropout"):
         store(rig.clients[1])
 
 
-def test_case_13_a_vector_masked_half_way_spoils_the_session(make_rig, monkeypatch):
+def test_a_vector_masked_half_way_spoils_the_session(make_rig, monkeypatch):
     rig = make_rig(3).until("upload")
 
     def out_of_memory(*_args, **_keywords):

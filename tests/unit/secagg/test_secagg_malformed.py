@@ -61,7 +61,7 @@ def _steps(rig):
     rig.unmask()
 
 
-def test_case_14_no_misshapen_message_moves_anything(any_rig):
+def test_no_misshapen_message_moves_anything(any_rig):
     rig = any_rig()
     tried = 0
     for machine, receive, honest in _steps(rig):
@@ -74,7 +74,7 @@ def test_case_14_no_misshapen_message_moves_anything(any_rig):
     rig.assert_sum(rig.server.survivors().survivors)
 
 
-def test_case_14_misshapen_members_of_a_cohort(any_rig):
+def test_misshapen_members_of_a_cohort(any_rig):
     rig = any_rig().until("share")
     session, honest = rig.clients[1], rig.server.advertised(1)
     place = next(k for k, member in enumerate(honest.members) if member.client_id != 1)
@@ -87,7 +87,7 @@ def test_case_14_misshapen_members_of_a_cohort(any_rig):
     rig.go_on("share")
 
 
-def test_case_14_every_hash_of_a_proof_is_looked_at(make_rig):
+def test_every_hash_of_a_proof_is_looked_at(make_rig):
     rig = make_rig.ring().until("share")
     session, honest = rig.clients[1], rig.server.advertised(1)
     assert len(honest.proof) > 1
@@ -99,7 +99,7 @@ def test_case_14_every_hash_of_a_proof_is_looked_at(make_rig):
 
 
 @pytest.mark.parametrize("mapping", ["shares", "pair_secrets"])
-def test_case_14_every_entry_of_a_mapping_is_looked_at(make_rig, mapping):
+def test_every_entry_of_a_mapping_is_looked_at(make_rig, mapping):
     """Not only the first."""
     rig = make_rig(5).until("deliver")
     honest = rig.server.delivery(1)
@@ -108,7 +108,7 @@ def test_case_14_every_entry_of_a_mapping_is_looked_at(make_rig, mapping):
         rig.refused("malformed", rig.clients[1], lambda bad=bad: rig.clients[1].receive_shares(bad))
 
 
-def test_case_14_a_share_outside_the_field(make_rig):
+def test_a_share_outside_the_field(make_rig):
     rig = make_rig(3).until("unmask")
     honest = rig.clients[1].unmask(rig.server.signatures())
     for raw in ((2**256 + 297).to_bytes(33, "big"), b"\xff" * 33):
@@ -118,7 +118,7 @@ def test_case_14_a_share_outside_the_field(make_rig):
 
 
 @pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), "00" * 32, None])
-def test_case_14_a_digest_of_the_wrong_size(make_rig, digest):
+def test_a_digest_of_the_wrong_size(make_rig, digest):
     rig = make_rig(3).until("upload")
     rig.refused("malformed", rig.server, lambda: rig.server.receive_input(1, digest))
     rig.go_on("upload")
@@ -163,7 +163,7 @@ def test_messages_up_to_the_largest_are_taken(message):
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_case_14_messages_beyond_the_largest(message):
+def test_messages_beyond_the_largest(message):
     with pytest.raises(ProtocolViolation, match="malformed"):
         message.check()
 
@@ -252,7 +252,7 @@ def _refused_as_parameters(honest, changed, says):
     ],
     ids=lambda value: "" if isinstance(value, str) else ",".join(value),
 )
-def test_case_4_parameters_that_cannot_be_safe(make_rig, changed, says):
+def test_parameters_that_cannot_be_safe(make_rig, changed, says):
     _refused_as_parameters(make_rig(5).parameters, changed, says)
 
 
@@ -272,7 +272,7 @@ def test_case_4_parameters_that_cannot_be_safe(make_rig, changed, says):
         ({"corrupt": 5, "threshold": 7}, "quorum"),
     ],
 )
-def test_case_4_rings_that_cannot_be_safe(make_rig, changed, says):
+def test_rings_that_cannot_be_safe(make_rig, changed, says):
     _refused_as_parameters(make_rig.ring().parameters, changed, says)
 
 
@@ -297,7 +297,7 @@ def test_rings_on_the_safe_side_of_each_bound(make_rig, changed):
         assert withstands(population=parameters.quorum, **found)
 
 
-def test_case_4_parameters_of_a_peer_with_a_field_too_many_or_too_few(make_rig):
+def test_parameters_of_a_peer_with_a_field_too_many_or_too_few(make_rig):
     with pytest.raises(ProtocolViolation, match="bad-parameters"):
         RoundParameters.from_peer(federation="f")
     parameters = make_rig(3).parameters

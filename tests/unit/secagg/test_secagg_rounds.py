@@ -115,17 +115,17 @@ def _round_with_liars(rig, liars, owner):
 
 
 @pytest.mark.parametrize("liars", [{1}, {4}, {10}, {2, 7}, {9, 10}])
-def test_case_10_wrong_shares_are_named_and_the_round_goes_on(make_rig, liars):
+def test_wrong_shares_are_named_and_the_round_goes_on(make_rig, liars):
     assert _round_with_liars(make_rig(10, threshold=6).until("unmask"), liars, owner=4) == liars
 
 
 @pytest.mark.parametrize("liars", [{2, 7}, {1, 2, 3}, {8, 9, 10}])
-def test_case_10_beyond_the_decoding_radius_no_honest_client_is_named(make_rig, liars):
+def test_beyond_the_decoding_radius_no_honest_client_is_named(make_rig, liars):
     # The errors are all 1 or -1, so some subsets of shares hit the right secret on a wrong polynomial.
     assert _round_with_liars(make_rig(10, threshold=7).until("unmask"), liars, owner=4) <= liars
 
 
-def test_case_10_wrong_shares_of_a_mask_root_are_named(make_rig):
+def test_wrong_shares_of_a_mask_root_are_named(make_rig):
     rig = make_rig(7).until("upload")
     rig.upload([1, 2, 3, 4, 5, 6])
     rig.sign()
@@ -140,7 +140,7 @@ def test_case_10_wrong_shares_of_a_mask_root_are_named(make_rig):
     rig.assert_sum([1, 2, 3, 4, 5, 6])
 
 
-def test_case_10_too_few_good_shares_fail_the_round_and_name_the_secret(make_rig):
+def test_too_few_good_shares_fail_the_round_and_name_the_secret(make_rig):
     rig = make_rig(5).until("unmask")
     for i in rig.ids:
         message = rig.clients[i].unmask(rig.server.signatures())
@@ -215,13 +215,13 @@ def _unmask_with_lies(rig, lies):
     return set(rig.server.bad_share_senders)
 
 
-def test_case_10_whoever_was_found_out_once_is_left_aside(make_rig):
+def test_whoever_was_found_out_once_is_left_aside(make_rig):
     """With a threshold of 32, six wrong shares of forty are too many; two of the 36 that are left are not."""
     rig = make_rig(40, threshold=32).until("unmask")
     assert _unmask_with_lies(rig, {1: {5, 6, 7, 8}, 2: {5, 6, 7, 8, 9, 10}}) == {5, 6, 7, 8, 9, 10}
 
 
-def test_case_10_shares_of_a_suspect_still_count_where_they_are_needed(make_rig):
+def test_shares_of_a_suspect_still_count_where_they_are_needed(make_rig):
     """It may be the dealer who dealt client 3 a wrong share; of client 2's secret, only 1, 2 and 3 hold right ones."""
     rig = make_rig(5, threshold=3).until("unmask")
     assert 3 in _unmask_with_lies(rig, {1: {3}, 2: {4, 5}})
