@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 
 from fedcore.compare.modes.allreduce import AllReduce
-from fedcore.compare.modes.averaging import OUTER, Averaging
+from fedcore.compare.modes.averaging import OUTER, ModelAveraging
 from fedcore.compare.modes.base import ChosenMode, InReport, Mode, Option, Trained
 from fedcore.compare.modes.centralized import Centralized
 from fedcore.compare.modes.federated import Federated
@@ -39,8 +39,8 @@ _ROWS: tuple[Mode, ...] = (
     Centralized(name="centralized", title="all data in one place"),
     Local(name="local", title="each site alone"),
     AllReduce(name="allreduce", title="synchronous data parallel, gradients averaged every step"),
-    Averaging(name="local-sgd", title="models averaged every h steps, no server"),
-    Averaging(name="diloco", title="local-sgd with an outer Nesterov optimizer", outer=OUTER),
+    ModelAveraging(name="local-sgd", title="models averaged every h steps, no server"),
+    ModelAveraging(name="diloco", title="local-sgd with an outer Nesterov optimizer", outer=OUTER),
     ParameterServer(name="ps-sync", title="parameter server, one step for all workers", together=True),
     ParameterServer(name="ps-async", title="parameter server, nobody waits"),
     ParameterServer(name="ps-ssp", title="parameter server, at most s steps ahead", bounded=True),

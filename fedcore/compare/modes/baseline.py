@@ -23,7 +23,7 @@ from fedcore.compare.run import INITIAL_FILE, ROUNDS, PlannedRun
 from fedcore.compare.workers.models import Models, everywhere, save_initial
 from fedcore.compare.workers.processes import Ended, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.compare.workers.training import LOOPBACK, Note, OwnEvaluation, Ready, RoundDone, snapshot
+from fedcore.compare.workers.training import LOOPBACK, Note, OwnEvaluation, RoundDone, WorkerReady, snapshot
 from fedcore.errors import EnvironmentFailure
 from fedcore.events import AppPrinted, EventSink, ExchangeDone
 from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
@@ -158,7 +158,7 @@ class RoundLog:
     """
 
     names: tuple[str, ...]
-    ready: dict[str, Ready] = field(default_factory=dict)
+    ready: dict[str, WorkerReady] = field(default_factory=dict)
     rounds: list[dict[str, RoundDone]] = field(default_factory=list)
     evaluations: dict[int, OwnEvaluation] = field(default_factory=dict)
     losses: list[LostWorker] = field(default_factory=list)
@@ -174,7 +174,7 @@ class RoundLog:
     def add(self, name: str, report: WorkerReport) -> None:
         """Take a worker's report."""
         match report:
-            case Ready():
+            case WorkerReady():
                 self.ready[name] = report
             case RoundDone():
                 self._last[name] = report.round

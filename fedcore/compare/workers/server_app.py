@@ -17,7 +17,7 @@ from typing import Any
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink
-from fedcore.compare.workers.training import Note, OwnEvaluation, Ready, RoundDone, train_pooled
+from fedcore.compare.workers.training import Note, OwnEvaluation, RoundDone, WorkerReady, train_pooled
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
@@ -54,7 +54,7 @@ def train_centralized(
 
 def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
     initial = ModelState.open(run.folder / INITIAL_FILE)
-    report(Ready(counts=(), parameters=sum(spec.size for spec in initial.layout.specs)))
+    report(WorkerReady(counts=(), parameters=sum(spec.size for spec in initial.layout.specs)))
     # Nothing is aggregated, so a strategy that needs single updates sees the one that there is.
     outcome = run_server_app(
         run.app,

@@ -35,7 +35,7 @@ from fedcore.training.engines.transfer import load_entries
 LOOPBACK = "127.0.0.1"
 
 
-class Ready(WorkerReport):
+class WorkerReady(WorkerReport):
     """Before the first round. counts: examples of the sites that the worker reads. sent, received: bytes until now."""
 
     counts: tuple[int, ...]
@@ -276,9 +276,9 @@ def _averaging(run: PlannedRun, engine: Engine) -> Averaging:
     return Averaging(Averager(engine.module, outer), h=int(options["h"]))
 
 
-def _ready(counts: tuple[int, ...], engine: Engine, used: TcpBytes) -> Ready:
+def _ready(counts: tuple[int, ...], engine: Engine, used: TcpBytes) -> WorkerReady:
     parameters = sum(parameter.numel() for parameter in engine.parameters())
-    return Ready(counts=counts, parameters=parameters, sent=used.sent, received=used.received)
+    return WorkerReady(counts=counts, parameters=parameters, sent=used.sent, received=used.received)
 
 
 def _counts(data: TrainingData, world: World) -> list[int]:
