@@ -35,7 +35,8 @@ pytestmark = [
 
 def in_flower(out: Path, rounds: int) -> dict[str, np.ndarray]:
     """The final global model of Flower's own simulation."""
-    command = [sys.executable, str(SCRIPT), str(DIGITS), str(CLIENTS), str(out), str(rounds)]
+    # Ray's own processes get this one's path, on which the modules beside the script must not hide theirs.
+    command = [sys.executable, "-P", str(SCRIPT), str(DIGITS), str(CLIENTS), str(out), str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RAY_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     with np.load(out) as saved:
