@@ -8,7 +8,7 @@ numbered. No event holds anything that the server could not know anyway: of upda
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -200,6 +200,11 @@ class RunOut(Message):
     app_sha256: Sha256
     events: list[Recorded]
     model: ModelRef | None
+
+
+def name_some(clients: Sequence[str]) -> str:
+    """The first eight names, for a line that a person reads."""
+    return ", ".join(clients[:8]) + (", ..." if len(clients) > 8 else "")
 
 
 def ignore(event: RunEvent) -> None:

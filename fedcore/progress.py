@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,11 +20,10 @@ from fedcore.events import (
     RunEvent,
     RunStarted,
     StageProgress,
+    name_some,
 )
 
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
-
-_MOST_NAMES: Final = 8
 
 
 class ProgressView:
@@ -114,7 +113,7 @@ def _waiting_for(absent: Sequence[str], missing: int) -> str:
     """Which clients hold up a run: all of those that are absent, or some of them."""
     if missing <= 0 or not absent:
         return ""
-    names = ", ".join(absent[:_MOST_NAMES]) + (", ..." if len(absent) > _MOST_NAMES else "")
+    names = name_some(absent)
     return f"; waiting for {names}" if missing == len(absent) else f"; waiting for {missing} of {names}"
 
 

@@ -20,7 +20,8 @@ from typing import Final, Self
 
 from fedcore.compare.local_federation import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import LostWorker
-from fedcore.compare.run import MODEL_FILE, ROUNDS, Kill, PlannedRun, worker_name
+from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun, worker_name
+from fedcore.config import ROUNDS_KEY
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.events import (
     ClientDropped,
@@ -136,9 +137,9 @@ class _Running:
 
         A baseline's workers do so before their first round, too. Raises RunFailed.
         """
-        if ROUNDS not in run.config:
+        if ROUNDS_KEY not in run.config:
             return
-        short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS: 1}, kill=None)
+        short = replace(run, folder=self.group.logs.parent / "warm-up", config={**run.config, ROUNDS_KEY: 1}, kill=None)
         followed = self.follow(short, {**run.settings, **_WITHOUT_PRIVACY}, ignore)
         if followed.record.status != "finished":
             raise RunFailed(followed.record.reason or "the first round ended without a word")

@@ -12,8 +12,8 @@ from pathlib import Path
 from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, ChosenMode
 from fedcore.compare.modes.federated import TOGETHER
-from fedcore.compare.run import ROUNDS, Kill, PlannedRun
-from fedcore.config import JobSettings, override, parse_assignments, split_assignments
+from fedcore.compare.run import Kill, PlannedRun
+from fedcore.config import ROUNDS_KEY, JobSettings, override, parse_assignments, split_assignments
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
@@ -132,7 +132,7 @@ def _check_job(job: CompareJob, config: Mapping[str, Scalar]) -> None:
     if job.sites < 2:
         raise ConfigurationError("a comparison needs at least 2 clients")
     if job.kill is not None:
-        rounds = config.get(ROUNDS)
+        rounds = config.get(ROUNDS_KEY)
         if job.kill.site >= job.sites or (isinstance(rounds, int) and job.kill.round >= rounds):
             raise ConfigurationError(
                 f"--kill {job.kill}: there are {job.sites} clients, and {rounds} rounds; name a round before the last"

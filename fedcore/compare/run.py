@@ -16,7 +16,6 @@ from fedcore.wire import Scalar
 if TYPE_CHECKING:
     from fedcore.compare.modes import ChosenMode, Mode
 
-ROUNDS: Final = "num-server-rounds"
 MODEL_FILE: Final = "model.safetensors"
 """In the folder of a run that finished: its last model."""
 INITIAL_FILE: Final = "initial.safetensors"

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
+from fedcore.config import ROUNDS_KEY
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.engine_app import LocalApp
 from fedcore.training.seeds import derive_seed
@@ -84,7 +85,7 @@ def averaging_server(client: LocalApp) -> ServerApp:
         make_strategy(config, **_participation(config)).start(
             grid=grid,
             initial_arrays=client.initial_arrays(config),
-            num_rounds=int(config["num-server-rounds"]),
+            num_rounds=int(config[ROUNDS_KEY]),
         )
 
     return app

@@ -6,13 +6,12 @@ import asyncio
 from typing import Final
 
 from fedcore.errors import RoundFailed
-from fedcore.events import ClientDropped, ClientsOnline
+from fedcore.events import ClientDropped, ClientsOnline, name_some
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
 from server_app.services import Services
 
 _TICK_SECONDS: Final = 0.1
-_MOST_NAMES: Final = 8
 
 
 class CohortSelection:
@@ -86,8 +85,7 @@ class CohortSelection:
         waiting = sum(map(self._services.presence.waits, online))
         more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
         absent = self._named(pool - online)
-        names = ", ".join(absent[:_MOST_NAMES]) + (", ..." if len(absent) > _MOST_NAMES else "")
-        gone = f"; not connected: {names}" if absent else ""
+        gone = f"; not connected: {name_some(absent)}" if absent else ""
         return (
             f"{least} clients are needed, {present} are connected after {self._settings.join_seconds:g} s{more}{gone}"
         )

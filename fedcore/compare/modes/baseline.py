@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import Mode, Option, Trained
 from fedcore.compare.results import LostWorker, Point
-from fedcore.compare.run import INITIAL_FILE, ROUNDS, PlannedRun
+from fedcore.compare.run import INITIAL_FILE, PlannedRun
 from fedcore.compare.workers.models import Models, everywhere, save_initial
 from fedcore.compare.workers.processes import Ended, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import LOOPBACK, Note, OwnEvaluation, RoundDone, WorkerReady, snapshot
+from fedcore.config import ROUNDS_KEY
 from fedcore.errors import EnvironmentFailure
 from fedcore.events import AppPrinted, EventSink, ExchangeDone
 from fedcore.system.peers import BLAME_SECONDS, first_cause, tells_of_lost_peer
@@ -111,7 +112,7 @@ class Baseline(Mode):
         log.lost.add(name)
         if not self.goes_on:
             workers.stop()
-        if number == int(run.config[ROUNDS]):
+        if number == int(run.config[ROUNDS_KEY]):
             consequence = "all its rounds were over"
         elif not self.goes_on or log.lost == set(log.names):
             log.reason = f"{name} was lost after round {number} ({end.reason}); {consequence}"

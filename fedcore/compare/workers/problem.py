@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 from torch.utils.data import ConcatDataset
 
-from fedcore.compare.run import ROUNDS, PlannedRun
+from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
+from fedcore.config import ROUNDS_KEY
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
@@ -47,7 +48,7 @@ class Problem:
                 f"{error}; this mode trains the app's model itself and needs a ClientApp made by "
                 "fedcore.flower.engine_app.supervised_app (centralized and the federated modes take any Flower app)"
             ) from None
-        for key in (ROUNDS, "batch-size", "local-epochs", "seed"):
+        for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
             if key not in config:
                 raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
         personal = found.definition.personal(dict(config))
@@ -63,7 +64,7 @@ class Problem:
     @property
     def rounds(self) -> int:
         """Rounds of the run; a mode without rounds reports after as many examples as a round has."""
-        return int(self.config[ROUNDS])
+        return int(self.config[ROUNDS_KEY])
 
     def recipe(self, wrap: Callable[[MakeOptimizer], MakeOptimizer] = lambda make: make) -> Recipe:
         """For an engine. wrap: what makes the optimizer out of the app's own."""
