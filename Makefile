@@ -10,18 +10,18 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-all coverage check format clean
+.PHONY: help install demo test test-slow test-all coverage check format lock sbom clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv with the locked dependencies and this project
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock requirements-dev.lock pyproject.toml
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcore needs Python 3.11 or newer")'
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet $(TORCH)
-	$(PYTHON) -m pip install --quiet -r requirements.lock
+	$(PYTHON) -m pip install --quiet --no-deps --require-hashes -r requirements.lock -r requirements-dev.lock
 	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -36,7 +36,7 @@ ONE_FEDERATION := tests/integration/test_one_federation.py
 SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile thorough
 
 test: $(STAMP)  ## run all that is quick, and one real federation
-	$(PYTEST) $(QUICK_WORKERS) --test-seconds 2 $(ONE_FEDERATION) tests/unit tests/architecture
+	$(PYTEST) $(QUICK_WORKERS) --test-seconds 4 $(ONE_FEDERATION) tests/unit tests/architecture
 	@echo "Not run: tests that start processes, train for long or measure (tests/processes, integration, thorough,"
 	@echo "benchmarks), and the many examples of property tests. All of these: make test-slow"
 
@@ -57,6 +57,12 @@ check: $(STAMP)  ## formatting, lint, types and import rules
 format: $(STAMP)  ## put the sources into shape
 	$(VENV)/bin/ruff format $(SOURCES)
 	$(VENV)/bin/ruff check --fix $(SOURCES)
+
+lock: $(STAMP)  ## renew the locks from pyproject.toml; with UPGRADE=--upgrade to the newest versions
+	$(PYTHON) docs/make_locks.py $(UPGRADE)
+
+sbom: $(STAMP)  ## print what an installation consists of, as CycloneDX
+	@$(PYTHON) docs/make_sbom.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -142,9 +142,7 @@ def _encode(encoding: Encoding, base: ModelState, local: ModelState, threads: in
 def _decode(encoding: Encoding, base: ModelState, local: ModelState, threads: int) -> Callable[[], object]:
     """Into memory that is new each time: the new model outlives the round."""
     encoded = encode(encoding, base=base, local=local, examples=50, metrics={}, randomness=os.urandom)
-    return lambda: decode(
-        encoding, encoded.words, survivors=1, base=base, metric_names=encoded.metric_names, threads=threads
-    )
+    return lambda: decode(encoding, encoded.words, survivors=1, base=base, threads=threads)
 
 
 def report(times: Mapping[Case, float], errors: Mapping[str, Sequence[Found]], large: Sequence[LargeRun]) -> Report:

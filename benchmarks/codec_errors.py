@@ -82,7 +82,7 @@ class _Cohort:
             total += encode(
                 encoding, base=self.base, local=local, examples=count, metrics={}, randomness=os.urandom
             ).words
-        return decode(encoding, total, survivors=len(self.locals), base=self.base, metric_names=())
+        return decode(encoding, total, survivors=len(self.locals), base=self.base)
 
     def exact(self) -> NDArray[np.float64]:
         """The global model + the weighted mean of local - base, in float64."""
@@ -141,7 +141,7 @@ def _settled(cohort: _Cohort, settings: CodecSettings) -> tuple[Encoding, int]:
     settled = False
     while not settled and rounds < MOST_ROUNDS:
         statistics = cohort.round(encoding).statistics
-        encoding = next_encoding(settings, layout, clients, statistics)
+        encoding = next_encoding(settings, layout, clients, statistics, settled=False)
         settled = not any(statistics.clipped) and all(statistics.measured)
         rounds += 1
     return dataclasses.replace(encoding, field_bits=settings.field_bits), rounds

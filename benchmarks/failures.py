@@ -60,12 +60,19 @@ def main() -> int:
     return run(measure, parser("A rank that fails: seconds until the server knows.").parse_args())
 
 
+SHARED = "/dev/shm"
+"""A folder that ranks in their sandbox may write to as well."""
+
+
 def measure(arguments: argparse.Namespace) -> Report:
     """One run for each failure, in one federation."""
     say(f"starting a server and {CLIENTS} clients, {VICTIM} with two ranks")
     options = {VICTIM: ("--nproc-per-node", "2")}
     outcomes = []
-    with live_federation(APP, clients=CLIENTS, options=options) as federation, tempfile.TemporaryDirectory() as folder:
+    with (
+        live_federation(APP, clients=CLIENTS, options=options) as federation,
+        tempfile.TemporaryDirectory(dir=SHARED) as folder,
+    ):
         for number, (failure, rank) in enumerate(QUICK if arguments.quick else FAILURES):
             outcomes.append(_fail(federation, failure, rank, Path(folder) / str(number)))
             say(f"{failure}: {outcomes[-1].known:.2f} s, {outcomes[-1].reason}")

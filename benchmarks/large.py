@@ -33,6 +33,7 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.common import Table
 from benchmarks.resident import peak_resident_bytes, reset_peak
 from fedcore.codec import CodecSettings, Encoded, Encoding, decode, encode
+from fedcore.codec.encoding import scale_groups
 from fedcore.errors import EnvironmentFailure
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
@@ -148,7 +149,7 @@ def go_through(parameters: int, folder: Path) -> LargeRun:
         layout=layout,
         n_max=CLIENTS,
         field_bits=BITS,
-        scales=(SCALE,) * TENSORS,
+        scales=(SCALE,) * len(scale_groups(layout)),
     )
     _check_room(encoding, folder)
     _write_models(layout, folder)
@@ -168,7 +169,6 @@ def go_through(parameters: int, folder: Path) -> LargeRun:
             words,
             survivors=1,
             base=base,
-            metric_names=encoded.metric_names,
             out_path=folder / "new.safetensors",
             threads=threads,
         ),
@@ -216,7 +216,7 @@ def _layout(parameters: int) -> Layout:
 
 
 def _check_room(encoding: Encoding, folder: Path) -> None:
-    files = FILES * encoding.fields * FLOAT32_BYTES
+    files = FILES * sum(spec.size for spec in encoding.floats) * FLOAT32_BYTES
     if shutil.disk_usage(folder).free < 1.1 * files:
         raise EnvironmentFailure(f"{folder} has no room for {files / MIB:.0f} MiB of models; choose another --folder")
     words = encoding.words * 8

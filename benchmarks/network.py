@@ -162,7 +162,7 @@ def _federated(network: Network, aggregation: str, rounds: int) -> tuple[RunReco
             now=datetime.now(UTC),
             hosts=[server.address],
             port=PORT,
-            policy=replace(Policy.default(CLIENTS), allow_plain=aggregation == "plain"),
+            policy=Policy.own(CLIENTS, allow_plain=aggregation == "plain"),
         )
         group.start("server", [*server.command(), *FEDCORE, "server", "--federation", folder])
         for node, kit in zip(sites, made.clients, strict=True):

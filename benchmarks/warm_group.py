@@ -44,7 +44,7 @@ async def _measure(ranks: int, starts: int, rounds: int) -> Costs:
         task = _task(model)
         cold, warm = [], []
         for _ in range(starts):
-            group = LocalGroup(_settings(ranks), Output(name="benchmark", stream=(folder / "log").open("w")))
+            group = LocalGroup(_settings(ranks, folder), Output(name="benchmark", stream=(folder / "log").open("w")))
             try:
                 cold.append(await _round(group, task, folder))
                 warm += [await _round(group, task, folder) for _ in range(rounds)]
@@ -63,10 +63,12 @@ async def _round(group: LocalGroup, task: Task, folder: Path) -> float:
     return time.perf_counter() - started - trained
 
 
-def _settings(ranks: int) -> GroupSettings:
+def _settings(ranks: int, folder: Path) -> GroupSettings:
+    bundle = AppBundle.from_folder(APP)
     return GroupSettings(
-        app=APP,
-        app_sha256=AppBundle.from_folder(APP).sha256,
+        app=bundle.install(folder / "apps"),
+        app_sha256=bundle.sha256,
+        data_dir=folder,
         client_id=1,
         node_config={},
         engine=EngineConfig.from_mapping({}, ranks=ranks).to_mapping(),

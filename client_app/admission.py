@@ -5,6 +5,14 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | check                   | stops                                                                          |
 | ----------------------- | ------------------------------------------------------------------------------ |
 | app-mismatch            | running an app that the owner did not install                                  |
+| config-not-allowed      | a question in a number: config or settings other than the app's (`agreed`)     |
+| model-too-large         | a model that fills the disk                                                    |
+| too-many-tensors        | an encoding that takes for ever to read                                        |
+| too-long                | local work without an end                                                      |
+| too-short               | a time that only the quick can keep, to see who is left out of the sum         |
+| too-many-exchanges      | being asked until something is known, in a run or in a day                     |
+| too-many-releases       | the same of one model and purpose (`client_app.releases`)                      |
+| differencing            | sums from one model that together tell the sum of a few clients                |
 | plain-not-allowed       | sending an update that the server can read                                     |
 | privacy-required        | a sum without noise, where the owner insists on differential privacy           |
 | noise-shares            | noise that is shared out among more clients than a sum is sure to have         |
@@ -12,6 +20,8 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | privacy-budget          | an exchange that would make all of them together reveal more than that         |
 | own-id-missing          | a task for a cohort without this client                                        |
 | duplicate-id            | one client that counts as two                                                  |
+| roster-rollback         | an exchange under an older roster, on which a revoked client may still stand    |
+| roster-gap              | an exchange under a roster that the server does not show                       |
 | off-roster              | a cohort with clients that the federation's authority never signed             |
 | cohort-below-minimum    | a sum over so few clients that it tells too much                               |
 | threshold-below-minimum | a threshold below the owner's                                                  |
@@ -19,6 +29,8 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | agreement-not-allowed   | a key agreement that a later quantum computer could open                       |
 | bad-parameters          | parameters that contradict each other, such as 2t <= n                         |
 | encoding-refused        | an encoding that is none, that could wrap, or for fewer clients than the cohort |
+| encoding-off-settings   | an encoding or noise that does not follow from the settings of the run         |
+| scales-off-rule         | the same update asked for at scales of the server's choice, or small tensors apart|
 | layout-mismatch         | an encoding for another model than the one that was sent                       |
 | model-missing           | training without a model                                                       |
 | model-digest            | another model than the announced one                                           |
@@ -30,11 +42,17 @@ How the local work failed has fixed names too: `client_app.ranks.failures`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
+from client_app.agreed import CONFIG_NOT_ALLOWED, Agreed
 from client_app.eligibility import NotEligible
+from client_app.ledger import Ledger
 from client_app.ranks.failures import AppFailed, RankFailed
-from fedcore.codec import AnyEncoding, release_of
+from client_app.releases import DIFFERENCING, TOO_MANY_RELEASES, check_releases
+from client_app.task_reading import TOO_MANY_TENSORS
+from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of
+from fedcore.config import JobSettings
 from fedcore.errors import (
     AppError,
     ConfigurationError,
@@ -49,27 +67,46 @@ from fedcore.errors import (
     Unauthorized,
     WorkerDied,
 )
-from fedcore.exchange import encoding_of, round_parameters, smallest_honest_cohort
+from fedcore.exchange import codec_settings, encoding_of, noise_clients, round_parameters
 from fedcore.federation import ClientKit, Policy
-from fedcore.privacy import Accountant
+from fedcore.federation.roster import GAP, ROLLBACK
+from fedcore.privacy import Accountant, PrivacyPlan, Release
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
-from fedcore.wire import ProblemKind, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire import ComplaintIn, ProblemKind, Task, WithdrawalReason, WithdrawIn
 
+MODEL_TOO_LARGE: Final = "model-too-large"
+TOO_LONG: Final = "too-long"
+TOO_SHORT: Final = "too-short"
+TOO_MANY_EXCHANGES: Final = "too-many-exchanges"
+ENCODING_OFF_SETTINGS: Final = "encoding-off-settings"
 APP_MISMATCH: Final = "app-mismatch"
 PLAIN_NOT_ALLOWED: Final = "plain-not-allowed"
+SCALES_OFF_RULE: Final = "scales-off-rule"
 CORRUPT_BELOW_MINIMUM: Final = "corrupt-below-minimum"
 AGREEMENT_NOT_ALLOWED: Final = "agreement-not-allowed"
 PRIVACY_REQUIRED: Final = "privacy-required"
 NOISE_SHARES: Final = "noise-shares"
 TOO_LITTLE_NOISE: Final = "too-little-noise"
 PRIVACY_BUDGET: Final = "privacy-budget"
+_LEAST_TIME: Final = 0.5
+"""Share of train-seconds that is left of it at least when a client hears of a task."""
+_ROUNDING: Final = 1e-3
+"""By how much less noise may be announced than this machine computes; the multiplier has four digits."""
 _OVER: Final = frozenset(
     {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
 )
 """Problems that tell a client that the exchange goes on without it, or not at all."""
 _POLICY: Final = frozenset(
     {
+        CONFIG_NOT_ALLOWED,
+        MODEL_TOO_LARGE,
+        TOO_MANY_TENSORS,
+        TOO_LONG,
+        TOO_SHORT,
+        TOO_MANY_EXCHANGES,
+        TOO_MANY_RELEASES,
+        DIFFERENCING,
         PLAIN_NOT_ALLOWED,
         CORRUPT_BELOW_MINIMUM,
         AGREEMENT_NOT_ALLOWED,
@@ -82,9 +119,36 @@ _POLICY: Final = frozenset(
 )
 
 
-def check_task(task: Task, kit: ClientKit, app_sha256: str) -> None:
-    """Refuse a task that the owner, the roster or the protocol does not allow; raises ProtocolViolation."""
+class BadDealing(ProtocolViolation):
+    """A neighbour cheated in what it sealed for this client; `complaint` proves it to the server and to anybody."""
+
+    def __init__(self, refusal: ProtocolViolation, complaint: ComplaintIn) -> None:
+        super().__init__(refusal.check, str(refusal).partition(": ")[2], peer=refusal.peer)
+        self.complaint = complaint
+
+
+def check_frequency(task: Task, policy: Policy, ledger: Ledger) -> None:
+    """Refuse to be asked more often than the owner allows; raises ProtocolViolation."""
+    for count, most, what in (
+        (ledger.entered_in(task.run), policy.max_exchanges_per_run, "of this run"),
+        (ledger.entered_in_a_day(), policy.max_exchanges_per_day, "in 24 hours"),
+    ):
+        if count >= most:
+            raise ProtocolViolation(
+                TOO_MANY_EXCHANGES, f"this client took part in {count} exchanges {what}, the policy allows {most}"
+            )
+    check_releases(task, policy, ledger)
+
+
+def check_task(task: Task, kit: ClientKit, app_sha256: str, agreed: Agreed) -> JobSettings:
+    """Refuse a task that the owner, the roster or the protocol does not allow; raises ProtocolViolation.
+
+    Returns the settings that the exchange is to follow.
+    """
     _check_app(task, app_sha256)
+    _check_roster(task, kit)
+    settings = agreed.check(task, kit.policy)
+    _check_bounds(task, kit.policy, settings)
     _check_cohort(task, kit)
     if task.trains and task.model is None:
         raise ProtocolViolation("model-missing", "the server asks for training and names no model")
@@ -95,17 +159,18 @@ def check_task(task: Task, kit: ClientKit, app_sha256: str) -> None:
                 "the server could read this client's update; its owner would have to set allow-plain = true "
                 "in policy.toml",
             )
-        return
+        return settings
     _check_protection(task, kit)
-    _sound_encoding(task)
+    _check_settings(task, _sound_encoding(task), settings)
     # What the parameters say of each other does not depend on the model's bytes, which come next.
     derive_parameters(task, kit, None)
+    return settings
 
 
 def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
     """The encoding of a secure task, when it is sound and fits the model that this client received."""
     encoding = _sound_encoding(task)
-    if encoding.n_max < len(task.cohort):
+    if encoding.n_max != len(task.cohort):
         raise ProtocolViolation(
             "encoding-refused", f"the encoding is for {encoding.n_max} clients, the cohort has {len(task.cohort)}"
         )
@@ -120,6 +185,35 @@ def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
     return encoding
 
 
+def follow_scales(task: Task, encoding: AnyEncoding, ledger: Ledger) -> None:
+    """Remember the scales of an exchange, durably; raises ProtocolViolation where they break their rule."""
+    if not isinstance(encoding, Encoding) or encoding.layout is None:
+        return
+    layout = encoding.layout.digest().hex()
+    try:
+        memory = check_scales(encoding, ledger.scales(task.run, layout), exchange=task.exchange)
+    except EncodingError as error:
+        raise ProtocolViolation(SCALES_OFF_RULE, str(error)) from None
+    ledger.remember_scales(task.run, layout, memory)
+
+
+def _check_settings(task: Task, encoding: AnyEncoding, settings: JobSettings) -> None:
+    """What of the encoding follows from the run's settings alone, does so."""
+    try:
+        expected = codec_settings(settings)
+    except EncodingError as error:
+        raise ProtocolViolation(ENCODING_OFF_SETTINGS, str(error)) from None
+    if encoding.settings != expected:
+        raise ProtocolViolation(ENCODING_OFF_SETTINGS, "the encoding has other bounds than the settings of the run")
+    names = settings.metrics_of(task.trains)
+    if names is not None and encoding.metrics != (() if settings.private and task.trains else names):
+        raise ProtocolViolation(ENCODING_OFF_SETTINGS, "the encoding has other metrics than the settings of the run")
+    if (release_of(encoding) is not None) != settings.private:
+        raise ProtocolViolation(
+            ENCODING_OFF_SETTINGS, "the encoding and the settings of the run disagree on differential privacy"
+        )
+
+
 def _sound_encoding(task: Task) -> AnyEncoding:
     try:
         return encoding_of(task)
@@ -127,7 +221,7 @@ def _sound_encoding(task: Task) -> AnyEncoding:
         raise ProtocolViolation("encoding-refused", str(error)) from None
 
 
-def check_privacy(task: Task, encoding: AnyEncoding, policy: Policy, spent: Accountant) -> None:
+def check_privacy(task: Task, encoding: AnyEncoding, settings: JobSettings, policy: Policy, spent: Accountant) -> None:
     """Refuse an exchange that reveals more about this client than its owner allows; raises ProtocolViolation.
 
     What it reveals follows from the announced noise alone, which ctx binds, and from what this client has `spent`.
@@ -139,11 +233,7 @@ def check_privacy(task: Task, encoding: AnyEncoding, policy: Policy, spent: Acco
                 PRIVACY_REQUIRED, f"the sum has no noise, the policy allows epsilon {policy.max_epsilon:g} at most"
             )
         return
-    if release.shares > (honest := smallest_honest_cohort(task)):
-        raise ProtocolViolation(
-            NOISE_SHARES,
-            f"the noise is shared out among {release.shares} clients, a sum may hold those of {honest} only",
-        )
+    _check_noise(task, encoding, release, settings)
     if not policy.max_epsilon:
         return
     if (alone := Accountant((release,)).epsilon(policy.delta)) > policy.max_epsilon:
@@ -155,6 +245,43 @@ def check_privacy(task: Task, encoding: AnyEncoding, policy: Policy, spent: Acco
             PRIVACY_BUDGET,
             f"epsilon {spent.epsilon(policy.delta):.4g} is spent, this exchange would make it {after:.4g}; "
             f"the policy allows {policy.max_epsilon:g}",
+        )
+
+
+def _check_noise(task: Task, encoding: AnyEncoding, release: Release, settings: JobSettings) -> None:
+    """The noise is what follows from the settings, and counts on no more clients than a sum is sure to have."""
+    if task.protection is None:
+        raise ProtocolViolation(Check.BAD_PARAMETERS, "a secure task must name its graph, threshold and key agreement")
+    sure = noise_clients(len(task.cohort), task.quorum, task.protection)
+    if release.shares > sure:
+        raise ProtocolViolation(
+            NOISE_SHARES,
+            f"the noise is shared out among {release.shares} clients, a sum is sure to hold those of {sure} only",
+        )
+    try:
+        plan = PrivacyPlan.of(settings)
+        assert plan is not None  # noqa: S101 - the settings say the same as the encoding
+        expected = private_encoding(
+            encoding.settings,
+            encoding.layout,
+            len(task.cohort),
+            plan=plan,
+            noise_clients=release.shares,
+            metrics=encoding.metrics or (),
+        )
+    except ConfigurationError as error:
+        raise ProtocolViolation(ENCODING_OFF_SETTINGS, str(error)) from None
+    # The variance is computed with the machine's own functions: the last digits may differ.
+    enough = release.variance >= expected.release.variance * (1 - _ROUNDING)
+    if (
+        not enough
+        or replace(release, variance=expected.release.variance) != expected.release
+        or (
+            encoding.clip != expected.clip  # type: ignore[union-attr]
+        )
+    ):
+        raise ProtocolViolation(
+            ENCODING_OFF_SETTINGS, "the encoding has less noise, or another kind, than the settings of the run ask for"
         )
 
 
@@ -172,8 +299,10 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
     None where there is nothing to tell: the server ended the exchange itself, or cannot be reached.
     """
     match error:
-        case ProtocolViolation(check=check):
-            return WithdrawIn(reason=_reason(check), check=check)
+        case BadDealing(check=check, complaint=complaint):
+            return WithdrawIn(reason=WithdrawalReason.PROTOCOL_VIOLATION, check=check, complaint=complaint)
+        case ProtocolViolation(check=check, subject=subject):
+            return WithdrawIn(reason=_reason(check), check=check, subject=subject)
         case AppError() | DataError() | EncodingError() | WorkerDied():
             return _local_failure(error)
         case NotEligible():
@@ -221,6 +350,40 @@ def _check_app(task: Task, app_sha256: str) -> None:
         )
 
 
+def _check_roster(task: Task, kit: ClientKit) -> None:
+    known = kit.roster.version
+    if task.roster != known:
+        raise ProtocolViolation(
+            ROLLBACK if task.roster < known else GAP,
+            f"the exchange uses roster {task.roster}, this client knows roster {known}",
+        )
+
+
+def _check_bounds(task: Task, policy: Policy, settings: JobSettings) -> None:
+    size = task.model.size if task.model else 0
+    if size > policy.max_model_bytes:
+        raise ProtocolViolation(
+            MODEL_TOO_LARGE, f"the model has {size} bytes, the policy allows {policy.max_model_bytes}"
+        )
+    if task.seconds > policy.max_seconds:
+        raise ProtocolViolation(
+            TOO_LONG, f"the local work may take {task.seconds:g} s, the policy allows {policy.max_seconds:g}"
+        )
+    # Who is not done in time contributes nothing, unseen: a short time would choose whom a sum is made of.
+    least = _LEAST_TIME * settings.train_seconds
+    if task.aggregation == "secure" and task.seconds < least and not policy.report_failures:
+        raise ProtocolViolation(
+            TOO_SHORT,
+            f"the local work may take {task.seconds:g} s, but {least:g} of the {settings.train_seconds:g} s of "
+            "train-seconds have to be left",
+        )
+    layout = task.encoding.layout if task.encoding is not None else None
+    if layout is not None and len(layout.specs) > policy.max_tensors:
+        raise ProtocolViolation(
+            TOO_MANY_TENSORS, f"the model has {len(layout.specs)} tensors, the policy allows {policy.max_tensors}"
+        )
+
+
 def _check_cohort(task: Task, kit: ClientKit) -> None:
     if kit.client_id not in task.cohort:
         raise ProtocolViolation(Check.OWN_ID_MISSING, "the task is for a cohort without this client")
@@ -231,24 +394,27 @@ def _check_cohort(task: Task, kit: ClientKit) -> None:
 
 
 def _check_protection(task: Task, kit: ClientKit) -> None:
-    n, policy = len(task.cohort), kit.policy
-    if task.quorum < policy.min_cohort:
-        raise ProtocolViolation(
-            Check.COHORT_BELOW_MINIMUM,
-            f"the exchange goes on with {task.quorum} of {n} clients, the policy demands {policy.min_cohort}",
-        )
-    protection = task.protection
+    policy, protection = kit.policy, task.protection
     if protection is None:
         raise ProtocolViolation(Check.BAD_PARAMETERS, "a secure task must name its graph, threshold and key agreement")
+    least = corrupt_clients(len(kit.roster.members), policy.min_corrupt)
+    if protection.corrupt < least:
+        raise ProtocolViolation(
+            CORRUPT_BELOW_MINIMUM,
+            f"the exchange withstands {protection.corrupt} clients that help the server, the policy demands {least}",
+        )
+    # With differential privacy who contributes nothing still adds its share of the noise.
+    failures = task.encoding.failures if isinstance(task.encoding, Encoding) else 0
+    if (honest := task.quorum - protection.corrupt - failures) < policy.min_cohort:
+        raise ProtocolViolation(
+            Check.COHORT_BELOW_MINIMUM,
+            f"the exchange goes on with {task.quorum} of {len(task.cohort)} clients; {failures} of them may contribute "
+            f"nothing, and {honest} of the others do not help the server; the policy demands {policy.min_cohort}",
+        )
     if protection.threshold < policy.min_threshold:
         raise ProtocolViolation(
             Check.THRESHOLD_BELOW_MINIMUM,
             f"the threshold is {protection.threshold}, the policy demands {policy.min_threshold}",
-        )
-    if protection.corrupt < (least := corrupt_clients(n, policy.min_corrupt)):
-        raise ProtocolViolation(
-            CORRUPT_BELOW_MINIMUM,
-            f"the exchange withstands {protection.corrupt} clients that help the server, the policy demands {least}",
         )
     if protection.agreement != Agreement.HYBRID and not policy.allow_x25519:
         raise ProtocolViolation(

@@ -1,7 +1,7 @@
 """The agent's loop: join, wait for tasks, take part, say that it is alive, and come back when the server does.
 
-Beside it the owner's eligibility rules are watched: while one stands in the way the agent stays connected, tells the
-server that it may not train, and leaves an exchange that it trains in.
+Beside it the owner's eligibility rules are watched: while one stands in the way the agent stays connected and tells the
+server that it may not train; during an exchange in which failures are not told, only after it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NoReturn
 
 from client_app.admission import withdrawal_for
-from client_app.eligibility import NotEligible
+from client_app.contribution import show_end, tells_failures
 from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
 from client_app.ledger import ExchangeId
-from client_app.ranks.failures import AppFailed
+from client_app.roster import agree, catch_up, learn
+from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, read_task
 from client_app.transport import LONG_POLL_SECONDS, ONCE
 from fedcore.errors import (
     FedcoreError,
@@ -26,9 +28,11 @@ from fedcore.errors import (
     ServerUnreachable,
     Unauthorized,
 )
+from fedcore.federation.identity import next_identity
+from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
 from fedcore.system.concurrency import end, guarded
 from fedcore.system.version import fedcore_version
-from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, ProblemKind, Task, WithdrawalReason, WithdrawIn
 
 HEARTBEAT_END_SECONDS: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
@@ -65,6 +69,8 @@ class Agent:
     _joined: bool = field(default=False, init=False)
     _away: bool = field(default=False, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _silent: bool = field(default=False, init=False)
+    """Whether an exchange goes on during which the server is told nothing of this machine's state."""
 
     async def run(self) -> None:
         """Serve for ever; raises only what waiting cannot mend.
@@ -95,7 +101,7 @@ class Agent:
                 self._joined, pause = True, self.pauses.first
                 await self._serve(heartbeat)
             except (ServerUnreachable, Refused, Unauthorized, ProtocolViolation) as error:
-                if not (self._joined or _may_pass(error)):
+                if _is_revocation(error) or not (self._joined or _may_pass(error)):
                     raise
                 self._note_away(error)
             await asyncio.sleep(pause * (0.5 + self.jitter()))
@@ -103,22 +109,34 @@ class Agent:
 
     async def _join(self) -> float:
         """Say who we are and which app is installed; returns the seconds between two signs of life."""
-        client, kit = self.client, self.client.kit
-        hello = JoinIn(app_sha256=client.app_sha256, version=fedcore_version(), eligible=client.eligibility.holds)
-        joined = await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
+        joined = await self._introduce()
+        kit = self.client.kit
         if joined.federation != kit.federation:
             raise ProtocolViolation(
                 "federation-mismatch", f"the server serves {joined.federation!r}, this kit is of {kit.federation!r}"
             )
-        if joined.roster_sha256 != kit.roster.hash().hex():
-            raise ProtocolViolation(
-                "roster-mismatch", "the server has another roster than this kit; ask the authority for the current one"
-            )
+        client = self.client = await agree(self.client, joined)
         again = " again" if self._away else ""
         client.output.info("join", f"connected{again} to {kit.federation} at {client.transport.url}")
         self._away = False
         await self._leave_unfinished()
         return min(max(joined.heartbeat_seconds, _HEARTBEAT_BOUNDS[0]), _HEARTBEAT_BOUNDS[1])
+
+    async def _introduce(self) -> JoinOut:
+        client = self.client
+        hello = JoinIn(
+            app_sha256=client.app_sha256,
+            version=fedcore_version(),
+            eligible=client.eligibility.holds,
+            reports_failures=client.kit.policy.report_failures,
+        )
+        try:
+            return await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
+        except Unauthorized:
+            if next_identity(client.kit.folder) is None:
+                raise
+        self.client = await learn(client)
+        return await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
 
     async def _leave_unfinished(self) -> None:
         """Drop out of an exchange that was left unfinished when this agent last ended."""
@@ -136,7 +154,11 @@ class Agent:
         alive = asyncio.create_task(self._heartbeat(heartbeat, leaving))
         try:
             while True:
-                task = await self._next_task()
+                try:
+                    task = await self._next_task()
+                except TooManyTensors as unread:
+                    await self._take(unread.task, unread)
+                    continue
                 if task is not None:
                     await self._take(task)
                 else:
@@ -149,46 +171,44 @@ class Agent:
 
     async def _next_task(self) -> Task | None:
         query: dict[str, str | int] = {"run": self._seen[0], "after": self._seen[1]} if self._seen else {}
-        return await self.client.transport.get("/v1/task", Task, wait=LONG_POLL_SECONDS, retry=ONCE, **query)
+        return await self.client.transport.get(
+            "/v1/task",
+            Task,
+            wait=LONG_POLL_SECONDS,
+            retry=ONCE,
+            limit=MAX_TASK_BYTES,
+            read=partial(read_task, max_tensors=self.client.kit.policy.max_tensors),
+            **query,
+        )
 
-    async def _take(self, task: Task) -> None:
-        """Take part in one exchange; whatever goes wrong in it, the agent goes on."""
+    async def _take(self, task: Task, unread: ProtocolViolation | None = None) -> None:
+        """Take part in one exchange; whatever goes wrong in it, the agent goes on. unread: why it cannot be."""
         exchange_id = (task.run, task.exchange)
         self._seen = self._working_on = exchange_id
+        self._silent = self.client.eligibility.holds and not tells_failures(task, self.client.kit.policy)
         self.client.output.context = _context(task)
         try:
-            await take_part(task, self.client)
+            self.client = await catch_up(self.client, task.roster)
+            await take_part(task, self.client, unread)
         except asyncio.CancelledError:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._withdraw(exchange_id, WithdrawIn(reason=WithdrawalReason.STOPPED))
             raise
         except (FedcoreError, OSError) as error:
-            self._report(error)
+            show_end(self.client.output, error)
+            if _is_revocation(error):
+                raise
             if (withdrawal := withdrawal_for(error)) is not None:
+                check = withdrawal.check or withdrawal.reason.value
+                self.client.ledger.refuse(*exchange_id, check, withdrawal.subject)
                 await self._withdraw(exchange_id, withdrawal)
                 await asyncio.sleep(self.pauses.refusal)
         finally:
             self._working_on = None
             self.client.output.context = {}
+            self._end_silence()
             if self.client.ledger.open_exchange == exchange_id:
                 self.client.ledger.leave(*exchange_id)
-
-    def _report(self, error: FedcoreError | OSError) -> None:
-        """Tell the owner why an exchange ended for this client."""
-        output = self.client.output
-        match error:
-            case NotEligible():
-                output.info("withdrawn", f"left the exchange, {error}")
-            case ProtocolViolation():
-                output.error("refused", f"refused: {error}", check=error.check)
-            case Refused():
-                output.warning("ended", f"the exchange ended for this client: {error}")
-            case AppFailed(traceback=traceback):
-                for line in traceback.rstrip().splitlines():
-                    output.error("app", line)
-                output.error("withdrawn", str(error))
-            case _:
-                output.error("withdrawn", str(error))
 
     async def _withdraw(self, exchange_id: ExchangeId, reason: WithdrawIn) -> None:
         """Tell the server, which would find out by itself, only later."""
@@ -209,7 +229,8 @@ class Agent:
                 return
             run, exchange = self._working_on or ("", 0)
             with contextlib.suppress(FedcoreError):
-                message = HeartbeatIn(run=run, exchange=exchange, eligible=self.client.eligibility.holds)
+                eligible = self._silent or self.client.eligibility.holds
+                message = HeartbeatIn(run=run, exchange=exchange, eligible=eligible)
                 await self.client.transport.send("POST", "/v1/heartbeat", message, retry=ONCE)
 
     async def _watch_eligibility(self) -> NoReturn:
@@ -218,20 +239,43 @@ class Agent:
             await self._check_eligibility()
 
     async def _check_eligibility(self) -> None:
-        """Take a reading; tell the owner, and by the next heartbeat the server, what has changed."""
+        """Take a reading; tell the owner what has changed, and by the next heartbeat, unless silent, the server."""
         if change := await self.client.eligibility.update():
             self.client.output.info("eligibility", change)
+            if not self._silent:
+                self._news.set()
+
+    def _end_silence(self) -> None:
+        if self._silent and not self.client.eligibility.holds:
             self._news.set()
+        self._silent = False
 
     def _note_away(self, error: FedcoreError) -> None:
         if not self._away:
-            self.client.output.warning("away", f"{error}; trying again until that changes")
+            text = f"{error}; trying again until that changes"
+            if isinstance(error, ProtocolViolation):
+                self.client.output.error("refused", f"refused, taking part in nothing: {text}", check=error.check)
+            else:
+                self.client.output.warning("away", text)
         self._away = True
 
 
 def _may_pass(error: FedcoreError) -> bool:
-    """Whether the same request may succeed later although nobody changes anything here."""
+    """Whether the same request may succeed later although nobody changes anything here.
+
+    Of a server with a roster that does not follow the one known here, too: its owner may put that right, and to end
+    and be started again would change nothing.
+    """
+    if isinstance(error, ProtocolViolation):
+        return error.check in ROSTER_CHECKS
     return isinstance(error, ServerUnreachable) or (isinstance(error, Refused) and error.status >= 500)
+
+
+def _is_revocation(error: FedcoreError | OSError) -> bool:
+    """Whether this client's place in the federation is gone, which nothing can bring back."""
+    if isinstance(error, ProtocolViolation):
+        return error.check == REVOKED
+    return isinstance(error, Refused) and error.kind == ProblemKind.REVOKED
 
 
 def _context(task: Task) -> dict[str, object]:

@@ -1,8 +1,9 @@
 """One exchange, from the task to the last share, as this client sees it.
 
-Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trains; then the update is encoded, masked
-and uploaded (R2), the survivors are signed (R3) and the shares released (R4). Plain: train, upload. Whatever a step
-raises ends the exchange for this client; the caller withdraws from it.
+Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trains and its update is encoded; then it is
+masked and uploaded (R2), the survivors are signed (R3) and the shares released (R4). Where the local work fails, words
+that add nothing go the same way, unless the owner lets failures be told. Plain: train, upload. Whatever a step raises
+ends the exchange for this client; the caller withdraws from it.
 """
 
 from __future__ import annotations
@@ -12,25 +13,38 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.admission import check_encoding, check_privacy, check_task, derive_parameters
+from client_app.admission import (
+    BadDealing,
+    check_encoding,
+    check_frequency,
+    check_task,
+    derive_parameters,
+    follow_scales,
+)
+from client_app.agreed import Agreed
+from client_app.contribution import seconds_to_pad, show_nothing, tells_failures
 from client_app.eligibility import Eligibility
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
+from client_app.releases import agree, note_asked
+from client_app.spending import Spending
+from client_app.transcript import Transcript
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Parts, read_parts, send_parts
 from fedcore import conversions
-from fedcore.codec import AnyEncoding, encode, release_of
+from fedcore.codec import AnyEncoding, encode, encode_nothing
+from fedcore.config import JobSettings
 from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
@@ -39,11 +53,15 @@ from fedcore.secagg import (
     Check,
     ClientSession,
     Randomness,
+    ShareDelivery,
 )
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import guarded, in_thread
+from fedcore.transcript import TranscriptOut
 from fedcore.wire import (
     CohortOut,
+    ComplaintIn,
+    DealingOut,
     DeliveryOut,
     ManifestIn,
     Message,
@@ -59,7 +77,11 @@ OTHERS_SECONDS: Final = 900.0
 POLL_PAUSE: Final = 0.05
 """Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""
 
+_COMPLAINTS: Final = frozenset({Check.SHARE_UNSEALING, Check.UNCOMMITTED_SHARE})
+"""What a neighbour is to blame for, unless the server lies."""
+
 Out = TypeVar("Out", bound=Message)
+Words: TypeAlias = NDArray[np.uint64]
 
 
 class LocalWork(Protocol):
@@ -74,37 +96,46 @@ class LocalWork(Protocol):
 class Client:
     """What an exchange needs of its client.
 
-    app_sha256: the app that the owner agreed to. state_dir: where models and updates lie while they are needed.
-    randomness: for the protocol and the stochastic rounding. threads: for masking.
-    eligibility: whether the owner lets the machine train now.
+    app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models
+    and updates lie while they are needed. randomness: for the protocol and the stochastic rounding. threads: for
+    masking. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the owner lets the machine
+    train now.
     """
 
     kit: ClientKit
     app_sha256: str
+    agreed: Agreed
     transport: Transport
     work: LocalWork
     ledger: Ledger
+    transcript: Transcript
     state_dir: Path
     output: Output
     randomness: Randomness = os.urandom
     threads: int = 1
     others_seconds: float = OTHERS_SECONDS
     clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     eligibility: Eligibility = field(default_factory=lambda: Eligibility.of(EligibilityRules()))
 
 
-async def take_part(task: Task, client: Client) -> None:
-    """Take part in one exchange; raises what ended it early.
+async def take_part(task: Task, client: Client, unread: ProtocolViolation | None = None) -> None:
+    """Take part in one exchange; raises what ended it early, which is `unread` where the task was not read to its end.
 
     The exchange's number is used up first, so that nothing after it can happen twice. A client whose owner does not let
-    the machine train leaves before, or while it trains; once its update is on its way it stays to the end, which takes
-    little, and spares the others the work that a dropout costs them.
+    the machine train leaves before. One that loses its leave while it trains contributes nothing, or leaves where it
+    may say so; once its update is on its way it stays to the end, which takes little, and spares the others the work
+    that a dropout costs them.
     """
+    note_asked(task, client.agreed, client.ledger)
+    if unread is not None:
+        raise unread
     client.eligibility.check()
+    check_frequency(task, client.kit.policy, client.ledger)
     client.ledger.enter(task.run, task.exchange)
-    check_task(task, client.kit, client.app_sha256)
+    settings = check_task(task, client.kit, client.app_sha256, client.agreed)
     with _scratch(client.state_dir) as folder:
-        exchange = _Exchange(task=task, client=client, folder=folder)
+        exchange = _Exchange(task=task, settings=settings, client=client, folder=folder)
         try:
             async with asyncio.timeout(task.seconds + client.others_seconds):
                 await (exchange.secure() if task.aggregation == "secure" else exchange.plain())
@@ -122,6 +153,7 @@ class _Exchange:
     """The steps of one exchange."""
 
     task: Task
+    settings: JobSettings
     client: Client
     folder: Path
     _started: float = field(init=False)
@@ -130,18 +162,27 @@ class _Exchange:
         self._started = self.client.clock()
 
     async def secure(self) -> None:
-        """R0 to R4."""
+        """R0 to R4, once the transcript is known to lead up to them."""
+        await self._follow_transcript()
         model, model_hash = await self._model()
         encoding = check_encoding(self.task, model)
-        await in_thread(check_privacy, self.task, encoding, self.client.kit.policy, self.client.ledger.spent)
+        await in_thread(follow_scales, self.task, encoding, self.client.ledger)
+        client = self.client
+        spending = Spending(
+            task=self.task,
+            encoding=encoding,
+            settings=self.settings,
+            policy=client.kit.policy,
+            ledger=client.ledger,
+            chain=client.transcript.chain,
+        )
+        await in_thread(spending.admit)
         session = self._session(model_hash)
         try:
-            local = await self._train(session, model)
-            words, metrics = await self._encode(encoding, model, local)
-            if (release := release_of(encoding)) is not None:
-                await in_thread(self.client.ledger.spend, self.task.run, self.task.exchange, release)
-            await self._upload(session, words, metrics)
-            await self._unmask(session)
+            words = await self._contribute(session, spending, model)
+            await in_thread(spending.spend)
+            await self._upload(session, words)
+            await self._unmask(session, encoding)
         finally:
             session.abandon()
 
@@ -152,7 +193,7 @@ class _Exchange:
         manifest = ManifestIn(
             digest=update_digest(0, ()).hex(),
             size=0,
-            metrics=_slots(_metric_names(local)),
+            metrics=_slots(local),
             examples=local.examples,
             values=dict(local.metrics),
         )
@@ -186,21 +227,39 @@ class _Exchange:
         except FedcoreError as error:
             raise ProtocolViolation("model-malformed", str(error)) from None
 
-    async def _train(self, session: ClientSession, model: ModelState | None) -> LocalAnswer:
-        """The local work, with R0 and R1 beside it; ends at once when the exchange does."""
-        keyed = asyncio.Event()
+    async def _contribute(self, session: ClientSession, spending: Spending, model: ModelState | None) -> Words:
+        """The words to upload, when that is due, with R0 and R1 beside; ends at once when the exchange does."""
+        made, keyed = asyncio.Event(), asyncio.Event()
+        pad = self.client.kit.policy.pad_seconds
 
         async def protocol() -> NoReturn:
-            await self._exchange_keys(session)
+            await self._exchange_keys(session, spending)
             keyed.set()
+            if made.is_set() and not pad:  # the upload begins now
+                await asyncio.Event().wait()
             await self._watch()
 
-        async def work() -> LocalAnswer:
-            local = await self._work(model)
+        async def work() -> Words:
+            words = await self._update_or_nothing(spending.encoding, model)
+            made.set()
             await keyed.wait()
-            return local
+            elapsed = self.client.clock() - self._started
+            await self.client.sleep(seconds_to_pad(elapsed, pad=pad, limit=self.task.seconds))
+            return words
 
         return await guarded(work(), protocol())
+
+    async def _update_or_nothing(self, encoding: AnyEncoding, model: ModelState | None) -> Words:
+        """The update as words, ready to be masked; words that add nothing to the sum where there is none."""
+        try:
+            return await self._encode(encoding, model, await self._work(model))
+        except Exception as error:
+            # Whatever it was: an error that nobody foresaw may depend on the data as well.
+            if tells_failures(self.task, self.client.kit.policy):
+                raise
+            show_nothing(self.client.output, error)
+        nothing = await in_thread(encode_nothing, encoding, randomness=self.client.randomness)
+        return nothing.words
 
     async def _watch(self) -> NoReturn:
         """Notice, while the worker still trains, that the exchange has failed or goes on without this client."""
@@ -216,9 +275,7 @@ class _Exchange:
         self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}", started)
         return local
 
-    async def _encode(
-        self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer
-    ) -> tuple[NDArray[np.uint64], list[MetricSlots]]:
+    async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Words:
         """The update as words, clipped and rounded, ready to be masked."""
         state = ModelState.open(self._new_model) if local.trained else None
         started = self.client.clock()
@@ -236,7 +293,7 @@ class _Exchange:
         notes += [f"{encoded.clipped} elements clipped"] if encoded.clipped else []
         notes += ["shrunk to the L2 bound"] if encoded.shrunk else []
         self._say("encode", ", ".join(notes), started)
-        return encoded.words, _slots(encoded.metric_names)
+        return encoded.words
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -252,36 +309,66 @@ class _Exchange:
             randomness=self.client.randomness,
         )
 
-    async def _exchange_keys(self, session: ClientSession) -> None:
+    async def _follow_transcript(self) -> None:
+        """Refuse an exchange of a transcript that hides, skips or forges what came before."""
+        started = self.client.clock()
+
+        async def fetch(after: str) -> TranscriptOut | None:
+            return await self.client.transport.get("/v1/transcript", TranscriptOut, after=after)
+
+        if news := await self.client.transcript.follow(self.task, fetch):
+            self._say("transcript", news, started)
+
+    async def _exchange_keys(self, session: ClientSession, spending: Spending) -> None:
         """R0 and R1: nothing in them depends on the update."""
         started = self.client.clock()
         cohort = self.task.cohort
         keys = conversions.advertisement_to_wire(session.advertise())
         listed = await self._step("advertisement", keys, "cohort", CohortOut)
         dealt = await in_thread(session.share_keys, conversions.cohort_from_wire(listed, cohort))
+        await in_thread(spending.confirm, session.heard)
         answer = conversions.key_shares_to_wire(dealt)
         delivered = await self._step("key-shares", answer, "key-shares", DeliveryOut)
         delivery = conversions.delivery_from_wire(delivered, cohort)
-        await in_thread(session.receive_shares, delivery)
+        try:
+            await in_thread(session.receive_shares, delivery)
+        except ProtocolViolation as refusal:
+            if refusal.check not in _COMPLAINTS or refusal.peer is None:
+                raise
+            complaint = await self._complain(session, delivery, refusal.peer)
+            raise BadDealing(refusal, complaint) from refusal
         self._say("keys", f"exchanged with {len(delivery.shares)} of {len(delivery.sharers)} clients", started)
 
-    async def _upload(self, session: ClientSession, words: NDArray[np.uint64], metrics: list[MetricSlots]) -> None:
+    async def _complain(self, session: ClientSession, delivery: ShareDelivery, dealer: int) -> ComplaintIn:
+        """The proof against a neighbour, if it signed what was delivered in its name; else ProtocolViolation."""
+        shown = await self._poll(f"key-shares/{dealer}", DealingOut)
+        dealing = conversions.dealing_from_wire(dealer, shown)
+        return conversions.complaint_to_wire(await in_thread(session.complain, delivery, dealing))
+
+    async def _upload(self, session: ClientSession, words: Words) -> None:
         """R2: mask in place and send, part by part; then say that this was all."""
         parts = await in_thread(
             session.mask_parts, words, part_words=PART_BYTES // words.itemsize, threads=self.client.threads
         )
         digest = await self._send(parts, words.nbytes, "masked and sent")
-        await self._put("manifest", ManifestIn(digest=digest, size=words.nbytes, metrics=metrics))
+        await self._put("manifest", ManifestIn(digest=digest, size=words.nbytes))
 
-    async def _unmask(self, session: ClientSession) -> None:
+    async def _unmask(self, session: ClientSession, encoding: AnyEncoding) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
         shown = await self._poll("survivors", SurvivorsOut)
         survivors = conversions.survivors_from_wire(shown, self.task.cohort)
         agreed = conversions.consistency_to_wire(session.sign_survivors(survivors))
+        policy, ledger, transcript = self.client.kit.policy, self.client.ledger, self.client.transcript
+        await in_thread(agree, self.task, encoding, survivors.survivors, policy, ledger, transcript.chain)
+        outcome = session.outcome
+        # On disk before the signature is on the wire: from then on the transcript has to contain this exchange.
+        record = await in_thread(transcript.sign, self.task, outcome, self.client.kit.roster)
         collected = await self._step("consistency", agreed, "consistency", SignaturesOut)
-        released = await in_thread(session.unmask, conversions.signatures_from_wire(collected))
+        signatures = conversions.signatures_from_wire(collected)
+        released = await in_thread(session.unmask, signatures)
+        await in_thread(transcript.complete, record, outcome, signatures)
         # On disk before it is on the wire: no restart can make these shares leave twice.
-        await in_thread(self.client.ledger.unmask, self.task.run, self.task.exchange)
+        await in_thread(ledger.unmask, self.task.run, self.task.exchange)
         await self._put("unmask", conversions.unmask_to_wire(released))
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
 
@@ -341,18 +428,13 @@ def _empty(folder: Path) -> None:
         path.unlink()
 
 
-def _metric_names(local: LocalAnswer) -> tuple[tuple[str, int | None], ...]:
-    """Names and lengths of the metrics in the codec's order, None for a plain number."""
-    lengths = {name: len(value) if isinstance(value, list) else None for name, value in local.metrics.items()}
-    return tuple(sorted(lengths.items()))
-
-
-def _slots(names: tuple[tuple[str, int | None], ...]) -> list[MetricSlots]:
-    """What the manifest tells about the metrics; on the wire a length of 0 stands for a plain number."""
-    for name, length in names:
+def _slots(local: LocalAnswer) -> list[MetricSlots]:
+    """What the manifest of a plain exchange tells about the metrics; a length of 0 stands for a plain number."""
+    lengths = {name: len(value) if isinstance(value, list) else None for name, value in sorted(local.metrics.items())}
+    for name, length in lengths.items():
         if length == 0 or not 1 <= len(name) <= 200:
             raise EncodingError(f"metric {name[:200]!r} is an empty list, or its name is not 1 to 200 characters long")
-    return [MetricSlots(name=name, length=length or 0) for name, length in names]
+    return [MetricSlots(name=name, length=length or 0) for name, length in lengths.items()]
 
 
 def _size(size: int) -> str:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import NoReturn
 
-from client_app.ledger import LEDGER_FILE
+from client_app.ledger_entries import LEDGER_FILE
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.state import OWN_MODEL_FOLDER, OwnModel, OwnModelFolder

@@ -3,24 +3,41 @@
 A client that restarts in the middle of a round is a dropout of that round (docs/protocol.md), and shares for the
 unmasking leave it exactly once. Both must outlive the process, so each is written and synced before the first byte of
 it leaves the machine. So is what each noised sum may reveal about this client, which its policy may bound for all runs
-together. The file has one JSON object a line and only ever grows.
+together; what the transcript later proves to have stayed masked is returned (`fedcore.transcript.never_unmasked`). The
+file has one JSON object a line and only ever grows; `client_app.ledger_entries` has what a line says.
 """
 
 from __future__ import annotations
 
-import errno
-import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from client_app.journal import Journal
+from client_app.ledger_entries import (
+    LEDGER_FILE,
+    Asked,
+    Entered,
+    Entry,
+    Left,
+    Refused,
+    Released,
+    Returned,
+    Scaled,
+    Spent,
+    Unmasked,
+    read_entries,
+)
+from fedcore.codec import ScaleMemory
+from fedcore.errors import ProtocolViolation
+from fedcore.privacy import Accountant
+from fedcore.system.files import Lock
+from fedcore.transcript import Attempt
 
-from fedcore.errors import ConfigurationError, EnvironmentFailure, ProtocolViolation, StorageFull
-from fedcore.privacy import Accountant, Release
-from fedcore.system.files import Lock, full_disk_named, sync_folder
-
-LEDGER_FILE: Final = "ledger.jsonl"
+_DAY_SECONDS: Final = 86_400.0
 
 ExchangeId: TypeAlias = tuple[str, int]
 """A run and the number of an exchange in it."""
@@ -32,39 +49,29 @@ def lock_folder(folder: Path) -> Lock:
     return Lock(folder, taken=taken)
 
 
-class _Entry(BaseModel):
-    """A line of the file. release: of a noised sum, with `spent`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    event: Literal["entered", "unmasked", "left", "spent"]
-    run: str
-    exchange: int
-    release: Release | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.event == "spent") != (self.release is not None):
-            raise ValueError("a release belongs to a sum whose noise was spent, and to nothing else")
-        return self
-
-
 class Ledger:
     """The record of one client; `Ledger(folder)` reads what earlier starts wrote and locks the folder.
 
     Raises ConfigurationError when the folder is in use or the file is damaged, StorageFull when it cannot grow.
+    wall: seconds since 1970.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, wall: Callable[[], float] = time.time) -> None:
         self._lock = lock_folder(folder)
+        self._wall = wall
         self._highest: dict[str, int] = {}
+        self._entered: Counter[str] = Counter()
+        self._times: deque[float] = deque()
+        self._released: dict[tuple[str, str], list[Released]] = {}
+        self._scales: dict[tuple[str, str], ScaleMemory] = {}
         self._unmasked: set[ExchangeId] = set()
-        self._spent = Accountant()
+        self._attempts: dict[ExchangeId, Attempt] = {}
         self._open: ExchangeId | None = None
         self._last: ExchangeId | None = None
         try:
-            self._descriptor = _open_file(folder / LEDGER_FILE)
-            self._read(folder / LEDGER_FILE)
+            self._journal = Journal(folder / LEDGER_FILE, what="the agent's ledger")
+            for entry in read_entries(folder / LEDGER_FILE, self._journal.read()):
+                self._apply(entry)
         except BaseException:
             self._lock.close()
             raise
@@ -80,9 +87,48 @@ class Ledger:
         return self._last
 
     @property
-    def spent(self) -> Accountant:
-        """What all noised sums that this client took part in may reveal about it."""
-        return self._spent
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The noised sums that this client's update went to, without those that are returned."""
+        return tuple(self._attempts.values())
+
+    def spent(self, *, without: Collection[Attempt] = ()) -> Accountant:
+        """What all these sums may reveal about this client."""
+        left_out = {(attempt.run, attempt.exchange) for attempt in without}
+        releases = Counter(attempt.release for key, attempt in self._attempts.items() if key not in left_out)
+        accountant = Accountant()
+        for release, times in releases.items():
+            accountant.add(release, times)
+        return accountant
+
+    def entered_in(self, run: str) -> int:
+        """How many exchanges of a run were entered."""
+        return self._entered[run]
+
+    def entered_in_a_day(self) -> int:
+        """How many exchanges were entered in the last 24 hours."""
+        while self._times and self._times[0] < self._wall() - _DAY_SECONDS:
+            self._times.popleft()
+        return len(self._times)
+
+    def released(self, purpose: str, model: str) -> tuple[Released, ...]:
+        """The sums of one purpose and model that this client agreed to."""
+        return tuple(self._released.get((purpose, model), ()))
+
+    def scales(self, run: str, layout: str) -> ScaleMemory | None:
+        """What is remembered of the scales of a model's layout in a run."""
+        return self._scales.get((run, layout))
+
+    def remember_scales(self, run: str, layout: str, memory: ScaleMemory) -> None:
+        """Note the scales of an exchange, before anything private is touched."""
+        self._append(Scaled(run=run, exchange=memory.exchange, layout=layout, scales=memory.scales, falls=memory.falls))
+
+    def ask(self, run: str, exchange: int, **asked: Any) -> None:
+        """Note what the server asks for: the fields of `Asked`."""
+        self._append(Asked(run=run, exchange=exchange, at=self._now(), **asked), sync=False)
+
+    def refuse(self, run: str, exchange: int, check: str, subject: str = "") -> None:
+        """Note why this client did not go on with an exchange."""
+        self._append(Refused(run=run, exchange=exchange, at=self._now(), check=check, subject=subject), sync=False)
 
     def enter(self, run: str, exchange: int) -> None:
         """Use up an exchange's number, before anything is said in it.
@@ -91,7 +137,11 @@ class Ledger:
         """
         if exchange <= self._highest.get(run, 0):
             raise ProtocolViolation("exchange-reused", f"exchange {exchange} of this run was entered before")
-        self._append(_Entry(event="entered", run=run, exchange=exchange))
+        self._append(Entered(run=run, exchange=exchange, at=self._now()))
+
+    def release(self, released: Released) -> None:
+        """Note that this client is about to agree to a sum: others may unmask it as soon as its signature leaves."""
+        self._append(released)
 
     def unmask(self, run: str, exchange: int) -> None:
         """Note that the shares of an exchange are about to leave this machine, once and for all.
@@ -100,19 +150,23 @@ class Ledger:
         """
         if (run, exchange) in self._unmasked:
             raise ProtocolViolation("second-unmask", f"the shares of exchange {exchange} left this machine before")
-        self._append(_Entry(event="unmasked", run=run, exchange=exchange))
+        self._append(Unmasked(run=run, exchange=exchange))
 
-    def spend(self, run: str, exchange: int, release: Release) -> None:
+    def spend(self, attempt: Attempt) -> None:
         """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
-        self._append(_Entry(event="spent", run=run, exchange=exchange, release=release))
+        self._append(Spent(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
+
+    def give_back(self, attempt: Attempt) -> None:
+        """Note that it is proven that the sum of this attempt was never unmasked, and never will be."""
+        self._append(Returned(run=attempt.run, exchange=attempt.exchange))
 
     def leave(self, run: str, exchange: int) -> None:
         """Note that an exchange is over for this client, whatever its end was."""
-        self._append(_Entry(event="left", run=run, exchange=exchange))
+        self._append(Left(run=run, exchange=exchange))
 
     def close(self) -> None:
         """Release the file and the folder."""
-        os.close(self._descriptor)
+        self._journal.close()
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -123,56 +177,31 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, entry: _Entry) -> None:
-        line = entry.model_dump_json(exclude_none=True).encode() + b"\n"
-        end = os.fstat(self._descriptor).st_size
-        try:
-            with full_disk_named("the disk that holds the agent's ledger is full; free some space"):
-                if os.write(self._descriptor, line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(self._descriptor)
-        except (OSError, StorageFull) as error:
-            os.ftruncate(self._descriptor, end)
-            if isinstance(error, StorageFull):
-                raise
-            raise EnvironmentFailure(f"the agent's ledger cannot be written: {error.strerror}") from error
+    def _now(self) -> float:
+        return round(self._wall(), 3)
+
+    def _append(self, entry: Entry, *, sync: bool = True) -> None:
+        self._journal.append(entry.model_dump_json(exclude_none=True), sync=sync)
         self._apply(entry)
 
-    def _apply(self, entry: _Entry) -> None:
+    def _apply(self, entry: Entry) -> None:
         exchange_id = (entry.run, entry.exchange)
-        match entry.event:
-            case "entered":
+        match entry:
+            case Entered(at=at):
                 self._highest[entry.run] = max(entry.exchange, self._highest.get(entry.run, 0))
                 self._open = self._last = exchange_id
-            case "unmasked":
+                self._entered[entry.run] += 1
+                self._times.append(at)
+            case Released():
+                self._released.setdefault((entry.purpose, entry.model), []).append(entry)
+            case Scaled(layout=layout, scales=scales, falls=falls):
+                memory = ScaleMemory(exchange=entry.exchange, scales=scales, falls=falls)
+                self._scales[entry.run, layout] = memory
+            case Unmasked():
                 self._unmasked.add(exchange_id)
-            case "spent" if entry.release is not None:
-                self._spent.add(entry.release)
-            case "left" if self._open == exchange_id:
+            case Spent():
+                self._attempts[exchange_id] = entry.attempt
+            case Returned():
+                self._attempts.pop(exchange_id, None)
+            case Left() if self._open == exchange_id:
                 self._open = None
-
-    def _read(self, path: Path) -> None:
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        # A crash in the middle of a write leaves a last line without its end. That write was never synced, so
-        # nothing that depends on it has left the machine.
-        os.ftruncate(self._descriptor, whole)
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
-            try:
-                entry = _Entry.model_validate_json(line)
-            except (ValueError, ConfigurationError):
-                raise ConfigurationError(
-                    f"line {number} of {path} is damaged, so it is not known in which exchanges this client took "
-                    "part; restore the file, or move the folder away and ask for a new identity"
-                ) from None
-            self._apply(entry)
-
-
-def _open_file(path: Path) -> int:
-    """Open for appending; a new file's name is durable before it is used."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise EnvironmentFailure(f"{path} cannot be opened: {error.strerror}") from error
-    sync_folder(path.parent)
-    return descriptor

@@ -1,4 +1,4 @@
-"""The commands `fedcore client` and `fedcore client export`."""
+"""The command `fedcore client` and those below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def client(
     context: typer.Context,
     kit: Annotated[
         Path | None,
-        typer.Option(help="This client's kit, a folder that `fedcore provision` made; required on machine 0."),
+        typer.Option(help="This client's kit; required on machine 0."),
     ] = None,
     app_dir: Annotated[
         Path | None, typer.Option("--app", help="The Flower app that this client agrees to run; required.")
@@ -40,6 +40,15 @@ def client(
     engine_set: Annotated[
         list[str] | None, typer.Option("--engine-set", metavar="'K=V ...'", help="Settings of the engine; repeatable.")
     ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME", help="A variable that the app sees; repeatable.")
+    ] = None,
+    read: Annotated[
+        list[Path] | None, typer.Option("--read", metavar="PATH", help="A file or folder that it reads; repeatable.")
+    ] = None,
+    sandbox: Annotated[
+        bool, typer.Option(help="Keep the app from other files and the network; off only to look for a fault.")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
 ) -> None:
     """Take part in the runs of a federation, with the data of this machine, until stopped.
@@ -60,6 +69,7 @@ def client(
     from client_app.ranks.failures import AppFailed
     from client_app.ranks.group_size import GroupSize
     from client_app.startup import Options, engine_settings, start
+    from fedcore.system.sandbox import Rules
 
     options = Options(
         kit=kit,
@@ -69,6 +79,7 @@ def client(
         state_dir=state_dir,
         size=GroupSize(nproc_per_node=nproc_per_node, nnodes=nnodes, node_rank=node_rank, rdzv_endpoint=rdzv_endpoint),
         engine=engine_settings(engine, engine_set or []),
+        rules=Rules(variables=tuple(env or ()), read=tuple(path.absolute() for path in read or ()), confined=sandbox),
         json=json,
     )
     try:
@@ -96,3 +107,62 @@ def export(
     from client_app.export import export_model
 
     typer.echo(export_model(kit, state_dir, out, as_json=as_json))
+
+
+@app.command()
+def audit(
+    kit: Annotated[Path, typer.Option(help="This client's kit.")],
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every exchange as JSON.")] = False,
+) -> None:
+    """Show all that was ever asked of this client: runs, changed config, sums, refusals, and epsilon spent and left.
+
+    Example: fedcore client audit --kit federation/clients/client-1
+
+    The agent may run meanwhile.
+    """
+    from rich.console import Console
+
+    from client_app.audit import audit as read
+    from client_app.audit import audit_json, print_audit
+
+    found = read(kit, state_dir)
+    if as_json:
+        typer.echo(audit_json(found))
+    else:
+        print_audit(found, Console(highlight=False))
+
+
+@app.command()
+def enroll(
+    kit: Annotated[Path, typer.Argument(metavar="DIR", help="This client's kit.")],
+    name: Annotated[str, typer.Option(help="Make a new kit with a new key, and the request to join as NAME.")] = "",
+    accept: Annotated[
+        Path | None, typer.Option(help="Complete the kit with the admission that the authority sent.")
+    ] = None,
+    authority_fingerprint: Annotated[
+        str, typer.Option(metavar="F", help="With --accept: the authority's fingerprint, as its owner told you.")
+    ] = "",
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Make a new key, and the request to replace the old.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+) -> None:
+    """Join a federation with a key that never leaves this machine, or replace that key.
+
+    Example: fedcore client enroll kit --name hospital-3
+
+    Send the request that it writes to the federation's authority, tell it the fingerprint over a line that both trust,
+    and complete the kit with the admission that comes back:
+    fedcore client enroll kit --accept hospital-3.admission.json --authority-fingerprint F
+    """
+    if sum(map(bool, (name, accept, rotate))) != 1 or bool(accept) != bool(authority_fingerprint):
+        raise click.UsageError(
+            "say one of: --name NAME to ask, --accept FILE with --authority-fingerprint F to complete, --rotate for a "
+            "new key"
+        )
+    from client_app.enroll import complete, request
+
+    typer.echo(complete(kit, accept, authority_fingerprint, as_json) if accept else request(kit, name, as_json))

@@ -6,26 +6,33 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from client_app.agent import Agent
+from client_app.agreed import Agreed
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
 from client_app.http import tls_context
 from client_app.ledger import Ledger, lock_folder
+from client_app.ledger_entries import LEDGER_FILE
 from client_app.output import Output
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
+from client_app.transcript import Transcript
 from client_app.transport import Transport, signer
 from fedcore.config import EngineConfig, parse_assignments
+from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
+from fedcore.federation.identity import IDENTITY_FILE
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import OWN_MODEL_FOLDER
+from fedcore.system.files import private_folder, remove_tree
+from fedcore.system.sandbox import Rules, describe, refuse_to_show
 from fedcore.wire import Scalar
 
 _MASK_THREADS: Final = 4
@@ -42,6 +49,7 @@ class Options:
     state_dir: Path | None = None
     size: GroupSize = field(default_factory=GroupSize)
     engine: Mapping[str, Scalar] = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules)
     json: bool = False
 
 
@@ -61,13 +69,16 @@ def start(options: Options) -> None:
 
 async def _run_agent(options: Options) -> None:
     if options.kit is None:
-        raise ConfigurationError("--kit is missing: a folder that `fedcore provision` made for this client")
+        raise ConfigurationError(
+            "--kit is missing: the folder that `fedcore client enroll` or `fedcore provision` made for this client"
+        )
     kit = ClientKit.load(options.kit)
-    settings = group_settings(kit, options)
+    bundle, settings = group_settings(kit, options)
     output = Output(name=kit.name, as_json=options.json)
     with lock_folder(kit.folder):
         state_dir = _prepared(_state_folder(options, kit))
-        with Ledger(state_dir) as ledger:
+        with Ledger(state_dir) as ledger, Transcript(state_dir, kit.roster) as transcript:
+            settings = _installed(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
             transport = Transport(
                 url=kit.server_url,
@@ -79,9 +90,11 @@ async def _run_agent(options: Options) -> None:
                 client_ = Client(
                     kit=kit,
                     app_sha256=settings.app_sha256,
+                    agreed=Agreed.to(FlowerApp.load(settings.app)),
                     transport=transport,
                     work=group,
                     ledger=ledger,
+                    transcript=transcript,
                     state_dir=state_dir,
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
@@ -92,33 +105,38 @@ async def _run_agent(options: Options) -> None:
 
 async def _run_node(options: Options) -> None:
     kit = ClientKit.load(options.kit) if options.kit is not None else None
-    settings = group_settings(kit, options)
+    bundle, settings = group_settings(kit, options)
     output = Output(name=f"node-{options.size.node_rank}", as_json=options.json)
     output.info("start", f"app {settings.app_sha256}")
-    _warn(options.size, output)
-    await _until_signal(serve_node(settings, options.size, output), output)
+    _warn(options.size, settings.rules, output)
+    with private_folder() as folder:
+        settings = replace(settings, app=bundle.install(folder / "apps"))
+        await _until_signal(serve_node(settings, options.size, output), output)
 
 
 def _group(settings: GroupSettings, size: GroupSize, output: Output) -> RankGroup:
-    _warn(size, output)
+    _warn(size, settings.rules, output)
     if size.nnodes == 1:
         return LocalGroup(settings, output)
     return ElasticGroup(settings, output, size=size)
 
 
-def _warn(size: GroupSize, output: Output) -> None:
+def _warn(size: GroupSize, rules: Rules, output: Output) -> None:
     if warning := size.warning():
         output.warning("ranks", warning)
+    text, is_bad = describe(confined=rules.confined, network=size.nproc_per_node * size.nnodes > 1)
+    (output.warning if is_bad else output.info)("sandbox", text)
 
 
-def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
-    """Check the installed app against the policy, and put together what the ranks need.
+def group_settings(kit: ClientKit | None, options: Options) -> tuple[AppBundle, GroupSettings]:
+    """Check the app against the policy, and put together what the ranks need: its files, and the settings.
 
     Without a kit, on a machine other than 0, the ranks get identity and node config from there, and check that the
     app is the same.
     """
     FlowerApp.load(options.app)  # a broken pyproject.toml shows here, before anything is started
-    sha256 = AppBundle.from_folder(options.app).sha256
+    bundle = AppBundle.from_folder(options.app)
+    sha256 = bundle.sha256
     pinned = kit.policy.app_sha256 if kit is not None else None
     if pinned is not None and pinned != sha256:
         raise AppError(
@@ -129,16 +147,38 @@ def group_settings(kit: ClientKit | None, options: Options) -> GroupSettings:
     EngineConfig.from_mapping(options.engine, ranks=size.nproc_per_node * size.nnodes)
     if options.data_dir is not None and not options.data_dir.is_dir():
         raise ConfigurationError(f"--data-dir: there is no folder {options.data_dir}")
-    return GroupSettings(
+    settings = GroupSettings(
         app=options.app.resolve(),
         app_sha256=sha256,
         client_id=kit.client_id if kit is not None else 0,
         node_config={**(kit.node_config if kit is not None else {}), **_node_config(options.node_config)},
-        data_dir=options.data_dir.resolve() if options.data_dir else None,
+        data_dir=_data_dir(options.data_dir),
         local_folder=_state_folder(options, kit) / OWN_MODEL_FOLDER if kit is not None else None,
         engine=options.engine,
         ranks=size.nproc_per_node,
+        rules=options.rules,
     )
+    if kit is not None:
+        readable = settings.sandbox(Path(os.devnull), alone=True).read[1:]  # the app's own folder is not read
+        refuse_to_show(
+            readable, [kit.folder / IDENTITY_FILE, _state_folder(options, kit) / LEDGER_FILE], settings.rules
+        )
+    return bundle, settings
+
+
+def _data_dir(named: Path | None) -> Path | None:
+    """Where `fedcore.data` is to look; without a word its usual folder, which the ranks do not find by themselves."""
+    folder = named or data_folder()
+    return folder.resolve() if folder.is_dir() else None
+
+
+def _installed(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> GroupSettings:
+    """The settings with the folders of the state folder, and a copy of the app there."""
+    app, scratch = bundle.install(state_dir / "apps"), state_dir / "scratch"
+    if scratch.is_dir():
+        remove_tree(scratch)
+    scratch.mkdir(mode=0o700)
+    return replace(settings, app=app, models=state_dir / "models", scratch=scratch)
 
 
 async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None:
@@ -175,7 +215,10 @@ def _policy_text(client_: Client) -> str:
     policy = client_.kit.policy
     plain = ", plain aggregation allowed: the server may read updates" if policy.allow_plain else ""
     epsilon = f", epsilon at most {policy.max_epsilon:g} at delta {policy.delta:g}" if policy.max_epsilon else ""
-    return f"at least {policy.min_cohort} clients, threshold at least {policy.min_threshold}{plain}{epsilon}"
+    told = ", failures are told" if policy.report_failures else ""
+    padded = f", uploads at multiples of {policy.pad_seconds:g} s" if policy.pad_seconds else ""
+    least = f"at least {policy.min_cohort} clients, threshold at least {policy.min_threshold}"
+    return f"{least}{plain}{epsilon}{told}{padded}"
 
 
 def _node_config(text: str) -> dict[str, Scalar]:

@@ -31,6 +31,7 @@ from fedcore.errors import (
 )
 from fedcore.federation import ClientKit
 from fedcore.http_signing import sign_headers
+from fedcore.secagg import Signer
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import full_disk_named, replacing
 from fedcore.wire import Message
@@ -39,13 +40,15 @@ CHUNK: Final = 1 << 20
 MAX_CONTROL_BYTES: Final = 64 << 20
 """Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""
 LONG_POLL_SECONDS: Final = 25
+_PARSED_AT_ONCE: Final = 1 << 16
+"""Bytes of an answer up to which it is parsed on the event loop; of more, in a thread."""
 _EMPTY_DIGEST: Final = hashlib.sha256(b"").digest()
 _JSON: Final = {"content-type": "application/json"}
 _OCTETS: Final = {"content-type": "application/octet-stream"}
 
 Answer = TypeVar("Answer", bound=Message)
 Result = TypeVar("Result")
-Signer = Callable[[str, str, bytes], Mapping[str, str]]
+SignRequest = Callable[[str, str, bytes], Mapping[str, str]]
 """(method, path and query, SHA-256 of the body) -> the headers that sign them."""
 
 
@@ -76,16 +79,15 @@ class ByteCount:
 def signer(
     kit: ClientKit,
     *,
+    identity: Signer | None = None,
     clock: Callable[[], float] = time.time,
     nonce: Callable[[], str] = lambda: uuid.uuid4().hex,
-) -> Signer:
-    """Signs requests as the kit's client, each with a nonce of its own."""
-    key_id = f"client-{kit.client_id}"
+) -> SignRequest:
+    """Signs requests as the kit's client, each with a nonce of its own; with `identity` instead of the kit's key."""
+    key_id, key = f"client-{kit.client_id}", identity or kit.identity
 
     def sign(method: str, target: str, content_sha256: bytes) -> dict[str, str]:
-        return sign_headers(
-            method, target, content_sha256, key_id=key_id, key=kit.identity, now=int(clock()), nonce=nonce()
-        )
+        return sign_headers(method, target, content_sha256, key_id=key_id, key=key, now=int(clock()), nonce=nonce())
 
     return sign
 
@@ -106,7 +108,7 @@ class Transport:
         *,
         url: str,
         tls: ssl.SSLContext,
-        sign: Signer,
+        sign: SignRequest,
         retry: Retry | None = None,
         notice: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
@@ -133,6 +135,10 @@ class Transport:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
+    def sign_with(self, sign: SignRequest) -> None:
+        """Sign all further requests so; the client's key was replaced."""
+        self._sign = sign
+
     async def get(
         self,
         path: str,
@@ -140,18 +146,24 @@ class Transport:
         *,
         wait: float | None = None,
         retry: Retry | None = None,
+        limit: int | None = None,
+        read: Callable[[bytes], Answer] | None = None,
         **query: str | int,
     ) -> Answer | None:
-        """GET a control message; None for 204. `wait` is how many seconds the server may hold the request."""
+        """GET a control message; None for 204.
+
+        wait: how many seconds the server may hold the request. limit: bytes of the answer, where that is less than of
+        others. read: makes the message of them, where that is done in another way.
+        """
         if wait is not None:
             query["wait"] = f"{wait:g}"
         target = f"{path}?{httpx.QueryParams(query)}" if query else path
-        return _parse(answer, path, await self._exchange("GET", target, b"", retry))
+        return await _parse(answer, path, await self._exchange("GET", target, b"", retry, limit), read)
 
     async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
         """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
         target = f"{path}?{httpx.QueryParams(wait=f'{wait:g}')}"
-        return _parse(answer, path, await self._exchange("PUT", target, message.model_dump_json().encode(), None))
+        return await _parse(answer, path, await self._exchange("PUT", target, message.model_dump_json().encode(), None))
 
     async def send(self, method: str, path: str, message: Message, *, retry: Retry | None = None) -> None:
         """PUT or POST a control message whose answer does not matter."""
@@ -162,7 +174,7 @@ class Transport:
     ) -> Answer:
         """PUT or POST a control message and return the answer."""
         body = await self._exchange(method, path, message.model_dump_json().encode(), retry)
-        parsed = _parse(answer, path, body)
+        parsed = await _parse(answer, path, body)
         if parsed is None:
             raise ProtocolViolation("malformed", f"the server answered {method} {_public(path)} with nothing")
         return parsed
@@ -221,14 +233,16 @@ class Transport:
             await in_thread(take, chunk)
         return digest.hexdigest()
 
-    async def _exchange(self, method: str, target: str, body: bytes, retry: Retry | None) -> bytes | None:
+    async def _exchange(
+        self, method: str, target: str, body: bytes, retry: Retry | None, limit: int | None = None
+    ) -> bytes | None:
         digest = await asyncio.to_thread(_sha256, body) if len(body) > CHUNK else _sha256(body)
 
         async def attempt() -> bytes | None:
             headers = _JSON if body else {}
             async with self._open(method, target, digest, headers, body or None) as response:
                 self.traffic.up += len(body)
-                content = await self._body_of(response)
+                content = await self._body_of(response, limit)
                 return None if response.status_code == httpx.codes.NO_CONTENT else content
 
         return await self._repeat(attempt, retry)
@@ -255,17 +269,18 @@ class Transport:
         finally:
             await response.aclose()
 
-    async def _body_of(self, response: httpx.Response) -> bytes:
+    async def _body_of(self, response: httpx.Response, limit: int | None = None) -> bytes:
         await self._check_status(response)
-        return await self._read_bounded(response)
+        return await self._read_bounded(response, limit)
 
-    async def _read_bounded(self, response: httpx.Response) -> bytes:
+    async def _read_bounded(self, response: httpx.Response, limit: int | None = None) -> bytes:
+        most = MAX_CONTROL_BYTES if limit is None else limit
         content = bytearray()
         async for chunk in response.aiter_raw(CHUNK):
             content += chunk
             self.traffic.down += len(chunk)
-            if len(content) > MAX_CONTROL_BYTES:
-                raise ProtocolViolation("malformed", f"an answer is longer than {MAX_CONTROL_BYTES >> 20} MiB")
+            if len(content) > most:
+                raise ProtocolViolation("malformed", f"an answer is longer than {most >> 20} MiB")
         return bytes(content)
 
     async def _check_status(self, response: httpx.Response) -> None:
@@ -302,17 +317,22 @@ def _is_transient(error: BaseException) -> bool:
     return may_pass(error) or (isinstance(error, Refused) and error.status >= 500)
 
 
-def _parse(answer: type[Answer], path: str, body: bytes | None) -> Answer | None:
+async def _parse(
+    answer: type[Answer], path: str, body: bytes | None, read: Callable[[bytes], Answer] | None = None
+) -> Answer | None:
     if body is None:
         return None
+    read = read or answer.model_validate_json
     try:
-        return answer.model_validate_json(body)
+        return await in_thread(read, body) if len(body) > _PARSED_AT_ONCE else read(body)
     except pydantic.ValidationError as error:
         # The error's own text quotes what the server sent.
         places = ", ".join(sorted({".".join(map(str, item["loc"][:1])) for item in error.errors()}))
         raise ProtocolViolation(
             "malformed", f"the server's answer to {_public(path)} is no {answer.__name__} ({clean(places)})"
         ) from None
+    except ValueError:
+        raise ProtocolViolation("malformed", f"the server's answer to {_public(path)} is no JSON") from None
 
 
 def _public(path: str) -> str:

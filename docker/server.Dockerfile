@@ -1,6 +1,10 @@
 # The server, and the `provision` and `run` commands. Build from the repository's root:
 #   docker build -f docker/server.Dockerfile -t fedcore-server .
-FROM python:3.11-slim AS build
+# The image by its digest, so that a build does not change by itself. To take a newer one:
+#   docker buildx imagetools inspect python:3.11-slim, and --build-arg PYTHON_IMAGE=python:3.11-slim@sha256:...
+# This digest is one that other public projects pin; it was not pulled when this was written.
+ARG PYTHON_IMAGE=python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
+FROM $PYTHON_IMAGE AS build
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/fedcore
@@ -10,19 +14,20 @@ WORKDIR /src
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --index-url "$TORCH_INDEX" torch==2.13.0
 COPY requirements.lock ./
-RUN pip install -r requirements.lock
+RUN pip install --no-deps --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY fedcore fedcore
 COPY server_app server_app
 COPY client_app client_app
 RUN pip install --no-deps --no-build-isolation .
 
-FROM python:3.11-slim
+FROM $PYTHON_IMAGE
 
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin fedcore \
     && install --directory --owner fedcore --group fedcore --mode 700 /federation
 COPY --from=build /opt/fedcore /opt/fedcore
-COPY --chown=fedcore examples /apps
+COPY --chown=root:root examples /apps
+RUN chmod -R a=rX,u+w /apps
 ENV PATH=/opt/fedcore/bin:$PATH PYTHONUNBUFFERED=1 FLWR_TELEMETRY_ENABLED=0
 USER fedcore
 WORKDIR /home/fedcore

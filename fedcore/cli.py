@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
-ORDER: Final = ("provision", "server", "client", "run", "simulate", "compare")
+ORDER: Final = ("provision", "federation", "server", "client", "run", "transcript", "simulate", "compare")
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
 RunConfig = Annotated[
@@ -65,9 +65,12 @@ def provision_command(
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a private federation: authority key, roster, private CA, and a kit for every client.
+    """Make a private federation to try things out: authority, server, operator, and a ready kit for every client.
 
     Example: fedcore provision fed --clients 4
+
+    Everybody's private keys are then made in one place, by one person. Where clients belong to different people, each
+    makes its own key: fedcore federation create, fedcore client enroll.
     """
     from rich.console import Console
 
@@ -93,6 +96,8 @@ def provision_command(
         f"  clients   {folder}/clients/*     fedcore client --kit {folder}/clients/client-1 --app APP_DIR",
         f"  operator  {folder}/operator      fedcore run APP_DIR --operator {folder}/operator",
         f"  authority {folder}/authority     keep it offline: it signs the roster",
+        '  apps      the operator may run any app on the server, which is for trying things out (approve-apps = "any")',
+        "all private keys were made here; where clients belong to others, let them enrol: fedcore federation create",
     ):
         console.print(line)
 

@@ -18,6 +18,14 @@ from fedcore.errors import ConfigurationError, UnknownKey
 
 ROUNDS_KEY: Final = "num-server-rounds"
 
+SERVER_SETTINGS: Final = frozenset(
+    {
+        "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
+        "step-seconds", "liveness-seconds", "max-attempts",
+    }
+)  # fmt: skip
+"""Settings of a run that a client need not know, or sees in other fields of its task. All others bind it."""
+
 # A key, and a value in which spaces stand only within quotes or brackets.
 _ASSIGNMENT = re.compile(r"""("[^"]+"|[^\s="]+)\s*=\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[])*)(?=\s|$)""")
 
@@ -30,10 +38,12 @@ class JobSettings:
     field_bits: width of a packed field, 16, 21 or 32; the first exchange of a run always uses 32.
     w_max: largest number of examples that one client may report.
     metric_max: largest absolute value of a metric.
+    train_metrics, evaluate_metrics: names of the metrics that clients report, "name" or "name:4" for a list of 4;
+        without them the first exchange of a kind finds them out.
     clip_norm: L2 bound on a client's update; 0 for none.
     first_scale: bound of the weighted update per element in the first exchange.
     quorum: survivors needed for a sum; 0 for floor(2n/3) + 1, or as many as the clients' policies ask for.
-    max_corrupt: fraction of a cohort that may collude with the server without learning more than the sum.
+    max_corrupt: fraction of the roster that may collude with the server without learning more than the sum.
     max_dropout: fraction of a large cohort that may drop out; larger ones make a client's work larger.
     key_agreement: "x25519", "x25519-mlkem768" (also against later quantum decryption), or "auto": the latter for
         cohorts small enough for a full graph, where it costs little.
@@ -50,13 +60,16 @@ class JobSettings:
     dp_noise_multiplier: noise in the smallest sum over the sensitivity; 0 to derive it from dp_epsilon and dp_rounds.
     dp_rounds: rounds that the budget must last for.
     dp_mechanism: distribution of the noise.
-    dp_metric_bound: bound on each metric of an evaluation, noised like an update; 0 asks clients for no evaluation.
+    dp_metric_bound: bound on each metric of an evaluation, noised like an update; 0 asks clients for no evaluation. It
+        needs evaluate_metrics.
     """
 
     aggregation: Literal["secure", "plain"] = "secure"
     field_bits: Literal[16, 21, 32] = 16
     w_max: int = 2**17
     metric_max: float = 2.0**20
+    train_metrics: tuple[str, ...] = ()
+    evaluate_metrics: tuple[str, ...] = ()
     clip_norm: float = 0.0
     first_scale: float = 8.0
     quorum: int = 0
@@ -95,6 +108,8 @@ class JobSettings:
                 raise ConfigurationError(f"{_kebab(name)} must be at least 0 and less than a third")
         if not 0 < self.dp_delta < 1:
             raise ConfigurationError("dp-delta must be greater than 0 and less than 1; below 1 / clients is usual")
+        for name in ("train_metrics", "evaluate_metrics"):
+            _metric_names(name, getattr(self, name))
         if self.private:
             self._check_private()
 
@@ -102,6 +117,11 @@ class JobSettings:
     def private(self) -> bool:
         """Whether the run is differentially private."""
         return bool(self.dp_epsilon or self.dp_noise_multiplier)
+
+    def metrics_of(self, training: bool) -> tuple[tuple[str, int | None], ...] | None:
+        """Names and lengths of the metrics of training or of evaluation, sorted; None where they are not set."""
+        name = "train_metrics" if training else "evaluate_metrics"
+        return _metric_names(name, getattr(self, name)) or None
 
     def _check_private(self) -> None:
         if self.aggregation != "secure":
@@ -115,6 +135,11 @@ class JobSettings:
             raise ConfigurationError(
                 "dp-epsilon needs dp-rounds, the rounds that the budget must last for, or dp-noise-multiplier"
             )
+        if self.dp_metric_bound and not self.evaluate_metrics:
+            raise ConfigurationError(
+                "dp-metric-bound needs evaluate-metrics, the names of the metrics that clients report (as in "
+                'evaluate-metrics = ["loss", "accuracy"]): a noised sum cannot tell them'
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:
@@ -123,7 +148,13 @@ class JobSettings:
 
     def to_mapping(self) -> dict[str, Any]:
         """The inverse of `from_mapping`: every key, kebab-case."""
-        return {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+    def for_clients(self) -> dict[str, Any]:
+        """Those that decide what a client computes and sends, which its owner agrees to; kebab-case, as in JSON."""
+        bound = {key: value for key, value in self.to_mapping().items() if key not in SERVER_SETTINGS}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in bound.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,11 +300,30 @@ def _checked(key: str, value: Any, hint: Any, where: str) -> Any:
         if value not in options or isinstance(value, bool):
             raise ConfigurationError(f"{key} in {where} must be one of {', '.join(map(str, options))}, not {value!r}")
         return value
+    if hint == tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigurationError(f"{key} in {where} must be a list of strings, not {value!r}")
+        return tuple(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not hint or (hint is float and not math.isfinite(value)):
         raise ConfigurationError(f"{key} in {where} must be a {hint.__name__}, not {value!r}")
     return value
+
+
+def _metric_names(key: str, texts: Iterable[str]) -> tuple[tuple[str, int | None], ...]:
+    """Names and lengths from "name" and "name:4", sorted."""
+    names: dict[str, int | None] = {}
+    for text in texts:
+        name, colon, length = text.rpartition(":")
+        if not colon:
+            name, length = text, ""
+        if not name or name in names or (colon and not re.fullmatch(r"[1-9]\d{0,3}", length)):
+            raise ConfigurationError(
+                f'{_kebab(key)} names {text!r}; each name once, as "loss", or "per_class:10" for a list of 10 numbers'
+            )
+        names[name] = int(length) if colon else None
+    return tuple(sorted(names.items()))
 
 
 def _kebab(name: str) -> str:

@@ -13,8 +13,11 @@ from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
     Check,
+    Complaint,
     ConsistencySignature,
+    Dealing,
     KeyShares,
+    Part,
     ShareDelivery,
     SignatureSet,
     Survivors,
@@ -24,7 +27,9 @@ from fedcore.wire import (
     AdvertisementIn,
     AdvertisementOut,
     CohortOut,
+    ComplaintIn,
     ConsistencyIn,
+    DealingOut,
     DeliveryOut,
     KeySharesIn,
     SignaturesOut,
@@ -70,14 +75,23 @@ def key_shares_to_wire(message: KeyShares) -> KeySharesIn:
     """R1, of a client."""
     return KeySharesIn(
         commitment=message.commitment,
+        own_commitments=message.own_commitments,
         shares=_joined(message.shares),
         pair_secrets=_joined(message.pair_secrets),
+        signature=message.signature,
     )
 
 
 def key_shares_from_wire(client: int, body: KeySharesIn, receivers: Sequence[int], chosen: Sequence[int]) -> KeyShares:
     """R1; the shares are for `receivers`, the pair secrets for `chosen`."""
-    return KeyShares(client, body.commitment, _split(body.shares, receivers), _split(body.pair_secrets, chosen))
+    return KeyShares(
+        client,
+        body.commitment,
+        body.own_commitments,
+        _split(body.shares, receivers),
+        _split(body.pair_secrets, chosen),
+        body.signature,
+    )
 
 
 def delivery_to_wire(delivery: ShareDelivery, cohort: Sequence[int]) -> DeliveryOut:
@@ -92,6 +106,32 @@ def delivery_to_wire(delivery: ShareDelivery, cohort: Sequence[int]) -> Delivery
 def delivery_from_wire(body: DeliveryOut, cohort: Sequence[int]) -> ShareDelivery:
     """U2 and what was sealed for this client."""
     return ShareDelivery(unpack_members(body.sharers, cohort), body.shares, body.pair_secrets)
+
+
+def dealing_to_wire(dealing: Dealing) -> DealingOut:
+    """What a neighbour signed about its shares."""
+    return DealingOut(commitment=dealing.commitment, signature=dealing.signature, proof=list(dealing.proof))
+
+
+def dealing_from_wire(dealer: int, body: DealingOut) -> Dealing:
+    """What `dealer` signed, as the server shows it."""
+    return Dealing(dealer, body.commitment, body.signature, tuple(body.proof))
+
+
+def complaint_to_wire(complaint: Complaint) -> ComplaintIn:
+    """A complaint of a client."""
+    return ComplaintIn(
+        accused=complaint.accused,
+        part=complaint.part.value,
+        shared=complaint.shared,
+        proof=complaint.proof,
+        mlkem_seed=complaint.mlkem_seed,
+    )
+
+
+def complaint_from_wire(client: int, body: ComplaintIn) -> Complaint:
+    """A complaint of the client that signed the request."""
+    return Complaint(client, body.accused, Part(body.part), body.shared, body.proof, body.mlkem_seed)
 
 
 def survivors_to_wire(survivors: Survivors, cohort: Sequence[int]) -> SurvivorsOut:

@@ -16,6 +16,8 @@
     │   └── Refused              the server answered with a problem document
     ├── RoundFailed              nobody lied; too few parties were left
     │   ├── CohortTooSmall
+    │   ├── NothingContributed   all of them failed in their own work
+    │   ├── TooFewContributed    so many of them did that the sum stays closed
     │   └── UnmaskFailed
     ├── RunFailed                the run as a whole ended without a model
     ├── BudgetSpent              the run has to stop: one more exchange would exceed its privacy budget
@@ -97,13 +99,15 @@ class PeerError(FedcoreError):
 class ProtocolViolation(PeerError):
     """A check of the secure aggregation protocol failed; `check` is its fixed name.
 
-    `peer` is the id of the client whose data failed, where that is known.
+    `peer` is the id of the client whose data failed, where that is known; `subject` what the check failed on, by a name
+    that the other side gave it.
     """
 
-    def __init__(self, check: str, detail: str, *, peer: int | None = None) -> None:
+    def __init__(self, check: str, detail: str, *, peer: int | None = None, subject: str = "") -> None:
         super().__init__(f"{check}: {detail}")
         self.check = check
         self.peer = peer
+        self.subject = subject
 
 
 class ConflictingMessage(PeerError):
@@ -138,6 +142,25 @@ class CohortTooSmall(RoundFailed):
         self.step = step
         self.present = present
         self.needed = needed
+
+
+class NothingContributed(RoundFailed):
+    """Every client of a sum failed in its own work; trying the same again would end alike."""
+
+    def __init__(self, failures: int, survivors: int, *, estimated: bool = False) -> None:
+        about = "about " if estimated else ""
+        super().__init__(f"{about}{failures} of {survivors} clients contributed nothing; their own logs say why")
+
+
+class TooFewContributed(RoundFailed):
+    """More clients of a sum failed in their own work than it tolerates, so it cannot be opened."""
+
+    def __init__(self, failures: int, survivors: int, *, tolerated: int) -> None:
+        super().__init__(
+            f"{failures} of {survivors} clients contributed nothing; their own logs say why. The sum of the others "
+            f"stays closed: with its quorum this exchange tolerates {tolerated}, since clients refuse a sum of too few"
+        )
+        self.failures = failures
 
 
 class UnmaskFailed(RoundFailed):

@@ -53,13 +53,15 @@ class PrivacyTerms(Message):
 class ClientsOnline(Message):
     """Who is connected, of the clients that the next exchange may ask, and who of them is not.
 
-    expected: how many are wanted, or are there where they are more.
+    expected: how many are wanted, or are there where they are more. reporting: who of those online tells why its local
+    work fails; of the others only a count is in the sum.
     """
 
     kind: Literal["clients"] = "clients"
     online: list[str]
     expected: int
     absent: list[str] = Field(default_factory=list)
+    reporting: list[str] = Field(default_factory=list)
 
 
 class RunStarted(Message):
@@ -108,11 +110,23 @@ class ClientDropped(Message):
     reason: str
 
 
+class ClientBlamed(Message):
+    """A client was found to cheat, and is asked no more in this run. reason: a `fedcore.secagg.Fault`."""
+
+    kind: Literal["blamed"] = "blamed"
+    exchange: int
+    client: str
+    stage: str
+    reason: str
+
+
 class ExchangeDone(Message):
     """An exchange was completed.
 
     examples: reported by all survivors together; with differential privacy the number of survivors. clipped: elements
-    of all updates that met the bound of their field. seconds: its duration. stage_seconds: by stage. bytes_up,
+    of all updates that met the bound of their field. failures: survivors that contributed nothing, an estimate with
+    differential privacy. metrics_agree: false where the clients' metrics have different names, so that there are none.
+    seconds: its duration. stage_seconds: by stage. bytes_up,
     bytes_down: sent and received by each client, by name. epsilon_spent: of the whole run up to here, None without
     differential privacy.
     """
@@ -127,6 +141,8 @@ class ExchangeDone(Message):
     metrics: dict[str, MetricValue]
     seconds: float
     clipped: int = 0
+    failures: int = 0
+    metrics_agree: bool = True
     stage_seconds: dict[str, float] = Field(default_factory=dict)
     bytes_up: dict[str, int] = Field(default_factory=dict)
     bytes_down: dict[str, int] = Field(default_factory=dict)
@@ -169,6 +185,7 @@ RunEvent: TypeAlias = (
     | ExchangeStarted
     | StageProgress
     | ClientDropped
+    | ClientBlamed
     | ExchangeDone
     | ExchangeFailed
     | AppPrinted

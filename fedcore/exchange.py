@@ -7,6 +7,7 @@ them, the two ctx differ and no signature verifies.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,15 @@ import numpy as np
 from pydantic import InstanceOf, PlainSerializer
 
 from fedcore.codec import (
+    FREE_FALLS,
+    MOST_FAILURES,
     AnyEncoding,
     CodecSettings,
     Decoded,
+    MetricName,
     Statistics,
     first_encoding,
+    is_first,
     next_encoding,
     private_encoding,
 )
@@ -29,7 +34,7 @@ from fedcore.errors import ConfigurationError, EncodingError, UsageError
 from fedcore.privacy import PrivacyPlan
 from fedcore.secagg import Agreement, RoundParameters, cohort_graph, corrupt_clients, default_quorum
 from fedcore.state import Layout, ModelState
-from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task
+from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task, is_training
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0
@@ -85,20 +90,23 @@ class ExchangeReply:
 
 
 def mean_metrics(replies: Sequence[ExchangeReply]) -> dict[str, MetricValue]:
-    """Mean of every metric of single clients' replies, weighted by examples; lists element by element."""
+    """Mean of every metric that all single clients' replies have, weighted by examples; lists element by element."""
     weights = [reply.examples for reply in replies]
     if not sum(weights):
         return {}
-    means = {
-        name: np.average([reply.metrics[name] for reply in replies], axis=0, weights=weights)
-        for name in replies[0].metrics
-    }
+    means: dict[str, Any] = {}
+    for name in replies[0].metrics:
+        values = [reply.metrics.get(name) for reply in replies]
+        if None not in values and len({np.shape(value) for value in values}) == 1:  # type: ignore[arg-type]
+            means[name] = np.average(values, axis=0, weights=weights)  # type: ignore[arg-type]
     return {name: mean.tolist() if isinstance(mean, np.ndarray) else float(mean) for name, mean in means.items()}
 
 
 @dataclass(slots=True)
 class EncodingPlan:
-    """Chooses the encoding of each exchange of a run; remembers the aggregated statistics of the last one.
+    """Chooses the encoding of each exchange of a run; remembers what the sums so far told.
+
+    That is the names of the metrics by the kind of message, and the aggregated statistics of the last update.
 
     privacy: what the run promises to each client; None where it is not differentially private. least_cohort: fewest
     clients that a secure sum may be made of, as their policies ask for.
@@ -108,25 +116,47 @@ class EncodingPlan:
     least_cohort: int = 2
     privacy: PrivacyPlan | None = field(init=False)
     _statistics: dict[bytes, Statistics] = field(default_factory=dict)
+    _falls: Counter[bytes] = field(default_factory=Counter)
+    _settled: dict[bytes, bool] = field(default_factory=dict)
+    _names: dict[str, tuple[MetricName, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.privacy = PrivacyPlan.of(self.settings)
 
-    def encoding(self, layout: Layout | None, n: int) -> AnyEncoding:
-        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 32-bit fields."""
-        codec = codec_settings(self.settings)
-        if self.privacy is not None:
-            honest = quorum_for(self.settings, n, self.least_cohort) - corrupt_clients(n, self.settings.max_corrupt)
-            return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=honest)
-        known = self._statistics.get(layout.digest()) if layout else None
-        if layout is None or known is None:
-            return first_encoding(codec, layout, n)
-        return next_encoding(codec, layout, n, known)
+    def encoding(
+        self, message_type: str, layout: Layout | None, n: int, members: int | None = None, *, whole: bool = False
+    ) -> AnyEncoding:
+        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 32-bit fields.
 
-    def learn(self, layout: Layout | None, statistics: Statistics) -> None:
-        """Keep what the last sum told about magnitudes."""
-        if layout is not None:
-            self._statistics[layout.digest()] = statistics
+        members, whole: as in `quorum_for`. With `whole` the scales are those of the attempt before, whose sum stayed
+        closed: clients answer for one model at one set of scales only.
+        """
+        codec = codec_settings(self.settings)
+        names = self._names.get(message_type, self.settings.metrics_of(is_training(message_type)))
+        sizes = n, self.least_cohort, members
+        protection = protection_for(self.settings, *sizes, whole=whole) if self.privacy else None
+        if self.privacy is not None and protection is not None:
+            quorum = quorum_for(self.settings, *sizes, whole=whole)
+            clients, metrics = noise_clients(n, quorum, protection), () if layout else names or ()
+            return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=clients, metrics=metrics)
+        failures = failures_for(self.settings, *sizes, whole=whole)
+        known = self._statistics.get(digest := layout.digest()) if layout else None
+        if layout is None or known is None:
+            return first_encoding(codec, layout, n, metrics=names, failures=failures)
+        if not whole:
+            self._settled[digest] = self._falls[digest] >= FREE_FALLS
+        settled = self._settled[digest]
+        encoding = next_encoding(codec, layout, n, known, metrics=names, settled=settled, failures=failures)
+        if not is_first(encoding):
+            self._falls[digest] += 1
+        return encoding
+
+    def learn(self, message_type: str, encoding: AnyEncoding, decoded: Decoded) -> None:
+        """Keep what the sum of an exchange told about the names of metrics, and about magnitudes."""
+        if decoded.names is not None:
+            self._names[message_type] = decoded.names
+        if encoding.layout is not None:
+            self._statistics[encoding.layout.digest()] = decoded.statistics
 
 
 def codec_settings(settings: JobSettings) -> CodecSettings:
@@ -140,21 +170,48 @@ def codec_settings(settings: JobSettings) -> CodecSettings:
     )
 
 
-def quorum_for(settings: JobSettings, n: int, least_cohort: int = 2) -> int:
-    """Survivors needed of a cohort of `n`: the setting; or floor(2n/3) + 1, or `least_cohort` where that is more.
+def corrupt_for(settings: JobSettings, members: int) -> int:
+    """How many clients may collude with the server: max-corrupt of all `members` of the roster.
 
-    One is enough for a plain mean.
+    Not of the cohort: the server picks that, and all who collude may be in it.
     """
+    return corrupt_clients(members, settings.max_corrupt)
+
+
+def quorum_for(
+    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, whole: bool = False
+) -> int:
+    """Survivors needed of a cohort of `n` out of `members`, None for as many as the cohort has; 1 for a plain mean.
+
+    The setting; or floor(2n/3) + 1, and more where `least_cohort` clients that do not collude, or agreement on one set
+    of survivors, need more. All of them where the `whole` cohort has to survive.
+    """
+    if whole:
+        return n
     if settings.quorum:
         return settings.quorum
-    return min(n, max(default_quorum(n), least_cohort)) if settings.aggregation == "secure" else 1
+    if settings.aggregation == "plain":
+        return 1
+    corrupt = corrupt_for(settings, members or n)
+    return max(default_quorum(n), least_cohort + corrupt, (n + corrupt) // 2 + 1)
 
 
-def protection_for(settings: JobSettings, n: int, least_cohort: int = 2) -> Protection | None:
+def failures_for(
+    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, whole: bool = False
+) -> int:
+    """How many clients may contribute nothing to a sum, so that `least_cohort` that do not collude still do."""
+    sure = quorum_for(settings, n, least_cohort, members, whole=whole) - corrupt_for(settings, members or n)
+    return min(MOST_FAILURES, n - 1, max(0, sure - least_cohort))
+
+
+def protection_for(
+    settings: JobSettings, n: int, least_cohort: int = 2, members: int | None = None, *, whole: bool = False
+) -> Protection | None:
     """Graph, threshold and key agreement for a secure exchange among `n` clients; None for a plain one."""
     if settings.aggregation == "plain":
         return None
-    quorum, corrupt = quorum_for(settings, n, least_cohort), corrupt_clients(n, settings.max_corrupt)
+    quorum = quorum_for(settings, n, least_cohort, members, whole=whole)
+    corrupt = corrupt_for(settings, members or n)
     graph = cohort_graph(n, quorum=quorum, corrupt=corrupt, dropout=settings.max_dropout)
     if settings.key_agreement == "auto":
         agreement = Agreement.HYBRID if graph.degree == n - 1 else Agreement.X25519
@@ -176,8 +233,16 @@ def make_task(
     model: ModelRef | None,
     encoding: AnyEncoding | None,
     least_cohort: int = 2,
+    roster: int = 1,
+    members: int | None = None,
+    whole: bool = False,
+    previous: str = "",
 ) -> Task:
-    """The announcement of one exchange to its cohort; `least_cohort` as in `quorum_for`."""
+    """The announcement of one exchange to its cohort.
+
+    `least_cohort`, `members` and `whole` as in `quorum_for`; `roster` is the version of the roster in use, `previous`
+    the hash of the last record of the federation's transcript.
+    """
     seconds = min(settings.train_seconds, request.timeout or settings.train_seconds)
     return Task(
         run=run,
@@ -188,21 +253,29 @@ def make_task(
         aggregation=settings.aggregation,
         app_sha256=app_sha256,
         run_config=dict(run_config),
+        settings=settings.for_clients(),
         arrays_key=request.arrays_key,
         configs={key: dict(value) for key, value in request.configs.items()},
         weight_key=request.weight_key,
         model=model,
         cohort=sorted(cohort),
-        quorum=quorum_for(settings, len(cohort), least_cohort),
-        protection=protection_for(settings, len(cohort), least_cohort),
+        quorum=quorum_for(settings, len(cohort), least_cohort, members, whole=whole),
+        protection=protection_for(settings, len(cohort), least_cohort, members, whole=whole),
         encoding=encoding,
+        roster=roster,
+        previous=previous,
         seconds=seconds,
     )
 
 
-def smallest_honest_cohort(task: Task) -> int:
-    """How many honest clients are in any sum that this task can lead to: who signs is real, and few of them collude."""
-    return task.quorum - (task.protection.corrupt if task.protection else 0)
+def noise_clients(n: int, quorum: int, protection: Protection) -> int:
+    """How many noise shares any sum of a cohort of `n` is sure to hold, however many collude whom its masks withstand.
+
+    Who colludes knows its own share of the noise and takes it off. On the full graph the masks keep what a sum hides
+    from 2t - n - 1 colluding clients, mostly more than `corrupt`: so the noise counts on no more than the others.
+    """
+    withstood = 2 * protection.threshold - n - 1 if protection.degree == n - 1 else protection.corrupt
+    return quorum - max(withstood, protection.corrupt)
 
 
 def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_hash: bytes | None) -> RoundParameters:

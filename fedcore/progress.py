@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from fedcore.events import (
+    ClientBlamed,
     ClientDropped,
     ClientsOnline,
     ExchangeDone,
@@ -66,6 +67,9 @@ class ProgressView:
             case ClientDropped():
                 text = f"{event.client} dropped out during {event.stage}: {event.reason}"
                 self._line(f"[yellow]{escape(text)}[/]")
+            case ClientBlamed():
+                text = f"{event.client} cheated during {event.stage} ({event.reason}) and is asked no more in this run"
+                self._line(f"[red]{escape(text)}[/]")
             case ExchangeDone():
                 self._on_done(event)
             case ExchangeFailed():
@@ -89,7 +93,8 @@ class ProgressView:
             self._clients = len(event.online)
             names = ", ".join(event.online) or "none yet"
             waiting = _waiting_for(event.absent, event.expected - len(event.online))
-            self._line(escape(f"{len(event.online)} of {event.expected} clients joined: {names}{waiting}"))
+            telling = _telling(event.reporting, len(event.online))
+            self._line(escape(f"{len(event.online)} of {event.expected} clients joined: {names}{waiting}{telling}"))
 
     def _on_started(self, event: RunStarted) -> None:
         self._rounds = event.rounds
@@ -107,6 +112,16 @@ class ProgressView:
             f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors)} clients  "
             f"{event.seconds:5.1f} s{shown}{clipped}{epsilon}"
         )
+        for warning in _warnings(event):
+            self._line(f"[yellow]{warning}[/]")
+
+
+def _warnings(event: ExchangeDone) -> list[str]:
+    """What a person should know of an exchange that was completed all the same."""
+    about = "about " if event.epsilon_spent is not None else ""
+    failed = f"{about}{event.failures} of {len(event.survivors)} clients contributed nothing; their own logs say why"
+    differ = "the clients do not agree on the names of their metrics, so this exchange has none"
+    return ([failed] if event.failures else []) + ([] if event.metrics_agree else [differ])
 
 
 def _waiting_for(absent: Sequence[str], missing: int) -> str:
@@ -115,6 +130,11 @@ def _waiting_for(absent: Sequence[str], missing: int) -> str:
         return ""
     names = name_some(absent)
     return f"; waiting for {names}" if missing == len(absent) else f"; waiting for {missing} of {names}"
+
+
+def _telling(reporting: Sequence[str], online: int) -> str:
+    """Whose failures the operator will hear of, where some tell of them and others do not."""
+    return f"; told of failures by {name_some(reporting)} only" if 0 < len(reporting) < online else ""
 
 
 def privacy_lines(privacy: PrivacyTerms) -> tuple[str, str]:

@@ -96,6 +96,7 @@ class RunRecord:
             "seconds": round(self.seconds(), 3),
             "bytes_up_per_client": round(up),
             "bytes_down_per_client": round(down),
+            "contributed_nothing": sum(exchange.failures for exchange in self.exchanges),
             "clipped_elements": sum(exchange.clipped for exchange in self.exchanges),
             "dropouts": [dropped.model_dump(exclude={"kind"}) for dropped in self.dropouts],
             "failures": [failed.model_dump(exclude={"kind"}) for failed in self.failures],

@@ -18,9 +18,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from fedcore.codec import AnyEncoding, MetricName, decode, encode, release_of
+from fedcore.codec import AnyEncoding, Decoded, decode, encode, release_of
 from fedcore.config import JobSettings, planned_rounds
-from fedcore.errors import AppError, ConfigurationError, RoundFailed, RunFailed
+from fedcore.errors import ConfigurationError, NothingContributed, RoundFailed, RunFailed
 from fedcore.events import (
     ClientDropped,
     EventSink,
@@ -51,7 +51,6 @@ from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_training
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
 ROSTER_HASH = hashlib.sha256(b"fedcore/simulation/roster").digest()
-MetricNames = tuple[MetricName, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,14 +122,14 @@ class Simulation:
         carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
         for attempt in range(1, self.settings.max_attempts + 1):
             self._exchange += 1
-            retry = attempt < self.settings.max_attempts
             try:
                 return carry_out(request, attempt)
             except RoundFailed as error:
+                retry = attempt < self.settings.max_attempts and not isinstance(error, NothingContributed)
                 number, reason = request.server_round, str(error)
                 self.emit(ExchangeFailed(exchange=self._exchange, server_round=number, reason=reason, retry=retry))
                 if not retry:
-                    raise RunFailed(f"round {number} failed {attempt} times, last: {error}") from error
+                    raise RunFailed(_final_reason(number, attempt, error)) from error
         raise AssertionError("max_attempts is at least 1")
 
     def _runner(self, client_id: int) -> ClientRunner:
@@ -168,13 +167,13 @@ class Simulation:
             raise RoundFailed("every client dropped out")
         size = request.model.layout.nbytes if request.model and task.trains else 0
         mean = mean_metrics(replies)
-        self._done(request, [r.node for r in replies], sum(r.examples for r in replies), mean, started, size, 0)
+        self._done(request, [r.node for r in replies], sum(r.examples for r in replies), mean, started, size)
         return replies
 
     def _secure(self, request: ExchangeRequest, attempt: int) -> list[ExchangeReply]:
         started = self.clock()
         layout = request.model.layout if request.model and is_training(request.message_type) else None
-        encoding = self._plan.encoding(layout, len(request.nodes))
+        encoding = self._plan.encoding(request.message_type, layout, len(request.nodes))
         self._account.admit(release_of(encoding))
         task = self._task(request, attempt, encoding)
         parameters = _parameters(task)
@@ -186,15 +185,13 @@ class Simulation:
             doomed=self._doomed(task.cohort),
             on_dropout=self._dropped,
         )
-        total, names = round_.collect(encoding, request.model, lambda i: self._runners[i].run(task, request.model))
+        total = round_.collect(encoding, request.model, lambda i: self._runners[i].run(task, request.model))
         self._account.spend(release_of(encoding))
         survivors = round_.unmask(total)
         base = request.model if layout else None
-        decoded = decode(encoding, total, survivors=len(survivors), base=base, metric_names=names, out_path=None)
-        self._plan.learn(layout, decoded.statistics)
-        clipped = sum(decoded.statistics.clipped)
-        size = encoding.words * 8
-        self._done(request, survivors, decoded.examples, decoded.metrics, started, size, clipped)
+        decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None)
+        self._plan.learn(request.message_type, encoding, decoded)
+        self._done(request, survivors, decoded.examples, decoded.metrics, started, encoding.words * 8, decoded=decoded)
         return [ExchangeReply.of_cohort(decoded)]
 
     def _doomed(self, cohort: Sequence[int]) -> dict[int, str]:
@@ -224,7 +221,7 @@ class Simulation:
         metrics: Mapping[str, Any],
         started: float,
         size: int,
-        clipped: int,
+        decoded: Decoded | None = None,
     ) -> None:
         names = [client_name(i) for i in survivors]
         down = request.model.layout.nbytes if request.model else 0
@@ -237,7 +234,9 @@ class Simulation:
                 survivors=names,
                 examples=examples,
                 metrics=dict(metrics),
-                clipped=clipped,
+                clipped=sum(decoded.statistics.clipped) if decoded else 0,
+                failures=decoded.failures if decoded else 0,
+                metrics_agree=decoded is None or decoded.names is not None,
                 seconds=self.clock() - started,
                 bytes_up=dict.fromkeys(names, size),
                 bytes_down=dict.fromkeys(names, down),
@@ -260,8 +259,8 @@ class MemoryRound:
 
     def collect(
         self, encoding: AnyEncoding, model: ModelState | None, work: Callable[[int], LocalResult]
-    ) -> tuple[NDArray[np.uint64], MetricNames]:
-        """R0 to R2: the sum of all masked vectors, uint64 [words], and the names of the metrics in it."""
+    ) -> NDArray[np.uint64]:
+        """R0 to R2: the sum of all masked vectors, uint64 [words]."""
         for client in self._present("advertise"):
             self.server.receive_advertisement(self.sessions[client].advertise())
         self.server.close_stage()
@@ -269,18 +268,14 @@ class MemoryRound:
             self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised(client)))
         self.server.close_stage()
         total = np.zeros(encoding.words, np.uint64)
-        names: MetricNames | None = None
         for client in self._present("input"):
             self.sessions[client].receive_shares(self.server.delivery(client))
-            words, own_names = _encoded(encoding, model, work(client))
-            if names is not None and names != own_names:
-                raise AppError(f"{client_name(client)} reports other metrics than the clients before it")
-            names = own_names
+            words = _encoded(encoding, model, work(client))
             self.sessions[client].mask(words)
             np.add(total, words, out=total)
             self.server.receive_input(client, hashlib.sha256(words.data).digest())
         self.server.close_stage()
-        return total, names or ()
+        return total
 
     def unmask(self, total: NDArray[np.uint64]) -> tuple[int, ...]:
         """R3 and R4: take all masks off `total`, in place; returns whose updates are in it."""
@@ -304,6 +299,12 @@ class MemoryRound:
         return sorted(self.server.expected)
 
 
+def _final_reason(number: int, attempts: int, error: RoundFailed) -> str:
+    if isinstance(error, NothingContributed):
+        return f"round {number} failed: {error}; the same again would end alike"
+    return f"round {number} failed {attempts} times, last: {error}"
+
+
 def client_name(client: int) -> str:
     """The name of a simulated client, as provisioning gives it."""
     return f"client-{client}"
@@ -319,18 +320,15 @@ def model_ref(model: ModelState | None) -> ModelRef | None:
     return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
 
 
-def _encoded(
-    encoding: AnyEncoding, model: ModelState | None, result: LocalResult
-) -> tuple[NDArray[np.uint64], MetricNames]:
-    encoded = encode(
+def _encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResult) -> NDArray[np.uint64]:
+    return encode(
         encoding,
         base=model if encoding.layout else None,
         local=result.state(),
         examples=result.examples,
         metrics=result.metrics,
         randomness=os.urandom,
-    )
-    return encoded.words, encoded.metric_names
+    ).words
 
 
 def _parameters(task: Task) -> RoundParameters:

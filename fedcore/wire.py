@@ -82,6 +82,7 @@ class ProblemKind(StrEnum):
     """The last part of a problem document's `type`; the client acts on it."""
 
     UNAUTHORIZED = "unauthorized"
+    REVOKED = "revoked"
     MALFORMED = "malformed"
     NOT_FOUND = "not-found"
     NOT_IN_COHORT = "not-in-cohort"
@@ -92,6 +93,7 @@ class ProblemKind(StrEnum):
     STORAGE_FULL = "storage-full"
     ROUND_FAILED = "round-failed"
     PROTOCOL_VIOLATION = "protocol-violation"
+    APP_NOT_APPROVED = "app-not-approved"
     BAD_CONFIGURATION = "bad-configuration"
     BUSY = "busy"
     INTERNAL = "internal"
@@ -116,21 +118,32 @@ class ProblemDocument(BaseModel):
 
 
 class JoinIn(Message):
-    """A client says that it is there, which app its owner installed, and whether it may train now."""
+    """A client says that it is there, which app its owner installed, and whether it may train now.
+
+    reports_failures: whether it tells why its local work fails; if not, failures are counted in the sum alone.
+    """
 
     app_sha256: Sha256
     version: Name
     eligible: bool = True
+    reports_failures: bool = False
 
 
 class JoinOut(Message):
-    """What the server tells a client that joins."""
+    """What the server tells a client that joins; `roster` is the version in use, `roster_sha256` its hash."""
 
     federation: Name
     name: Name
     version: Name
     heartbeat_seconds: float
+    roster: int = Field(ge=1)
     roster_sha256: Sha256
+
+
+class RostersOut(Message):
+    """The rosters that follow the one that a client knows, in order, each the text of a signed roster."""
+
+    rosters: list[str]
 
 
 class HeartbeatIn(Message):
@@ -189,6 +202,7 @@ class Task(Message):
     aggregation: Literal["secure", "plain"]
     app_sha256: Sha256
     run_config: dict[str, Scalar]
+    settings: dict[str, Scalar | list[str]] = Field({}, description="settings of the run that bind its clients")
     arrays_key: str
     configs: dict[str, dict[str, Any]]
     weight_key: Name
@@ -197,6 +211,8 @@ class Task(Message):
     quorum: int = Field(ge=1)
     protection: Protection | None
     encoding: Annotated[AnyEncoding | None, WrapValidator(_encoding_or_none)]
+    roster: int = Field(ge=1, description="version of the roster that the exchange uses")
+    previous: Sha256 | Literal[""] = Field("", description="hash of the last record of the transcript")
     seconds: float = Field(gt=0, description="time that is left for the local work")
 
     @property
@@ -204,11 +220,24 @@ class Task(Message):
         """Whether a new model is asked for, and not metrics alone."""
         return is_training(self.message_type)
 
+    @property
+    def purpose(self) -> str:
+        """What the clients are asked to do with the model: the first part of the message type."""
+        return self.message_type.partition(".")[0]
+
+    @property
+    def model_sha256(self) -> str:
+        """The SHA-256 of the model, "" where there is none."""
+        return self.model.sha256 if self.model else ""
+
+    def content(self) -> dict[str, Any]:
+        """Everything that all clients of the cohort must have been told alike, as JSON."""
+        return self.model_dump(mode="json", exclude={"attempt", "seconds"})
+
     def digest(self) -> bytes:
-        """SHA-256 over everything that all clients of the cohort must have been told alike, 32 bytes."""
-        content = self.model_dump(mode="json", exclude={"attempt", "seconds"})
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(b"fedcore/task/v1\x00" + text.encode("ascii")).digest()
+        """SHA-256 over `content`, 32 bytes."""
+        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(b"fedcore/task/v2\x00" + text.encode("ascii")).digest()
 
 
 # --- the protocol's steps ---------------------------------------------------------------------------------------
@@ -237,23 +266,43 @@ class CohortOut(Message):
 
 
 class KeySharesIn(Message):
-    """R1: the commitment to the self mask seed, and what is sealed, in ascending order of the receivers.
+    """R1: commitments to the self mask seed and to one's own shares, and what is dealt, in the receivers' order.
 
-    `shares` are for every neighbour, `pair_secrets` for those for whom this client chooses; all of one kind have the
-    same length, so nothing stands between them.
+    That is the ascending one. `shares` are the parcels for every neighbour, `pair_secrets` for those for whom this
+    client chooses; all of one kind have the same length, so nothing stands between them. `signature` covers all of it.
     """
 
     commitment: Key32
+    own_commitments: Key32
     shares: Bytes
     pair_secrets: Bytes
+    signature: Signature64
 
 
 class DeliveryOut(Message):
-    """U2, and what was sealed for this client, by sender."""
+    """U2, and the parcels and pair secrets sealed for this client, by sender."""
 
     sharers: Members
     shares: dict[int, Sealed]
     pair_secrets: dict[int, Sealed]
+
+
+class DealingOut(Message):
+    """What a neighbour signed about its shares, and the hashes that lead from this client's part to the signed root."""
+
+    commitment: Key32
+    signature: Signature64
+    proof: list[Key32] = Field(max_length=64)
+
+
+class ComplaintIn(Message):
+    """A proof that `accused` cheated in what it sealed for the client that withdraws (`fedcore.secagg.Complaint`)."""
+
+    accused: ClientId
+    part: Literal["shares", "pair-secret"]
+    shared: Key32
+    proof: Signature64
+    mlkem_seed: Annotated[Bytes, Field(max_length=64)]
 
 
 class SurvivorsOut(Message):
@@ -285,7 +334,7 @@ class UnmaskIn(Message):
 
 
 class MetricSlots(Message):
-    """Name and length of one metric; the values travel inside the secure sum."""
+    """Name and length of one metric of a plain exchange."""
 
     name: Name
     length: int = Field(ge=0, le=4096, description="0 for a plain number, otherwise the length of the list")
@@ -300,9 +349,9 @@ class PartsOut(Message):
 class ManifestIn(Message):
     """Ends an upload: the parts sent before it are the client's update, and all of it.
 
-    `digest` is `fedcore.parts.update_digest`. Secure: `size` is that of the masked vector, `metrics` names its slots,
-    the values stay hidden. Plain: `examples` and `values` are readable, and `size` is 0 where there is no model to
-    send (evaluation).
+    `digest` is `fedcore.parts.update_digest`. Secure: `size` is that of the masked vector, and the rest stays empty:
+    names, values and examples travel in the sum. Plain: `examples` and `values` are readable, `metrics` gives their
+    names and lengths, and `size` is 0 where there is no model to send (evaluation).
     """
 
     digest: Sha256
@@ -313,7 +362,11 @@ class ManifestIn(Message):
 
 
 class WithdrawalReason(StrEnum):
-    """Why a client leaves an exchange; a fixed set, because free text could carry private data."""
+    """Why a client leaves an exchange; a fixed set, because free text could carry private data.
+
+    `app-failed`, `wrong-records`, `update-refused` and `worker-died` may depend on its data. Only a client that reports
+    failures, or takes part in a plain exchange, ever gives them.
+    """
 
     POLICY = "policy"
     APP_FAILED = "app-failed"
@@ -329,11 +382,20 @@ class WithdrawalReason(StrEnum):
 class WithdrawIn(Message):
     """A client drops out of an exchange. `check` is the fixed name of the failed check, if there is one.
 
-    `stopped` without a check: the agent is being stopped, and is not to be asked until it joins again.
+    complaint: where another client is why. subject: what the check failed on, such as a key of the run's config; only
+    ever a name that the server itself sent. `stopped` without a check: the agent is being stopped, and is not to be
+    asked until it joins again.
     """
 
     reason: WithdrawalReason
     check: str = Field(default="", max_length=64, pattern=r"^[a-z0-9-]*$")
+    complaint: ComplaintIn | None = None
+    subject: str = Field(default="", max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
+
+    @property
+    def why(self) -> str:
+        """The check and what it failed on, as an operator reads it."""
+        return f"{self.check} {self.subject}".rstrip()
 
 
 # --- the operator -----------------------------------------------------------------------------------------------
@@ -367,12 +429,13 @@ class RunStatus(StrEnum):
 
 
 class ClientOut(Message):
-    """One member of the roster, whether it is connected, and whether it may train now."""
+    """One member of the roster, whether it is connected, may train now, and tells why its local work fails."""
 
     id: int
     name: str
     online: bool
     eligible: bool
+    reports_failures: bool
     app_sha256: str
     last_seen_seconds: float | None
 
@@ -382,4 +445,18 @@ class ServerOut(Message):
 
     federation: str
     version: str
+    roster: int
     clients: list[ClientOut]
+
+
+class RosterIn(Message):
+    """PUT /v1/roster: rosters that follow the newest that the server has, in order, each the text of a signed one."""
+
+    rosters: list[str]
+
+
+class RosterOut(Message):
+    """What became of published rosters: the version in use, and the newest, which an open exchange may hold up."""
+
+    roster: int
+    newest: int

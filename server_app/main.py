@@ -1,15 +1,22 @@
-"""The command `fedcore server`."""
+"""The commands `fedcore server` and `fedcore server approve`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
+server = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-def server(
-    federation: Annotated[Path, typer.Option(help="Folder that `fedcore provision` made, or its server folder.")],
+Federation = Annotated[Path | None, typer.Option(help="The federation's folder, or its server folder; required.")]
+
+
+@server.callback(invoke_without_command=True)
+def serve(
+    context: typer.Context,
+    federation: Federation = None,
     host: Annotated[str, typer.Option(help="Address to listen on; default from server.toml.")] = "",
     port: Annotated[int, typer.Option(help="Port; default from server.toml, 0 for any.", min=-1, max=65535)] = -1,
     data_dir: Annotated[Path | None, typer.Option(help="Database, spool and models; default from server.toml.")] = None,
@@ -22,23 +29,63 @@ def server(
 
     Ctrl-C or SIGTERM stop it cleanly, with status 0; a run that was open is then marked as interrupted.
     """
+    if context.invoked_subcommand is not None:
+        return
     import logging
 
     from fedcore.federation import ServerKit
     from fedcore.system.files import write_file
+    from fedcore.system.sandbox import describe, refuse_to_show
     from server_app import logs
     from server_app.http import serving
     from server_app.settings import ServerSettings
 
     log = logging.getLogger("fedcore.server")
     logs.configure(as_json=log_json)
-    kit = ServerKit.load(federation)
-    settings = ServerSettings(data_dir=(data_dir or kit.data_dir).absolute())
+    kit = ServerKit.load(_required(federation))
+    settings = ServerSettings(
+        data_dir=(data_dir or kit.data_dir).absolute(), app_rules=kit.app_rules, approved_apps=kit.approved_apps
+    )
+    refuse_to_show(kit.app_rules.read, [kit.tls_key, settings.database], kit.app_rules)
 
     def ready(url: str) -> None:
         log.info("federation %s: %d members, listening on %s", kit.federation, len(kit.roster.members), url)
+        text, is_bad = describe(confined=kit.app_rules.confined, network=False)
+        log.log(logging.WARNING if is_bad else logging.INFO, "sandbox of ServerApps: %s", text)
+        if kit.approved_apps is None:
+            log.warning('the operator may run any code in it: server.toml has approve-apps = "any"')
         if ready_file is not None:
             write_file(ready_file, f"{url}\n")  # somebody waits for it, and may read it at once
 
     serving.run(kit, settings, host=host or kit.host, port=kit.port if port < 0 else port, ready=ready)
     log.info("stopped")
+
+
+@server.command()
+def approve(
+    app: Annotated[str, typer.Argument(metavar="[APP_DIR]", help="Folder of the Flower app.")] = "",
+    federation: Federation = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Let it run no more; its hash will do as well.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the apps that may run.")] = False,
+) -> None:
+    """Let an app run on this server: the operator may submit approved apps only.
+
+    Example: fedcore server approve examples/digits --federation federation
+
+    Its ServerApp is code that runs on this machine, in a sandbox. Read it first; the hash covers every file of the
+    folder. A server that runs counts the approval at once.
+    """
+    from server_app.approval import change, listed
+
+    folder = _required(federation)
+    if not app and not show:
+        raise click.MissingParameter(param_type="argument", param_hint="'APP_DIR'")
+    lines = change(folder, app, remove=remove) if app else []
+    for line in [*lines, *(listed(folder) if show else [])]:
+        typer.echo(line)
+
+
+def _required(federation: Path | None) -> Path:
+    if federation is None:  # not required by its type, since `approve` has one of its own
+        raise click.MissingParameter(param_type="option", param_hint="'--federation'")
+    return federation

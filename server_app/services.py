@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fedcore.federation import Roster
 from fedcore.secagg import Randomness
 from server_app.http.polling import Bell
+from server_app.rosters import Rosters
 from server_app.runs.presence import Presence
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool
@@ -18,13 +18,13 @@ from server_app.storage.store import Store
 class Services:
     """Made once at the start; clock, wall clock, identifiers and randomness are arguments.
 
-    min_cohort: fewest clients of a secure sum, as their policies ask for. client_bell: rung when a client's poll may
-    have an answer. run_bell: when a run's record grew. clock: monotonic seconds. wall: seconds since 1970. threads: for
-    folding and unmasking.
+    min_cohort: fewest clients of a secure sum beside those that may collude, as policies ask for. client_bell:
+    rung when a client's poll may have an answer. run_bell: when a run's record grew. clock: monotonic seconds. wall:
+    seconds since 1970. threads: for folding and unmasking.
     """
 
     settings: ServerSettings
-    roster: Roster
+    roster: Rosters
     min_cohort: int
     store: Store
     spool: Spool
@@ -37,8 +37,7 @@ class Services:
     client_bell: Bell = field(default_factory=Bell)
     run_bell: Bell = field(default_factory=Bell)
 
-    names: Mapping[int, str] = field(init=False)
-    """Client id -> name, of the whole roster."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", {member.id: member.name for member in self.roster.members})
+    @property
+    def names(self) -> Mapping[int, str]:
+        """Client id -> name, of members and former members."""
+        return self.roster.names

@@ -31,12 +31,13 @@ from fedcore.errors import (
     Unauthorized,
 )
 from fedcore.events import Recorded, RunOut
-from fedcore.federation import OperatorKit
+from fedcore.federation import OperatorKit, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line
 from fedcore.record import RunRecord
 from fedcore.system.files import replacing
-from fedcore.wire import ModelRef, RunIn, RunStatus
+from fedcore.transcript import SignedRecord, TranscriptOut, record_hash
+from fedcore.wire import ModelRef, RosterIn, RosterOut, RostersOut, RunIn, RunStatus, ServerOut
 
 POLL_SECONDS = 20
 FOLLOW_PAUSE = 0.2
@@ -172,6 +173,32 @@ class OperatorClient:
         """End the run."""
         self._request("POST", f"/v1/runs/{run}/cancel")
 
+    def publish(self, chain: Sequence[Roster]) -> RosterOut:
+        """Hand over the rosters that the server lacks; it checks them itself, and says by name what it refuses."""
+        known = ServerOut.model_validate_json(self._request("GET", "/v1/clients").content).roster
+        missing = RosterIn(rosters=[roster.to_json() for roster in chain if roster.version > known])
+        if not missing.rosters:  # an older chain than the server's is refused by name, too
+            missing = RosterIn(rosters=[chain[-1].to_json()])
+        answer = self._request("PUT", "/v1/roster", json=missing.model_dump(mode="json"))
+        return RosterOut.model_validate_json(answer.content)
+
+    def rosters(self) -> list[Roster]:
+        """Every roster of the federation, verified under the authority's key of the kit."""
+        answer = RostersOut.model_validate_json(self._request("GET", "/v1/operator/rosters").content)
+        return [Roster.received(text, self.kit.authority) for text in answer.rosters]
+
+    def records(self) -> Iterator[SignedRecord]:
+        """The server's transcript from its beginning, as the server tells it."""
+        after, more = "", True
+        while more:
+            content = self._request("GET", "/v1/operator/transcript", params={"after": after}).content
+            page = TranscriptOut.model_validate_json(content)
+            yield from page.records
+            more = page.more and bool(page.records)
+            if more:
+                last = page.records[-1].record
+                after = record_hash(last.outcome(last.announced()), complete=page.records[-1].complete)
+
     def fetch_model(self, run: str, model: ModelRef, out: Path) -> None:
         """Download the final model to `out`, which stays as it is unless the digest is the announced one."""
         digest = hashlib.sha256()
@@ -195,7 +222,7 @@ class OperatorClient:
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         retry = tenacity.Retrying(
             retry=tenacity.retry_if_exception(may_pass),
-            wait=tenacity.wait_exponential_jitter(initial=0.2, max=3.0),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=3.0),
             stop=tenacity.stop_after_delay(self.connect_seconds),
             reraise=True,
         )

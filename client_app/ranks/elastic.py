@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,6 +19,7 @@ from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed, failure_from
 from client_app.ranks.group import (
     PRINTING_SECONDS,
+    SOCKET,
     START_SECONDS,
     GroupSettings,
     Limit,
@@ -32,18 +30,15 @@ from client_app.ranks.group import (
 )
 from client_app.ranks.group_size import GroupSize, interface_of, own_address
 from client_app.ranks.messages import FROM_RANK, Failure, FromRank, ToRank
-from fedcore.errors import EnvironmentFailure
 from fedcore.system.concurrency import end
+from fedcore.system.files import private_folder
 from fedcore.system.json_lines import MAX_LINE, AsyncConnection
 
-SOCKET: Final = "agent"
 RESTART_PAUSE: Final = 1.0
 """Seconds before a torchrun that ended is started again, and between two looks for machine 0."""
 _MAX_RESTARTS: Final = 1_000_000
 _JOIN_SECONDS: Final = 7 * 24 * 3600
 """How long torchrun waits for a machine that is away; a person decides how long that may be."""
-_MAX_SOCKET_PATH: Final = 100
-"""Bytes of a Unix-domain socket's path; the kernel takes 108, with the final zero."""
 _ENDED: Final = "the ranks ended without an answer: one of them was killed, or its machine is gone"
 
 
@@ -56,9 +51,9 @@ class ElasticGroup(RankGroup):
     _open: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack, init=False)
     _keeping: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def stop(self) -> None:
+    async def _stop_ranks(self) -> None:
         """End the ranks on all machines; those elsewhere wait for this one to come back."""
-        await RankGroup.stop(self)  # a class with slots is made anew, so that super() finds the old one
+        await RankGroup._stop_ranks(self)  # a class with slots is made anew, so that super() finds the old one
         await self._open.aclose()
         self._keeping = None
         while not self._callers.empty():
@@ -79,10 +74,9 @@ class ElasticGroup(RankGroup):
         """Listen for rank 0, and keep torchrun running until `stop`."""
         host, port = self.size.endpoint
         self.output.info("ranks", f"waiting for the ranks of {self.size.nnodes} machines at {host}:{port}")
-        folder = self._open.enter_context(private_folder())
-        server = await asyncio.start_unix_server(self._accept, folder / SOCKET, limit=MAX_LINE)
+        server = await asyncio.start_unix_server(self._accept, self.private / SOCKET, limit=MAX_LINE)
         self._open.callback(server.close)
-        torchrun = Torchrun(settings=self.settings, size=self.size, folder=folder, output=self.output)
+        torchrun = Torchrun(settings=self.settings, size=self.size, folder=self.private, output=self.output)
         self._keeping = keeping = asyncio.create_task(torchrun.keep())
         self._open.push_async_callback(end, keeping)
         return keeping
@@ -195,14 +189,15 @@ class Torchrun:
             *("--rdzv-backend", "c10d", "--rdzv-id", "fedcore", "--rdzv-endpoint", f"{host}:{port}"),
             *("--rdzv-conf", f"is_host={str(is_host).lower()},join_timeout={_JOIN_SECONDS}"),
             *("--local-addr", address, "--max-restarts", str(_MAX_RESTARTS)),
-            *("-m", "client_app.ranks.elastic_rank", "--node-rank", str(self.size.node_rank)),
+            # The interpreter is torchrun's own to add, with the flags of this environment.
+            *self.settings.sandbox(self.folder, alone=False).arguments("client_app.ranks.elastic_rank"),
+            *("--node-rank", str(self.size.node_rank)),
             *("--app", str(self.settings.app), "--folder", str(self.folder)),
         )
 
     def _environment(self, address: str) -> dict[str, str]:
         environment = {
-            **os.environ,
-            **self.settings.environment(),
+            **self.settings.environment(self.folder),
             # Sharing the rendezvous' store with the ranks makes half of the restarts fail (torch 2.13, gloo).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
@@ -230,15 +225,3 @@ async def serve_node(settings: GroupSettings, size: GroupSize, output: Output) -
     """What a machine other than 0 does: it runs torchrun, until cancelled. Raises ConfigurationError."""
     with private_folder() as folder:
         await Torchrun(settings=settings, size=size, folder=folder, output=output).keep()
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder that only this user can enter, with a short name, removed at the end; raises EnvironmentFailure."""
-    folder = Path(tempfile.mkdtemp(prefix="fedcore-"))
-    try:
-        if len(str(folder / SOCKET).encode()) > _MAX_SOCKET_PATH:
-            raise EnvironmentFailure(f"{folder} is too long for a socket's path; set TMPDIR to a shorter folder")
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import distributed
 
-from client_app.ranks.elastic import SOCKET
+from client_app.ranks.group import SOCKET
 from client_app.ranks.messages import TO_RANK, Done, Failure, Greeting, LocalAnswer, RankTask, ToRank
 from client_app.ranks.rank import end, load, received, run
 from client_app.ranks.rendezvous import Position, Rendezvous

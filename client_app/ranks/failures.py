@@ -1,6 +1,6 @@
 """How a task fails on a rank, as one line of JSON on the rank's side and as one exception on the agent's.
 
-Of a failure only its fixed name ever leaves the machine:
+Of a failure only its fixed name ever leaves the machine, and that only where its owner lets failures be told:
 
 | name           | what happened                                                              |
 | -------------- | -------------------------------------------------------------------------- |

@@ -10,6 +10,10 @@ Drivers: `client_app.ranks.supervisor` for one machine, `client_app.ranks.elasti
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import shutil
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,24 +25,32 @@ from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed
 from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import AppError
 from fedcore.system.concurrency import end
+from fedcore.system.files import full_disk_named, make_private_folder, remove_tree
 from fedcore.system.json_lines import printed_lines
+from fedcore.system.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.wire import Scalar, Task
 
 START_SECONDS: Final = 180.0
 """How long ranks may take to import torch and the app, and to find each other."""
 PRINTING_SECONDS: Final = 1.0
 """What was printed last is still in the pipe; a process that left the group may hold it open."""
+SOCKET: Final = "agent"
+"""In the private folder: where rank 0 of a group on several machines reaches its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
     """Which app a group runs, as whom, on which data, and in how many processes.
 
-    app_sha256: hash of the app that the agent agreed to run; a rank that loads something else is not used.
+    app: a copy of the app that nobody else writes to. app_sha256: hash of the app that the agent agreed to run; a rank
+    that loads something else is not used.
     data_dir: where `fedcore.data` looks for files, or None for what the environment says.
+    models: where the agent keeps the global models. scratch: where rank 0 leaves new ones, on the same disk as their
+    place; None for the group's private folder.
     local_folder: where rank 0 keeps the client's own model, or None for nowhere durable.
     engine: the site's settings of the training engine, which every rank gets.
     ranks: processes on this machine.
+    rules: what the owner adds to what user code may see.
     """
 
     app: Path
@@ -46,9 +58,12 @@ class GroupSettings:
     client_id: int
     node_config: Mapping[str, Scalar]
     data_dir: Path | None = None
+    models: Path | None = None
+    scratch: Path | None = None
     local_folder: Path | None = None
     engine: Mapping[str, Scalar] = field(default_factory=dict)
     ranks: int = 1
+    rules: Rules = field(default_factory=Rules)
 
     def greeting(self) -> Greeting:
         """The first message to every rank."""
@@ -61,12 +76,23 @@ class GroupSettings:
             engine=dict(self.engine),
         )
 
-    def environment(self) -> dict[str, str]:
-        """What every rank's environment has beside the agent's own."""
-        changes = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    def environment(self, private: Path) -> dict[str, str]:
+        """The environment of every rank; `private` is its folder for temporary files."""
+        environment = clean_environment(self.rules, private)
         if self.data_dir is not None:
-            changes["FEDCORE_DATA"] = str(self.data_dir)
-        return changes
+            environment["FEDCORE_DATA"] = str(self.data_dir)
+        return environment
+
+    def sandbox(self, private: Path, *, alone: bool) -> Sandbox:
+        """What the ranks may read and write. alone: whether there is one rank, so that nobody needs the network."""
+        given = [Path(value) for value in self.node_config.values() if isinstance(value, str) and os.path.exists(value)]
+        places = (self.data_dir, self.models, *given, *self.rules.read, *named_paths(self.environment(private)))
+        return Sandbox(
+            read=(self.app, *(place for place in places if place is not None)),
+            write=tuple(place for place in (private, self.scratch, self.local_folder) if place is not None),
+            network=not alone,
+            confined=self.rules.confined,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +137,16 @@ class RankGroup(ABC):
     _starting: asyncio.Task[RunningRanks] | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
     _lost: RunningRanks | None = field(default=None, init=False)
+    _private: Path | None = field(default=None, init=False)
+
+    @property
+    def private(self) -> Path:
+        """The private folder of the ranks of this machine, until `stop`."""
+        if self._private is None:
+            self._private = make_private_folder()
+            if self.settings.local_folder is not None:  # its parent is not theirs to write to
+                self.settings.local_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._private
 
     @property
     def present(self) -> RunningRanks | None:
@@ -134,8 +170,17 @@ class RankGroup(ABC):
         Raises AppFailed, AppError (wrong records), StorageFull, or RankFailed after a death, a timeout or a lack of
         memory. When the caller is cancelled the ranks are ended, since nothing else stops user code.
         """
-        request = RankTask(task=task, model=str(model) if model else None, out=str(out))
-        limit = Limit.of(task.seconds)
+        made = (self.settings.scratch or self.private) / f"new-{secrets.token_hex(8)}.safetensors"
+        request = RankTask(task=task, model=str(model) if model else None, out=str(made))
+        try:
+            answer = await self._ask(request, Limit.of(task.seconds))
+            if answer.trained:
+                await asyncio.to_thread(_take_over, made, out)
+            return answer
+        finally:
+            made.unlink(missing_ok=True)
+
+    async def _ask(self, request: RankTask, limit: Limit) -> LocalAnswer:
         running = await self._ready(limit)
         await self._stop_watching()
         try:
@@ -154,6 +199,14 @@ class RankGroup(ABC):
 
     async def stop(self) -> None:
         """End the ranks and everything that they started."""
+        try:
+            await self._stop_ranks()
+        finally:
+            private, self._private = self._private, None
+            if private is not None:
+                shutil.rmtree(private, ignore_errors=True)
+
+    async def _stop_ranks(self) -> None:
         await self._stop_watching()
         starting, self._starting = self._starting, None
         if starting is None:
@@ -220,7 +273,22 @@ class RankGroup(ABC):
 def check_app(answers: Sequence[FromRank], settings: GroupSettings) -> None:
     """Whether the ranks have loaded what the agent agreed to; raises AppError."""
     if any(answer != Ready(app_sha256=settings.app_sha256) for answer in answers):
-        raise AppError(f"the app in {settings.app} was changed while the agent ran; restart the agent to agree to it")
+        raise AppError(f"the copy of the app in {settings.app} was changed while the agent ran; restart the agent")
+
+
+def _take_over(made: Path, out: Path) -> None:
+    """Move what rank 0 wrote to where user code cannot change what it is; raises AppError, StorageFull.
+
+    A link there would have the agent send a file that user code itself may not read.
+    """
+    with full_disk_named("the disk of the state folder is full"):
+        try:
+            shutil.move(made, out)  # renames it where that can be; a link stays a link
+        except FileNotFoundError:
+            raise AppError("rank 0 left no new model") from None
+    if not stat.S_ISREG(out.lstat().st_mode):
+        remove_tree(out)
+        raise AppError("the new model that rank 0 left is not a file of its own")
 
 
 async def relay(output: Output, stream: asyncio.StreamReader) -> None:

@@ -78,7 +78,7 @@ def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
     from fedcore.flower.clientside import ClientRunner
 
     folder = Path(greeting.app)
-    sha256 = AppBundle.from_folder(folder).sha256
+    sha256 = AppBundle.from_copy(folder).sha256
     runner = ClientRunner(
         app=FlowerApp.load(folder),
         client_id=greeting.client_id,

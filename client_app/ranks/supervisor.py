@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from client_app.output import Output
@@ -28,6 +29,7 @@ from fedcore.errors import AppError, StorageFull
 from fedcore.system.concurrency import end
 from fedcore.system.json_lines import AsyncConnection, start_process
 from fedcore.system.peers import BLAME_SECONDS, first_cause
+from fedcore.system.sandbox import Sandbox
 
 LOOPBACK: Final = "127.0.0.1"
 _LAST_ANSWER_SECONDS: Final = 0.2
@@ -49,7 +51,7 @@ class LocalGroup(RankGroup):
     async def _launch(self) -> RunningRanks:
         running = _LocalRanks()
         try:
-            await running.begin(self.settings, self.output)
+            await running.begin(self.settings, self.private, self.output)
             check_app(await running.ask(self.settings.greeting(), Limit.of(START_SECONDS)), self.settings)
         except BaseException:
             await running.end()
@@ -125,13 +127,14 @@ class _LocalRanks:
 
     ranks: list[_Rank] = field(default_factory=list)
 
-    async def begin(self, settings: GroupSettings, output: Output) -> None:
+    async def begin(self, settings: GroupSettings, private: Path, output: Output) -> None:
         """Start the processes. Rank 0 gets the socket that its store listens on, so that nobody races for a port."""
         with socket.create_server((LOOPBACK, 0)) as store:
-            shared = _environment(settings, store.getsockname()[1])
+            shared = _environment(settings, private, store.getsockname()[1])
+            sandbox = settings.sandbox(private, alone=settings.ranks == 1)
             for number in range(settings.ranks):
                 listening = store if number == 0 and settings.ranks > 1 else None
-                self.ranks.append(await _spawn(number, shared, listening, output))
+                self.ranks.append(await _spawn(number, shared, sandbox, listening, output))
 
     async def ask(self, message: ToRank, limit: Limit) -> list[FromRank]:
         asking = [asyncio.create_task(rank.ask(message)) for rank in self.ranks]
@@ -175,11 +178,10 @@ def _silent(numbers: Sequence[int], seconds: float) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {names} gave no answer within {seconds:.0f} s"
 
 
-def _environment(settings: GroupSettings, port: int) -> dict[str, str]:
+def _environment(settings: GroupSettings, private: Path, port: int) -> dict[str, str]:
     """What all ranks have in their environment, under the names that torchrun gives."""
     shared = {
-        **os.environ,
-        **settings.environment(),
+        **settings.environment(private),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(settings.ranks),
@@ -191,13 +193,16 @@ def _environment(settings: GroupSettings, port: int) -> dict[str, str]:
     return shared
 
 
-async def _spawn(number: int, shared: dict[str, str], store: socket.socket | None, output: Output) -> _Rank:
+async def _spawn(
+    number: int, shared: dict[str, str], sandbox: Sandbox, store: socket.socket | None, output: Output
+) -> _Rank:
     inherited = [] if store is None else [store.fileno()]
     process, connection = await start_process(
         "client_app.ranks.rank",
         *map(str, inherited),
         expected=FROM_RANK,
         environment={**shared, "RANK": str(number), "LOCAL_RANK": str(number)},
+        sandbox=sandbox,
         sockets=inherited,
         stderr=asyncio.subprocess.STDOUT,
     )

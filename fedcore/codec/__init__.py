@@ -7,24 +7,32 @@ has room for the sum of n_max values, so fields are packed several to a word and
 field running into its neighbour; parameters for which that would not hold are refused before a round starts.
 
 A scale must cover the largest update of any client, which nobody may see. Clients therefore let power sums of their
-magnitudes travel in the sum, from which an upper bound for the next round follows (`statistics`, docs/adr/0003).
+magnitudes travel in the sum, from which an upper bound for the next round follows (`statistics`, `scales`,
+docs/adr/0014).
 
-`first_encoding` and `next_encoding` fix the public parameters of an exchange, every client calls `encode`, the server
-calls `decode` on the sum. `encoding` describes the words. With differential privacy the parameters are those of
-`private_encoding`, and noise goes into the words of each client (`private`, `noised`). What must hold: both sides
-derive the same parameters, whose hash goes into the protocol's ctx; whatever honest clients send decodes to within the
-proven error; and a sum that no honest clients can have made raises PeerError.
+`first_encoding` and `next_encoding` fix the public parameters of an exchange, every client calls `encode`, or
+`encode_nothing` where its own work failed, and the server calls `decode` on the sum. `encoding` describes the words.
+With differential privacy the parameters are those of `private_encoding`, and noise goes into the words of each client
+(`private`, `noised`). What must hold: both sides derive the same parameters, whose hash goes into the protocol's ctx;
+whatever honest clients send decodes to within the proven error; a sum that no honest clients can have made raises
+PeerError; of a client that failed the sum tells that there was one, and nothing else; and where more failed than the
+encoding says, it tells how many, and nothing of the others either (`locks`).
 """
 
 from fedcore.codec.decoder import Decoded
-from fedcore.codec.dispatch import decode, encode
+from fedcore.codec.dispatch import decode, encode, encode_nothing
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import CodecSettings, Encoding
-from fedcore.codec.metrics import MetricName, MetricValue
+from fedcore.codec.locks import MOST_FAILURES
+from fedcore.codec.metrics import MetricValue
+from fedcore.codec.names import MetricName
 from fedcore.codec.private import AnyEncoding, PrivateEncoding, private_encoding, release_of
-from fedcore.codec.statistics import Statistics, first_encoding, next_encoding
+from fedcore.codec.scales import FREE_FALLS, ScaleMemory, check_scales, first_encoding, is_first, next_encoding
+from fedcore.codec.statistics import Statistics
 
 __all__ = [
+    "FREE_FALLS",
+    "MOST_FAILURES",
     "AnyEncoding",
     "CodecSettings",
     "Decoded",
@@ -33,10 +41,14 @@ __all__ = [
     "MetricName",
     "MetricValue",
     "PrivateEncoding",
+    "ScaleMemory",
     "Statistics",
+    "check_scales",
     "decode",
     "encode",
+    "encode_nothing",
     "first_encoding",
+    "is_first",
     "next_encoding",
     "private_encoding",
     "release_of",

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fedcore.codec.encoding import Encoding
+from fedcore.codec.encoding import FieldSection
 from fedcore.errors import UsageError
 from fedcore.state import ModelState, TensorSpec
 
@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Elements [start, stop) of floating point tensor `index`; the first of them is field `place`."""
+    """Elements [start, stop) of a tensor with scale `index`; the first of them is field `place` of its section."""
 
     index: int
     spec: TensorSpec
@@ -57,11 +57,11 @@ class FieldBlock:
                 state.release()
 
 
-def blocks(encoding: Encoding) -> list[FieldBlock]:
-    """All fields of an encoding, in order."""
+def blocks(section: FieldSection) -> list[FieldBlock]:
+    """All fields of a section, in order."""
     found: list[list[Span]] = []
     place = 0
-    for index, spec in enumerate(encoding.floats):
+    for index, spec in section.tensors:
         start = 0
         while start < spec.size:
             number, used = divmod(place, BLOCK_FIELDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
-from fedcore.codec.encoding import Encoding
+from fedcore.codec.encoding import Encoding, FieldSection
 from fedcore.codec.fields import padding, unpack
 from fedcore.codec.integers import decode_integers
-from fedcore.codec.metrics import MetricName, check_names, decode_metrics, names_tag
+from fedcore.codec.locks import apply_lock, find_keys, mask_of
+from fedcore.codec.metrics import decode_metrics
+from fedcore.codec.names import MetricName, names_from_sum
 from fedcore.codec.private import AnyEncoding
 from fedcore.codec.statistics import Statistics, read_statistics
-from fedcore.errors import PeerError, RoundFailed, UsageError
+from fedcore.errors import NothingContributed, PeerError, RoundFailed, TooFewContributed, UsageError
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink, TensorSpec, from_float
-
-_WORD = 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,13 @@ class Decoded:
 
     examples
         Sum over the survivors.
+    failures
+        How many of the survivors contributed nothing; an estimate under differential privacy.
     metrics
-        Means weighted by examples, by name; lists where the clients reported lists.
+        Means weighted by examples, by name; lists where the clients reported lists. Empty where the clients' names
+        differ.
+    names
+        The names of the metrics, which the next exchange of the kind can be encoded with; None where they differ.
     statistics
         What the next encoding follows from.
     state
@@ -37,7 +42,9 @@ class Decoded:
     """
 
     examples: int
+    failures: int
     metrics: dict[str, float | list[float]]
+    names: tuple[MetricName, ...] | None
     statistics: Statistics
     state: ModelState | None
 
@@ -48,33 +55,40 @@ def decode(
     *,
     survivors: int,
     base: ModelState | None,
-    metric_names: Sequence[MetricName],
     out_path: Path | None = None,
     threads: int = 1,
 ) -> Decoded:
     """Decode the unmasked sum `words` ([encoding.words], uint64) of `survivors` updates.
 
     The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where
-    that is None; the sum and the base are read block by block and not changed. The result does not
-    depend on `threads`.
+    that is None; the sum and the base are read block by block. Neither changes, but that the masks of
+    clients that failed come off the sum, in place. The result does not depend on `threads`.
 
     Raises PeerError when honest clients cannot have made the sum, which also catches a mask
-    that was not removed; RoundFailed when the survivors have no examples; EncodingError when the
-    mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
+    that was not removed; NothingContributed when all survivors failed, TooFewContributed when more did than
+    `encoding.failures`; RoundFailed when they have no
+    examples; EncodingError when the mean does not fit a tensor's dtype; UsageError for arguments that
+    do not belong together.
     """
-    check_sum(encoding, words, survivors=survivors, base=base, metric_names=metric_names)
+    check_sum(encoding, words, survivors=survivors, base=base)
+    failures = _unlock(encoding, words, survivors, threads)
     small = {name: words[section].tolist() for name, section in encoding.sections.items() if name not in _VECTORS}
-    if small["tag"][0] != survivors * names_tag(metric_names) % _WORD:
-        raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")
+    contributors = survivors - failures
     examples = small["examples"][0]
-    if examples > survivors * encoding.settings.w_max:
+    if examples > contributors * encoding.settings.w_max:
         raise PeerError("the sum of examples is out of range: a client sent a malformed update")
     if examples == 0:
         raise RoundFailed("the clients that are left have no examples; there is nothing to average")
-    metrics = decode_metrics(encoding, metric_names, small["metrics"], survivors=survivors, examples=examples)
+    names = encoding.metrics
+    if names is None:
+        names = names_from_sum(words[encoding.sections["names"]], contributors, encoding.settings.max_metrics)
+    metrics = {}
+    if names is not None:
+        metrics = decode_metrics(encoding, names, small["metrics"], survivors=contributors, examples=examples)
     statistics = read_statistics(
         encoding,
-        survivors=survivors,
+        contributors=contributors,
+        failures=failures,
         examples=examples,
         sizes=small["sizes"],
         powers=small["powers"],
@@ -85,15 +99,34 @@ def decode(
     if base is not None:
 
         def fill(sink: StateSink) -> None:
-            _decode_floats(encoding, words[encoding.sections["packed"]], survivors, examples, base, sink, threads)
+            for part in encoding.field_sections:
+                fields = words[encoding.sections[part.name]]
+                _decode_floats(encoding, part, fields, survivors, examples, base, sink, threads)
             integers = words[encoding.sections["integers"]]
             decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
 
         state = filled(base.layout, fill, out_path)
-    return Decoded(examples=examples, metrics=metrics, statistics=statistics, state=state)
+    return Decoded(
+        examples=examples, failures=failures, metrics=metrics, names=names, statistics=statistics, state=state
+    )
 
 
-_VECTORS = frozenset({"packed", "integers"})
+_VECTORS = frozenset({"packed", "small", "integers", "names", "keys"})
+
+
+def _unlock(encoding: Encoding, words: NDArray[np.uint64], survivors: int, threads: int) -> int:
+    """Take off the masks of the clients that failed, in place, where they are few enough; returns their number."""
+    sections = encoding.sections
+    failures, keys = int(words[sections["failed"]][0]), sections["keys"]
+    if failures > survivors:
+        raise PeerError("more clients than survived report a failure: a client sent a malformed update")
+    if failures == survivors:
+        raise NothingContributed(failures, survivors)
+    if failures > encoding.failures:
+        raise TooFewContributed(failures, survivors, tolerated=encoding.failures)
+    masks = [mask_of(key).inverse() for key in find_keys(words[keys], failures)]
+    apply_lock(words[: keys.start], sections["failed"], masks, threads=threads)
+    return failures
 
 
 def check_sum(
@@ -102,9 +135,8 @@ def check_sum(
     *,
     survivors: int,
     base: ModelState | None,
-    metric_names: Sequence[MetricName],
 ) -> None:
-    """Raise UsageError for arguments of `decode` that do not belong together, PeerError for names that cannot be."""
+    """Raise UsageError for arguments of `decode` that do not belong together."""
     if words.dtype != np.uint64 or words.shape != (encoding.words,) or not words.flags.c_contiguous:
         raise UsageError(f"the sum must be a contiguous uint64 array of {encoding.words} words")
     if not 1 <= survivors <= encoding.n_max:
@@ -113,7 +145,6 @@ def check_sum(
         raise UsageError("pass the global model where the encoding has a layout, and only there")
     if base is not None and encoding.layout is not None:
         encoding.layout.check_same(base.layout, what="the global model")
-    check_names(encoding.settings, metric_names)
 
 
 def filled(layout: Layout, fill: Callable[[StateSink], None], out_path: Path | None) -> ModelState:
@@ -129,6 +160,7 @@ def filled(layout: Layout, fill: Callable[[StateSink], None], out_path: Path | N
 
 def _decode_floats(
     encoding: Encoding,
+    part: FieldSection,
     packed: NDArray[np.uint64],
     survivors: int,
     examples: int,
@@ -136,16 +168,16 @@ def _decode_floats(
     sink: StateSink,
     threads: int,
 ) -> None:
-    if padding(packed, encoding.field_bits, encoding.fields):
+    if padding(packed, part.field_bits, part.fields):
         raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
-    offset = survivors * encoding.levels
-    units = [encoding.step(index) * encoding.settings.w_max / examples for index in range(len(encoding.floats))]
+    offset = survivors * part.levels
+    units = [scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales]
 
     def prepare() -> Callable[[FieldBlock], None]:
         mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
         def decode_span(span: Span) -> None:
-            fields = unpack(packed, encoding.field_bits, span.place, span.size)
+            fields = unpack(packed, part.field_bits, span.place, span.size)
             if fields.max() > 2 * offset:
                 name = span.spec.name
                 raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
@@ -165,7 +197,7 @@ def _decode_floats(
 
         return decode_block
 
-    for_each(blocks(encoding), prepare, threads=threads)
+    for_each(blocks(part), prepare, threads=threads)
 
 
 def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArray[np.floating]:

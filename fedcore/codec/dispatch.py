@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedcore.codec import decoder, encoder, noised
 from fedcore.codec.decoder import Decoded
 from fedcore.codec.encoder import Encoded
-from fedcore.codec.metrics import MetricName, MetricValue
+from fedcore.codec.metrics import MetricValue
 from fedcore.codec.private import AnyEncoding, PrivateEncoding
 from fedcore.state import ModelState
 
@@ -45,27 +45,35 @@ def encode(
     )
 
 
+def encode_nothing(
+    encoding: AnyEncoding, *, randomness: Callable[[int], bytes], out: NDArray[np.uint64] | None = None
+) -> Encoded:
+    """The words of a client that contributes nothing and says in the sum that it is one; shapes are those of `encode`.
+
+    With differential privacy they hold its share of the noise like any other.
+    """
+    if isinstance(encoding, PrivateEncoding):
+        return noised.encode_nothing_noised(encoding, randomness=randomness, out=out)
+    return encoder.encode_nothing(encoding, randomness=randomness, out=out)
+
+
 def decode(
     encoding: AnyEncoding,
     words: NDArray[np.uint64],
     *,
     survivors: int,
     base: ModelState | None,
-    metric_names: Sequence[MetricName],
     out_path: Path | None = None,
     threads: int = 1,
 ) -> Decoded:
     """The mean of a cohort: `decoder.decode`, whose work `threads` share, or `noised.decode_noised`."""
     if isinstance(encoding, PrivateEncoding):
-        return noised.decode_noised(
-            encoding, words, survivors=survivors, base=base, metric_names=metric_names, out_path=out_path
-        )
+        return noised.decode_noised(encoding, words, survivors=survivors, base=base, out_path=out_path)
     return decoder.decode(
         encoding,
         words,
         survivors=survivors,
         base=base,
-        metric_names=metric_names,
         out_path=out_path,
         threads=threads,
     )

@@ -13,14 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
-from fedcore.codec.encoding import Encoding
-from fedcore.codec.fields import BlockSummary, StochasticRounder, field_view, largest_magnitude, pack
+from fedcore.codec.encoding import POWERS_FROM, Encoding, FieldSection, ScaleGroup
+from fedcore.codec.fields import BlockSummary, StochasticRounder, field_dtype, field_view, largest_magnitude, pack
 from fedcore.codec.integers import encode_integers
-from fedcore.codec.metrics import MetricName, MetricValue, encode_metrics, names_tag
+from fedcore.codec.locks import apply_lock, draw_key, mask_of, power_words
+from fedcore.codec.metrics import MetricValue, encode_metrics
+from fedcore.codec.names import names_words
 from fedcore.codec.private import AnyEncoding
 from fedcore.codec.statistics import power_word, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec
+
+MOST_CLIPPED = 8
+MOST_CLIPPED_SHARE = 0.01
+"""An update of which more elements than both of these are clipped, under any scale, is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +37,11 @@ class Encoded:
         Elements of floating point tensors that exceeded their scale.
     shrunk
         Whether the L2 clip shrank the update.
-    metric_names
-        What the metric slots mean; not secret, the decoder needs it.
     """
 
     words: NDArray[np.uint64] = field(repr=False)
     clipped: int
     shrunk: bool
-    metric_names: tuple[MetricName, ...]
 
 
 def encode(
@@ -59,15 +62,15 @@ def encode(
     depend on `threads`.
 
     Raises EncodingError, naming the tensor or metric, for NaN and infinity, for tensors that do not
-    match the layout, and for examples or metrics out of range.
+    match the layout, for examples or metrics out of range, and for an update of which too much would
+    be clipped.
     """
     count = _check_examples(encoding, examples)
-    words = check_out(encoding, out)
-    # The fields fill all words before these; the last of theirs may end with padding.
-    words[max(encoding.packed_words - 1, 0) :] = 0
+    words = _cleared(encoding, out)
     sections = encoding.sections
     names, metric_words = encode_metrics(encoding, metrics, count)
-    words[sections["tag"]] = names_tag(names)
+    if encoding.metrics is None:
+        words[sections["names"]] = names_words(names)
     words[sections["examples"]] = count
     first = sections["metrics"].start
     words[first : first + len(metric_words)] = metric_words
@@ -87,7 +90,34 @@ def encode(
         weight = shrink * count / encoding.settings.w_max
         clipped = _encode_floats(update, words, weight, randomness)
         encode_integers(encoding, words[sections["integers"]], base=base, local=local, examples=count)
-    return Encoded(words=words, clipped=clipped, shrunk=shrunk, metric_names=names)
+    return Encoded(words=words, clipped=clipped, shrunk=shrunk)
+
+
+def encode_nothing(
+    encoding: Encoding, *, randomness: Callable[[int], bytes], out: NDArray[np.uint64] | None = None
+) -> Encoded:
+    """The words of a client that contributes nothing: an update of zero, no weight, and one failure; see `encode`.
+
+    They are locked: a sum that holds more of them than `encoding.failures` tells their number only (`locks`).
+    """
+    words = _cleared(encoding, out)
+    sections = encoding.sections
+    words[sections["failed"]] = 1
+    for part in encoding.field_sections:
+        zeros = np.full(BLOCK_FIELDS, part.levels, field_dtype(part.field_bits))
+        for start in range(0, part.fields, BLOCK_FIELDS):
+            pack(words[sections[part.name]], part.field_bits, start, zeros[: part.fields - start])
+    key = draw_key(randomness)
+    words[sections["keys"]] = power_words(key, encoding.failures, encoding.n_max, randomness)
+    apply_lock(words[: sections["keys"].start], sections["failed"], [mask_of(key)])
+    return Encoded(words=words, clipped=0, shrunk=False)
+
+
+def _cleared(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+    """Where the words go, zero where they are not all packed fields: the last word of those may end with padding."""
+    words = check_out(encoding, out)
+    words[max(encoding.sections["packed"].stop - 1, 0) :] = 0
+    return words
 
 
 def _check_examples(encoding: Encoding, examples: object) -> int:
@@ -112,17 +142,29 @@ def check_out(encoding: AnyEncoding, out: NDArray[np.uint64] | None) -> NDArray[
 def _encode_floats(
     update: _Update, words: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
 ) -> int:
-    """Fill the packed fields and their statistics; returns the number of clipped elements."""
+    """Fill the fields and their statistics; returns the number of clipped elements."""
     encoding, sections = update.encoding, update.encoding.sections
-    largest, clipped = [0.0] * len(encoding.floats), [0] * len(encoding.floats)
-    for index, summary in update.round_to(words[sections["packed"]], weight, randomness):
-        largest[index] = max(largest[index], summary.largest)
-        clipped[index] += summary.clipped
-    ratios = [value / encoding.levels for value in largest]
+    ratios, clipped = [0.0] * len(encoding.scales), [0] * len(encoding.scales)
+    for part in encoding.field_sections:
+        for index, summary in update.round_to(part, words[sections[part.name]], weight, randomness):
+            ratios[index] = max(ratios[index], summary.largest / part.levels)
+            clipped[index] += summary.clipped
+    for group, count in zip(encoding.groups, clipped, strict=True):
+        _check_clipped(group, count)
     words[sections["sizes"]] = [size_word(ratio, encoding.n_max) for ratio in ratios]
-    words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in ratios]
+    if encoding.n_max >= POWERS_FROM:
+        words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in ratios]
     words[sections["clipped"]] = clipped
     return sum(clipped)
+
+
+def _check_clipped(group: ScaleGroup, clipped: int) -> None:
+    """Refuse to send what is mostly cut off: sums at many scales of the same update would tell single elements."""
+    if clipped > MOST_CLIPPED and clipped > group.size * MOST_CLIPPED_SHARE:
+        raise EncodingError(
+            f"{clipped} of {group.size} elements of {group.label} changed by more than this exchange has room for, so "
+            "nothing is contributed; the next one has more. In the first exchange of a run, raise first-scale"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +182,8 @@ class _Update:
         if clip_norm is None:
             return 1.0
         # Exact summation of the blocks' sums: nothing depends on who computed which.
-        norm = math.sqrt(math.fsum(for_each(blocks(self.encoding), self._squares, threads=self.threads)))
+        squares = (for_each(blocks(part), self._squares, threads=self.threads) for part in self.encoding.field_sections)
+        norm = math.sqrt(math.fsum(chain.from_iterable(squares)))
         return clip_norm / norm if norm > clip_norm else 1.0
 
     def _squares(self) -> Callable[[FieldBlock], float]:
@@ -158,13 +201,12 @@ class _Update:
         return sum_squares
 
     def round_to(
-        self, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
+        self, part: FieldSection, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
     ) -> Iterator[tuple[int, BlockSummary]]:
-        """Fill the words `packed`; what happened, by tensor."""
-        encoding = self.encoding
-        bits = encoding.field_bits
-        factors = [weight * encoding.levels / scale for scale in encoding.scales]
-        shared = StochasticRounder(field_bits=bits, levels=encoding.levels, randomness=randomness)
+        """Fill the words `packed` of one section; what happened, by scale."""
+        bits = part.field_bits
+        factors = [weight * part.levels / scale for scale in self.encoding.scales]
+        shared = StochasticRounder(field_bits=bits, levels=part.levels, randomness=randomness)
 
         def prepare() -> Callable[[FieldBlock], list[tuple[int, BlockSummary]]]:
             rounder, buffer = shared.for_thread(), np.empty(BLOCK_FIELDS, np.float32)
@@ -182,7 +224,7 @@ class _Update:
 
             return round_block
 
-        return chain.from_iterable(for_each(blocks(encoding), prepare, threads=self.threads))
+        return chain.from_iterable(for_each(blocks(part), prepare, threads=self.threads))
 
     def _deltas(
         self, block: FieldBlock, buffer: NDArray[np.float32]

@@ -3,16 +3,23 @@
 `CodecSettings` is what an operator chooses, checked before any round starts; `Encoding` adds what one exchange needs
 to know. A vector is `[packed fields | wide words]`, all of them unsigned 64-bit words that add modulo 2^64:
 
-    packed    one b-bit field for each element of each floating point tensor, floor(64 / b) to a
-              word, the first field in the lowest bits; zero padding in the last word only
-    tag       a hash of the metrics' names, so that sums over different metrics are noticed
+    packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
+              a word, the first field in the lowest bits; zero padding in the last word only
+    small     the same with 32 bits for the elements of all floating point tensors below 1,024 elements
+    failed    1 where the client contributes nothing: its fields are zero updates, all other words but the keys zero,
+              and then a mask of its own covers all but this word and the keys
     examples  the number of training (or test) examples
     shrunk    1 where the L2 clip shrank the update
-    sizes     for each floating point tensor: its largest |w * delta| (sum, to bound the mean),
-    powers    the fourth power of that (to bound the largest client), see statistics.py,
-    clipped   and how many of its elements exceeded the scale
+    sizes     for each scale: the largest |w * delta| under it (sum, to bound the mean), see statistics.py,
+    powers    from 8 clients on: the fourth power of that (to bound the largest client),
+    clipped   and how many elements exceeded the scale
     integers  for each element of each integer tensor: (local - global) * examples
     metrics   each metric * examples, in fixed point; unused slots are zero
+    names     where the names of the metrics are not known yet: what they are, see names.py
+    keys      where a sum may hold clients that failed: what their masks come off with, see locks.py
+
+Each large tensor has a scale and statistics of its own; all small ones share one, so that no sum is about a few numbers
+of each client. Their fields are wide, so sharing costs no precision.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
 neighbour. See "Encoding" in docs/protocol.md.
@@ -30,12 +37,23 @@ from typing import Annotated
 from pydantic import GetPydanticSchema, PlainSerializer, StrictFloat, StrictInt
 from pydantic_core.core_schema import no_info_after_validator_function
 
+from fedcore.codec.locks import LIMBS, MOST_FAILURES
+from fedcore.codec.names import NAMES_BYTES, MetricName, check_names, names_json, slot_count
 from fedcore.errors import EncodingError
 from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.state import Layout, TensorSpec
 
 FIELD_BITS = (16, 21, 32)
 """Widths for which floor(64 / b) fields fill a 64-bit word without, or almost without, waste."""
+
+SMALL_TENSOR = 1024
+"""Floating point tensors with fewer elements share one scale."""
+
+POWERS_FROM = 8
+"""Cohorts from this size on send fourth powers; in smaller ones two sums about one number each would tell too much."""
+
+WIDE_BITS = 32
+"""Width of the fields of small tensors, and of all while magnitudes are unknown."""
 
 MIN_SCALE = 2.0**-64
 MAX_SCALE = 2.0**64
@@ -108,7 +126,7 @@ def metric_fraction_bits(settings: CodecSettings, n_max: int) -> int:
 _MIN_VALUE_BITS = 4
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/encoding/v1"
+_DOMAIN = b"fedcore/codec/encoding/v3"
 
 _Rows = list[tuple[str, str, tuple[StrictInt, ...]]]
 
@@ -130,11 +148,59 @@ PlainLayout = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleGroup:
+    """The floating point tensors of one scale: a large one, or all small ones together."""
+
+    specs: tuple[TensorSpec, ...]
+    small: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(spec.size for spec in self.specs)
+
+    @property
+    def label(self) -> str:
+        """What an error calls them."""
+        return "the small tensors" if self.small else f"tensor {self.specs[0].name!r}"
+
+
+def scale_groups(layout: Layout | None) -> tuple[ScaleGroup, ...]:
+    """What of a model has a scale each."""
+    floats = layout.floats if layout else ()
+    large = [ScaleGroup(specs=(spec,), small=False) for spec in floats if spec.size >= SMALL_TENSOR]
+    small = tuple(spec for spec in floats if spec.size < SMALL_TENSOR)
+    return (*large, *([ScaleGroup(specs=small, small=True)] if small else []))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSection:
+    """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L."""
+
+    name: str
+    field_bits: int
+    levels: int
+    tensors: tuple[tuple[int, TensorSpec], ...]
+
+    @property
+    def fields(self) -> int:
+        """Number of fields."""
+        return sum(spec.size for _, spec in self.tensors)
+
+    @property
+    def words(self) -> int:
+        """Words that hold the fields."""
+        return -(-self.fields // (64 // self.field_bits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
     """How one exchange turns updates into words and back.
 
     `layout` is None where only metrics are exchanged (evaluation). `scales` has one entry for each
-    floating point tensor: the bound on |w * delta|, with w = examples / w_max.
+    of `groups`: the bound on |w * delta|, with w = examples / w_max. `metrics` are the names in the order of
+    their slots; None where they are not known yet. `failures` is how many clients that contributed nothing a sum may
+    hold; one with more stays closed (`locks`).
 
     Raises EncodingError for parameters whose worst case could wrap or that leave too few bits.
     """
@@ -146,6 +212,8 @@ class Encoding:
     n_max: StrictInt
     field_bits: StrictInt
     scales: tuple[StrictFloat, ...]
+    metrics: tuple[MetricName, ...] | None = None
+    failures: StrictInt = 0
 
     def __post_init__(self) -> None:
         if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
@@ -165,16 +233,35 @@ class Encoding:
                 f"the metrics of {self.n_max} clients could overflow their 64-bit sum; "
                 "lower metric_max, w_max or the cohort size"
             )
-        if len(self.scales) != len(self.floats):
-            raise EncodingError(f"there are {len(self.scales)} scales for {len(self.floats)} floating point tensors")
-        for spec, scale in zip(self.floats, self.scales, strict=True):
+        groups = self.groups
+        if len(self.scales) != len(groups):
+            raise EncodingError(f"there are {len(self.scales)} scales, the model needs {len(groups)}")
+        for group, scale in zip(groups, self.scales, strict=True):
             if type(scale) is not float or not MIN_SCALE <= scale <= MAX_SCALE:
-                raise EncodingError(f"the scale of tensor {spec.name!r} is out of range")
+                raise EncodingError(f"the scale of {group.label} is out of range")
+        check_names(self.metrics or (), self.settings.max_metrics)
+        _check_count("failures", self.failures, 0, min(MOST_FAILURES, self.n_max - 1))
 
     @property
     def floats(self) -> tuple[TensorSpec, ...]:
-        """The floating point tensors, in order; their elements are the packed fields."""
+        """The floating point tensors, in order."""
         return self.layout.floats if self.layout else ()
+
+    @property
+    def groups(self) -> tuple[ScaleGroup, ...]:
+        """What has a scale each: every large tensor, in order, and at the end the small ones, where there are any."""
+        return scale_groups(self.layout)
+
+    @property
+    def field_sections(self) -> tuple[FieldSection, ...]:
+        """Those of the sections `packed` and `small` that hold anything."""
+        tensors = [(index, spec, group.small) for index, group in enumerate(self.groups) for spec in group.specs]
+        packed, small = (tuple((index, spec) for index, spec, one in tensors if one is kind) for kind in (False, True))
+        sections = (
+            FieldSection(name="packed", field_bits=self.field_bits, levels=self.levels, tensors=packed),
+            FieldSection(name="small", field_bits=WIDE_BITS, levels=self._levels(WIDE_BITS), tensors=small),
+        )
+        return tuple(section for section in sections if section.fields)
 
     @property
     def integers(self) -> tuple[TensorSpec, ...]:
@@ -183,7 +270,7 @@ class Encoding:
 
     @property
     def value_bits(self) -> int:
-        """q, the bits of one client's value in a field."""
+        """q, the bits of one client's value in a field of a large tensor."""
         return self.field_bits - carry_bits(self.n_max)
 
     @property
@@ -192,7 +279,10 @@ class Encoding:
 
         The range is symmetric so that zero is a level: what did not change is sent exactly.
         """
-        return (1 << (self.value_bits - 1)) - 1
+        return self._levels(self.field_bits)
+
+    def _levels(self, bits: int) -> int:
+        return (1 << (bits - carry_bits(self.n_max) - 1)) - 1
 
     @property
     def metric_fraction_bits(self) -> int:
@@ -200,28 +290,23 @@ class Encoding:
         return metric_fraction_bits(self.settings, self.n_max)
 
     @property
-    def fields(self) -> int:
-        """Number of packed fields."""
-        return sum(spec.size for spec in self.floats)
-
-    @property
-    def packed_words(self) -> int:
-        """Words that hold the fields."""
-        return -(-self.fields // (64 // self.field_bits))
-
-    @property
     def sections(self) -> dict[str, slice]:
         """Where each part of the vector lies, by the names in the module's text, in order."""
+        scales = len(self.scales)
         sizes = {
-            "packed": self.packed_words,
-            "tag": 1,
+            "packed": 0,
+            "small": 0,
+            **{section.name: section.words for section in self.field_sections},
+            "failed": 1,
             "examples": 1,
             "shrunk": 1,
-            "sizes": len(self.floats),
-            "powers": len(self.floats),
-            "clipped": len(self.floats),
+            "sizes": scales,
+            "powers": scales if self.n_max >= POWERS_FROM else 0,
+            "clipped": scales,
             "integers": sum(spec.size for spec in self.integers),
-            "metrics": self.settings.max_metrics,
+            "metrics": self.settings.max_metrics if self.metrics is None else slot_count(self.metrics),
+            "names": NAMES_BYTES if self.metrics is None else 0,
+            "keys": self.failures * LIMBS,
         }
         sections = {}
         start = 0
@@ -233,11 +318,11 @@ class Encoding:
     @property
     def words(self) -> int:
         """Length of the vector in 64-bit words."""
-        return int(self.sections["metrics"].stop)
+        return int(self.sections["keys"].stop)
 
     def step(self, index: int) -> float:
-        """Distance between two levels of floating point tensor `index`, in units of w * delta."""
-        return self.scales[index] / self.levels
+        """Distance between two levels of the tensors with scale `index`, in units of w * delta."""
+        return self.scales[index] / (self._levels(WIDE_BITS) if self.groups[index].small else self.levels)
 
     def canonical(self) -> bytes:
         """SHA-256 over every parameter, unambiguous; it goes into the protocol's ctx."""
@@ -246,9 +331,10 @@ class Encoding:
         parts = [
             struct.pack(">IQII", settings.field_bits, settings.w_max, settings.max_metrics, self.n_max),
             struct.pack(">ddd", settings.metric_max, clip_norm, settings.first_scale),
-            struct.pack(">I", self.field_bits),
+            struct.pack(">II", self.field_bits, self.failures),
             self.layout.digest() if self.layout is not None else b"",
             struct.pack(f">{len(self.scales)}d", *self.scales),
+            b"" if self.metrics is None else names_json(self.metrics),
         ]
         return hash_of_parts(_DOMAIN, parts)
 

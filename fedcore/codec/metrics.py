@@ -1,22 +1,19 @@
 """Metrics in the sum: each value times the client's examples, in 64-bit fixed point.
 
-Slots are filled in the order of the sorted names, lists element by element; the rest stays zero.
+Slots are filled in the order of the sorted names, lists element by element. Where the names are known there are just as
+many slots; else the rest stays zero.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import numbers
-import struct
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from fedcore.codec.encoding import CodecSettings, Encoding
+from fedcore.codec.names import MetricName, check_names, names_text
 from fedcore.errors import EncodingError, PeerError
-
-MetricName = tuple[str, int | None]
-"""Name of a metric, and the length of its list; None for a single number."""
 
 MetricValue = float | Sequence[float]
 
@@ -30,15 +27,15 @@ def encode_metrics(
     """Names in slot order, and the words of the used slots (two's complement).
 
     Raises EncodingError that names the metric for a value that is no finite number, is larger than
-    `metric_max`, or has no slot left.
+    `metric_max`, or has no slot left; and one that names both for other metrics than those of the encoding.
     """
-    names, values = flat_metrics(encoding.settings, metrics)
+    names, values = flat_metrics(encoding.settings, metrics, expected=encoding.metrics)
     unit = examples << encoding.metric_fraction_bits
     return names, [round(value * unit) % _WORD for value in values]
 
 
 def flat_metrics(
-    settings: CodecSettings, metrics: Mapping[str, MetricValue]
+    settings: CodecSettings, metrics: Mapping[str, MetricValue], *, expected: tuple[MetricName, ...] | None
 ) -> tuple[tuple[MetricName, ...], list[Fraction]]:
     """Names in slot order, and the values in the used slots. Raises EncodingError as `encode_metrics` does."""
     names: list[MetricName] = []
@@ -51,10 +48,11 @@ def flat_metrics(
         else:
             names.append((name, None))
             values.append(_number(settings, name, value))
-    limit = settings.max_metrics
-    if len(values) > limit:
+    check_names(names, settings.max_metrics)
+    if expected is not None and tuple(names) != expected:
         raise EncodingError(
-            f"the reply holds {len(values)} metric values, {limit} are allowed; raise max_metrics or report fewer"
+            f"the app reports the metrics {names_text(names)}, the exchange is for {names_text(expected)}; the "
+            "ClientApp must return the same metrics with the same lengths at every client and each time"
         )
     return tuple(names), values
 
@@ -67,7 +65,7 @@ def decode_metrics(
     survivors: int,
     examples: int,
 ) -> dict[str, float | list[float]]:
-    """Means over the survivors, weighted by examples, from the sums in all slots.
+    """Means over the `survivors` that contributed, weighted by examples, from the sums in all slots.
 
     Raises PeerError when a sum is more than the survivors can have sent, or an unused slot is not
     zero.
@@ -89,29 +87,6 @@ def decode_metrics(
     if any(sums[start:]):
         raise PeerError("the survivors report more metrics than they named")
     return metrics
-
-
-def check_names(settings: CodecSettings, names: Sequence[MetricName]) -> None:
-    """Raise PeerError unless `names` are sorted, unique and fit the slots."""
-    plain = [name for name, _ in names]
-    lengths = [1 if length is None else length for _, length in names]
-    if plain != sorted(set(plain)) or any(length < 0 for length in lengths):
-        raise PeerError("the names of the metrics are not sorted and unique")
-    if sum(lengths) > settings.max_metrics:
-        raise PeerError("the names of the metrics need more slots than there are")
-
-
-def names_tag(names: Sequence[MetricName]) -> int:
-    """64 bits of a hash of names and lengths.
-
-    Every client adds it to the sum, which must then hold a known multiple: a sum over different
-    metrics, or one with a mask left in it, is noticed.
-    """
-    hasher = hashlib.sha256(b"fedcore/codec/metrics/v1")
-    for name, length in names:
-        text = name.encode()
-        hasher.update(struct.pack("<Qq", len(text), -1 if length is None else length) + text)
-    return int.from_bytes(hasher.digest()[:8], "little")
 
 
 def _number(settings: CodecSettings, name: str, value: object) -> Fraction:

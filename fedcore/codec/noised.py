@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from numpy.typing import NDArray
 from fedcore.codec.blocks import Span
 from fedcore.codec.decoder import Decoded, check_sum, filled
 from fedcore.codec.encoder import Encoded, check_out, write_delta
-from fedcore.codec.metrics import MetricName, MetricValue, flat_metrics, names_tag
+from fedcore.codec.metrics import MetricValue, flat_metrics
 from fedcore.codec.private import PrivateEncoding
 from fedcore.codec.statistics import Statistics
-from fedcore.errors import PeerError, UsageError
+from fedcore.errors import NothingContributed, PeerError, UsageError
 from fedcore.privacy import BLOCK, ROUNDING, KeyStream, NoiseSampler, noise_table
 from fedcore.state import ModelState, StateSink, from_float
 
-_WORD = 1 << 64
 _ATTEMPTS = 64
+_SURE = 3.0
+"""Standard deviations of its noise by which an estimate of the failures must exceed zero to count."""
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 """The coordinates before rounding, block by block ([m], m <= BLOCK), as often as it is called."""
@@ -44,10 +46,8 @@ def encode_noised(
     `randomness(k)` returns k secret random bytes. Raises EncodingError, naming the tensor or metric, for what is not
     finite or does not match the layout.
     """
-    words = check_out(encoding, out)
-    words.fill(0)
     if encoding.layout is None:
-        names, values = flat_metrics(encoding.settings, metrics)
+        _, values = flat_metrics(encoding.settings, metrics, expected=encoding.metrics)
         vector = _bounded(encoding, values)
         norm = 0.0
 
@@ -58,18 +58,27 @@ def encode_noised(
             raise UsageError("this encoding carries an update; pass the global and the local state")
         encoding.layout.check_same(base.layout, what="the global model")
         encoding.layout.check_same(local.layout, what="the trained model")
-        names = ()
 
         def blocks() -> Iterator[NDArray[Any]]:
             return _deltas(encoding, base, local)
 
         norm = _norm(blocks)
     shrink = encoding.clip / norm if norm > encoding.clip else 1.0
-    lanes = words[: encoding.packed_words].view(np.uint32)[: encoding.coordinates]
-    _round(encoding, lanes.view(np.int32), blocks, shrink / encoding.step, randomness)
-    _add_noise(encoding, lanes, randomness)
-    words[-1] = names_tag(names)
-    return Encoded(words=words, clipped=0, shrunk=shrink < 1, metric_names=names)
+    words = _noised(encoding, blocks, shrink, failed=0.0, randomness=randomness, out=out)
+    return Encoded(words=words, clipped=0, shrunk=shrink < 1)
+
+
+def encode_nothing_noised(
+    encoding: PrivateEncoding, *, randomness: Callable[[int], bytes], out: NDArray[np.uint64] | None = None
+) -> Encoded:
+    """What a client sends that contributes nothing: zeros, the bound in the coordinate of failures, and its noise."""
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        values = encoding.coordinates - 1
+        return (np.zeros(min(BLOCK, values - start)) for start in range(0, values, BLOCK))
+
+    words = _noised(encoding, blocks, 1.0, failed=encoding.clip, randomness=randomness, out=out)
+    return Encoded(words=words, clipped=0, shrunk=False)
 
 
 def decode_noised(
@@ -78,32 +87,62 @@ def decode_noised(
     *,
     survivors: int,
     base: ModelState | None,
-    metric_names: Sequence[MetricName],
     out_path: Path | None = None,
 ) -> Decoded:
     """The mean over `survivors` clients from their unmasked sum ([encoding.words], uint64), as `codec.decode` does.
 
-    Every client weighs 1, so `examples` of the result is the number of survivors. Raises PeerError for a sum that
-    honest clients cannot make.
+    Every client weighs 1, so `examples` of the result is the number of survivors, and who contributed nothing counts
+    as an update of zero: the number of failures is an estimate, with which the mean is not corrected. Raises PeerError
+    for a sum that honest clients cannot make, NothingContributed where all seem to have failed.
     """
-    check_sum(encoding, words, survivors=survivors, base=base, metric_names=metric_names)
-    if int(words[-1]) != survivors * names_tag(metric_names) % _WORD:
-        raise PeerError("the survivors do not all report the same metrics, or a mask is left in the sum")
-    lanes = words[:-1].view(np.uint32)
+    check_sum(encoding, words, survivors=survivors, base=base)
+    lanes = words.view(np.uint32)
     if lanes[encoding.coordinates :].any():
         raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
     lanes = lanes[: encoding.coordinates]
     if lanes.size and int(lanes.max()) > survivors * 2 * encoding.offset:
         raise PeerError("the sum is out of range: a client sent a malformed update")
+    failures = _estimated_failures(encoding, lanes, survivors)
+    if failures == survivors:
+        raise NothingContributed(failures, survivors, estimated=True)
     state, metrics = None, {}
     if base is not None:
         state = filled(base.layout, partial(_fill, encoding, lanes, survivors, base), out_path)
     else:
-        metrics = _decode_metrics(encoding, lanes, survivors, metric_names)
-    return Decoded(examples=survivors, metrics=metrics, statistics=_no_statistics(survivors), state=state)
+        metrics = _decode_metrics(encoding, lanes, survivors)
+    return Decoded(
+        examples=survivors,
+        failures=failures,
+        metrics=metrics,
+        names=encoding.metrics,
+        statistics=_no_statistics(survivors),
+        state=state,
+    )
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
+
+
+def _noised(
+    encoding: PrivateEncoding,
+    blocks: Blocks,
+    shrink: float,
+    *,
+    failed: float,
+    randomness: Callable[[int], bytes],
+    out: NDArray[np.uint64] | None,
+) -> NDArray[np.uint64]:
+    """The words: `blocks` and the coordinate of failures behind them, rounded, with this client's noise."""
+    words = check_out(encoding, out)
+    words.fill(0)
+    lanes = words.view(np.uint32)[: encoding.coordinates]
+
+    def all_blocks() -> Iterator[NDArray[Any]]:
+        return chain(blocks(), (np.full(1, failed),))
+
+    _round(encoding, lanes.view(np.int32), all_blocks, shrink / encoding.step, randomness)
+    _add_noise(encoding, lanes, randomness)
+    return words
 
 
 def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> Iterator[NDArray[Any]]:
@@ -117,13 +156,11 @@ def _deltas(encoding: PrivateEncoding, base: ModelState, local: ModelState) -> I
 
 
 def _bounded(encoding: PrivateEncoding, values: Sequence[Fraction]) -> NDArray[np.float64]:
-    """Metrics within their bound, over sqrt(k): a vector ([max_metrics]) whose norm is at most the bound.
-
-    k, the number of values, is public as their names are; so unused slots cost no accuracy.
-    """
-    vector = np.zeros(encoding.coordinates)
-    vector[: len(values)] = np.clip([float(value) for value in values], -encoding.clip, encoding.clip)
-    return vector / math.sqrt(max(len(values), 1))
+    """Metrics within their bound, over sqrt(k): a vector ([k]) whose norm is at most the bound."""
+    vector = np.array([float(value) for value in values], np.float64)
+    np.clip(vector, -encoding.clip, encoding.clip, out=vector)
+    vector /= math.sqrt(max(len(values), 1))
+    return vector
 
 
 def _norm(blocks: Blocks) -> float:
@@ -209,10 +246,19 @@ def _mean(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) 
     return mean
 
 
+def _estimated_failures(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> int:
+    """How many contributed nothing, to the nearest whole number; 0 where the noise alone may account for it."""
+    release = encoding.release
+    estimate = float(_mean(encoding, lanes[-1:], survivors)[0]) * survivors / encoding.clip
+    deviation = math.sqrt(survivors * release.variance) / release.scale
+    return min(round(estimate), survivors) if estimate > max(_SURE * deviation, 0.5) else 0
+
+
 def _decode_metrics(
-    encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int, names: Sequence[MetricName]
+    encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int
 ) -> dict[str, float | list[float]]:
     """Noised means over the clients, each with the same weight."""
+    names = encoding.metrics
     counts = [1 if length is None else length for _, length in names]
     values = _mean(encoding, lanes, survivors) * math.sqrt(max(sum(counts), 1))
     metrics: dict[str, float | list[float]] = {}
@@ -227,7 +273,8 @@ def _decode_metrics(
 def _no_statistics(survivors: int) -> Statistics:
     """Nothing is known about magnitudes, and nothing is needed: the scale follows from the clipping bound."""
     return Statistics(
-        survivors=survivors,
+        contributors=survivors,
+        failures=0,
         examples=survivors,
         field_bits=0,
         scales=(),

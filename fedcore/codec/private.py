@@ -1,9 +1,12 @@
 """The public parameters of an exchange with differential privacy, identical on the server and on every client.
 
-A vector is `[packed | tag]`: one 32-bit lane for each coordinate, two to a 64-bit word, and a hash of the metrics'
-names. Nothing else is in it. What the encoding without noise sends beside the update (examples, metrics of training,
-sizes, counts of clipped elements, integer tensors) is about single clients and would need noise of its own; here every
-client weighs 1, scales follow from the clipping norm alone, and the number of survivors is public.
+A vector is one 32-bit lane for each coordinate, two to a 64-bit word. Nothing else is
+in it. What the encoding without noise sends beside the update (examples, metrics of training, sizes, counts of clipped
+elements, integer tensors) is about single clients and would need noise of its own; here every client weighs 1, scales
+follow from the clipping norm alone, and the number of survivors is public.
+
+The last coordinate says whether a client contributes nothing: such a one sends the bound there and zero everywhere
+else, any other zero there. So its norm is within the same bound, and the sum tells how many failed only through noise.
 
 A coordinate is `rounded update + noise share + offset`. Rounded updates are at most isqrt(norm_squared), noise shares
 at most the bound of their table, and the offset is the sum of both; so a coordinate is never negative, and n_max of
@@ -23,6 +26,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, StrictFloat, StrictInt, Tag
 
 from fedcore.codec.encoding import CodecSettings, Encoding, PlainLayout, hash_of_parts
+from fedcore.codec.names import MetricName, check_names, names_json, slot_count
 from fedcore.errors import EncodingError
 from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance
@@ -31,7 +35,7 @@ from fedcore.state import Layout, TensorSpec
 LANE_BITS: Literal[32] = 32
 _LANES = 64 // LANE_BITS
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/private-encoding/v1"
+_DOMAIN = b"fedcore/codec/private-encoding/v2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class PrivateEncoding:
 
     field_bits
         Width of one coordinate.
+    metrics
+        The names of the metrics of an evaluation, in slot order; those of training have no noise and stay out.
     clip
         L2 bound on the update; for metrics, the bound on each of them.
     release
@@ -54,6 +60,7 @@ class PrivateEncoding:
     layout: PlainLayout | None
     n_max: StrictInt
     field_bits: Literal[32]
+    metrics: tuple[MetricName, ...]
     clip: StrictFloat
     release: Release
 
@@ -67,6 +74,9 @@ class PrivateEncoding:
                 f"integer tensor {self.layout.integers[0].name!r} cannot be trained with differential privacy: its sum "
                 "has no noise. Keep it out of the model's state (for instance, GroupNorm in place of BatchNorm)"
             )
+        check_names(self.metrics, self.settings.max_metrics)
+        if self.layout is not None and self.metrics:
+            raise EncodingError("the metrics of training have no noise, so they are in no noised sum")
         if self.release.dimension != self.coordinates:
             raise EncodingError(f"the noise is for {self.release.dimension} coordinates, there are {self.coordinates}")
         if self.release.shares > self.n_max:
@@ -84,8 +94,8 @@ class PrivateEncoding:
 
     @property
     def coordinates(self) -> int:
-        """Number of noised values: elements of the model, or slots for metrics."""
-        return sum(spec.size for spec in self.floats) if self.layout else self.settings.max_metrics
+        """Number of noised values: elements of the model, or values of metrics; and the one of failures."""
+        return _coordinates(self.layout, self.metrics)
 
     @property
     def offset(self) -> int:
@@ -99,8 +109,8 @@ class PrivateEncoding:
 
     @property
     def words(self) -> int:
-        """Length of the vector in 64-bit words: the coordinates and the tag."""
-        return self.packed_words + 1
+        """Length of the vector in 64-bit words."""
+        return self.packed_words
 
     @property
     def step(self) -> float:
@@ -114,10 +124,15 @@ class PrivateEncoding:
             struct.pack(">IQII", settings.field_bits, settings.w_max, settings.max_metrics, self.n_max),
             struct.pack(">ddd", settings.metric_max, settings.clip_norm or -1.0, settings.first_scale),
             self.layout.digest() if self.layout is not None else b"",
+            names_json(self.metrics),
             release.mechanism.encode(),
             struct.pack(">ddQQQ", self.clip, release.variance, release.shares, release.scale, release.dimension),
         ]
         return hash_of_parts(_DOMAIN, parts)
+
+
+def _coordinates(layout: Layout | None, metrics: tuple[MetricName, ...]) -> int:
+    return (sum(spec.size for spec in layout.floats) if layout else slot_count(metrics)) + 1
 
 
 def _kind(value: object) -> str:
@@ -131,14 +146,20 @@ AnyEncoding = Annotated[
 
 
 def private_encoding(
-    settings: CodecSettings, layout: Layout | None, n_max: int, *, plan: PrivacyPlan, noise_clients: int
+    settings: CodecSettings,
+    layout: Layout | None,
+    n_max: int,
+    *,
+    plan: PrivacyPlan,
+    noise_clients: int,
+    metrics: tuple[MetricName, ...] = (),
 ) -> PrivateEncoding:
     """The encoding of an exchange of up to `n_max` clients under a run's plan.
 
     `noise_clients` is the smallest number of honest clients that a sum may be made of: the noise of so many shares is
     what the plan promises, and any more survivors only add to it.
     """
-    dimension = sum(spec.size for spec in layout.floats) if layout else settings.max_metrics
+    dimension = _coordinates(layout, metrics)
     scale = grid_scale(dimension)
     variance = share_variance(plan.noise_multiplier, scale=scale, dimension=dimension, shares=noise_clients)
     release = Release(
@@ -146,7 +167,13 @@ def private_encoding(
     )
     clip = plan.clip_norm if layout else plan.metric_bound or 1.0
     return PrivateEncoding(
-        settings=settings, layout=layout, n_max=n_max, field_bits=LANE_BITS, clip=clip, release=release
+        settings=settings,
+        layout=layout,
+        n_max=n_max,
+        field_bits=LANE_BITS,
+        metrics=metrics,
+        clip=clip,
+        release=release,
     )
 
 

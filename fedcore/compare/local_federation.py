@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -129,10 +129,10 @@ class LocalFederation:
     def create(cls, folder: Path, *, clients: int, allow_plain: bool = False) -> Self:
         """Provision into `folder`, which must not exist, on a port that is free now and stays so until it is used.
 
-        allow_plain: the owners of all clients agree to updates that the server can read.
+        All clients are one's own (`Policy.own`). allow_plain: the server may read their updates, too.
         """
         port = free_port()
-        policy = replace(Policy.default(clients), allow_plain=allow_plain)
+        policy = Policy.own(clients, allow_plain=allow_plain)
         provision(folder, name="comparison", clients=clients, now=datetime.now(UTC), port=port, policy=policy)
         return cls(folder=folder, clients=clients, port=port)
 

@@ -4,15 +4,18 @@ Secure aggregation is only as good as the identity keys behind it: a server that
 one honest client in a cohort to read its update. So membership is not the server's to decide. An authority, whose key
 stays offline, signs the roster: the list of clients with their Ed25519 identity keys. Every party checks that signature
 for itself, and every round is bound to the roster's hash. The signature covers a canonical binary form, not the JSON
-text.
+text. Who joins, leaves or changes a key makes a new version of the roster, which names the one before, and a party
+accepts only the successor of the one that it knows (`roster`, `chain`, `membership`).
 
-`provision` makes all of it at once: the authority's folder, and one kit for the server, for the operator and for each
-client. `kits` reads a kit and refuses one that is incomplete, altered or readable by other users. A client's kit holds
-its owner's policy: what the owner insists on, whatever a server says.
+`create` makes the authority's folder and the kits of the server and the operator; clients make their own keys and
+enrol. `provision` makes all of it at once, with a ready kit for each client, for trying things out. `kits` reads a kit
+and refuses one that is incomplete, altered or readable by other users. A client's kit holds its owner's policy: what
+the owner insists on, whatever a server says.
 """
 
-from fedcore.federation.kits import ClientKit, OperatorKit, Policy, ServerKit
-from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, FederationFolder, provision
+from fedcore.federation.kits import ClientKit, OperatorKit, ServerKit
+from fedcore.federation.policy import Policy
+from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, FederationFolder, create, provision
 from fedcore.federation.roster import Member, Roster
 
 __all__ = [
@@ -25,5 +28,6 @@ __all__ = [
     "Policy",
     "Roster",
     "ServerKit",
+    "create",
     "provision",
 ]

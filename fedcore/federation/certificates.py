@@ -52,7 +52,7 @@ def make_ca(
     """A self-signed CA certificate, for end certificates only (path length 0), for ten years."""
     name = _name(f"fedcore CA of {federation}", federation)
     builder = (
-        _builder(name, name, key, now, CA_LIFETIME, randomness)
+        _builder(name, name, key.public_key(), now, CA_LIFETIME, randomness)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.KeyUsage(**{**_NO_USAGE, "key_cert_sign": True, "crl_sign": True}), critical=True)
     )
@@ -61,14 +61,14 @@ def make_ca(
 
 def make_server_certificate(
     hosts: Sequence[str],
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
     *,
     ca: x509.Certificate,
     ca_key: ec.EllipticCurvePrivateKey,
     now: datetime,
     randomness: Randomness,
 ) -> x509.Certificate:
-    """A certificate for a TLS server under these host names and addresses, good for one year."""
+    """A certificate for a TLS server with this key, under these host names and addresses, good for one year."""
     alternatives = [_alternative(host) for host in hosts]
     name = _name("fedcore server", ca.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
@@ -81,6 +81,12 @@ def make_server_certificate(
         .add_extension(authority, critical=False)
     )
     return builder.sign(ca_key, hashes.SHA256(), ecdsa_deterministic=True)
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses that a server's certificate is for."""
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
@@ -131,7 +137,7 @@ def _name(common: str, federation: str | bytes) -> x509.Name:
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
     now: datetime,
     lifetime: timedelta,
     randomness: Randomness,
@@ -142,9 +148,9 @@ def _builder(
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(serial)
         .not_valid_before(now - _BACKDATE)
         .not_valid_after(now + lifetime)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )

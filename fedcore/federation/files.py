@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull, UnknownKey
+from fedcore.system import files as atomic
+from fedcore.system.files import full_disk_named
 
 REMEDY = "copy the folder again from the federation's operator, or make one with `fedcore provision`"
 PRIVATE_MODE = 0o600
@@ -148,6 +150,18 @@ def write_file(path: Path, content: bytes | str, *, secret: bool = False) -> Non
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes | str) -> None:
+    """Write a file that everybody may read, new or in place of another, at once and durably.
+
+    Raises StorageFull or EnvironmentFailure; the file is then as it was.
+    """
+    try:
+        with full_disk_named(f"no space is left to write {path}"):
+            atomic.write_file(path, content, mode=PUBLIC_MODE, durable=True)
+    except OSError as error:
+        raise EnvironmentFailure(f"{path} cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ and that nobody but their owner can read the secrets. Secrets stay out of every 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,23 +14,23 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from fedcore.errors import KitError
-from fedcore.federation.eligibility import EligibilityRules, Hours
+from fedcore.federation.approval import ANY, APPROVED_FILE, LISTED, ApprovedApps
+from fedcore.federation.chain import load_chain
 from fedcore.federation.files import (
     REMEDY,
     broken,
     read_authority,
     read_certificate,
-    read_identity,
     read_secret,
     read_text,
     read_tls_key,
     read_toml,
 )
+from fedcore.federation.identity import open_identity
+from fedcore.federation.policy import Policy
 from fedcore.federation.roster import Roster
-from fedcore.secagg import FULL_GRAPH_BELOW, default_quorum
+from fedcore.secagg import Signer
+from fedcore.system.sandbox import Rules
 
 NodeValue = bool | int | float | str
 
@@ -40,111 +39,28 @@ CLIENT_FILE: Final = "client.toml"
 OPERATOR_FILE: Final = "operator.toml"
 POLICY_FILE: Final = "policy.toml"
 ROSTER_FILE: Final = "roster.json"
+ROSTERS_FILE: Final = "rosters.json"
 AUTHORITY_FILE: Final = "authority.pub"
-IDENTITY_FILE: Final = "identity.key"
 CA_FILE: Final = "ca.crt"
+CERTIFICATE_FILE: Final = "server.crt"
+AUTHORITY_SETTINGS: Final = "federation.toml"
+AUTHORITY_KEY: Final = "authority.key"
+CA_KEY: Final = "ca.key"
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of a file
 
-MIN_CORRUPT: Final = 0.05
-"""What a policy demands where its file says nothing; the default of a job's max-corrupt."""
-
+_APP_KEYS: Final = ("app-env", "app-read", "app-sandbox", "approve-apps")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What a client's owner insists on; the server cannot lower it.
-
-    min_cohort: fewest clients that a sum may be made of.
-    min_threshold: fewest clients that must work together to remove a mask.
-    app_sha256: hash of the only app it agrees to run; None for whatever app the owner installed.
-    allow_plain: whether the server may read this client's updates one by one, as it does with
-        `aggregation = "plain"`.
-    min_corrupt: fraction of a cohort that must be able to collude with the server without learning
-        more than the sum.
-    allow_x25519: whether keys may be agreed without ML-KEM, so that uploads that somebody records
-        would open to a later quantum computer.
-    max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
-        0 where its owner does not insist on differential privacy.
-    delta: the delta at which that epsilon is counted.
-    eligibility: when the machine may train at all; not a question of what the server asks for.
-    """
-
-    min_cohort: int
-    min_threshold: int
-    app_sha256: str | None = None
-    allow_plain: bool = False
-    min_corrupt: float = MIN_CORRUPT
-    allow_x25519: bool = False
-    max_epsilon: float = 0.0
-    delta: float = 1e-5
-    eligibility: EligibilityRules = field(default_factory=EligibilityRules)
-
-    def __post_init__(self) -> None:
-        if self.min_cohort < 2:
-            raise KitError("min-cohort must be at least 2: a sum over one client is that client's update")
-        if not 2 <= self.min_threshold <= self.min_cohort:
-            raise KitError("min-threshold must be at least 2 and at most min-cohort")
-        if not 0 <= self.min_corrupt < 1 / 3:
-            raise KitError("min-corrupt must be at least 0 and less than a third")
-        if self.app_sha256 is not None and not _SHA256.fullmatch(self.app_sha256):
-            raise KitError("app-sha256 must be 64 lower-case hexadecimal digits, or empty")
-        if not 0 <= self.max_epsilon < math.inf:
-            raise KitError("max-epsilon must be a number that is not negative; 0 does not ask for differential privacy")
-        if not 0 < self.delta < 1:
-            raise KitError("delta must be greater than 0 and less than 1")
-        if self.max_epsilon and self.allow_plain:
-            raise KitError("allow-plain and max-epsilon contradict each other: a readable update has no noise")
-
-    @classmethod
-    def default(cls, clients: int) -> Self:
-        """The policy that `provision` gives to each of `clients` clients.
-
-        Three is the smallest cohort whose sum tells no member the update of another; a federation
-        of two has no choice. The threshold is the protocol's default for that cohort,
-        floor(2n/3) + 1, so a server that names a smaller one is refused. Large federations agree on
-        keys without ML-KEM by default, which is a question of bytes (docs/adr/0006).
-        """
-        cohort = max(2, min(3, clients))
-        return cls(
-            min_cohort=cohort,
-            min_threshold=default_quorum(cohort),
-            allow_x25519=clients >= FULL_GRAPH_BELOW,
-        )
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read policy.toml; raises KitError or UnknownKey."""
-        types = {
-            "min-cohort": int,
-            "min-threshold": int,
-            "app-sha256": str,
-            "allow-plain": bool,
-            "min-corrupt": float,
-            "allow-x25519": bool,
-            "max-epsilon": float,
-            "delta": float,
-            "train-hours": list,
-            "on-power-only": bool,
-            "idle-only": bool,
-            "idle-load": float,
-        }
-        values = read_toml(path, types, optional=frozenset(types) - {"min-cohort", "min-threshold"})
-        given = {key.replace("-", "_"): value for key, value in values.items()}
-        rules = {key: given.pop(key) for key in EligibilityRules.__slots__ if key in given}
-        try:
-            return cls(**{**given, "app_sha256": given.get("app_sha256") or None, "eligibility": _eligibility(rules)})
-        except KitError as error:
-            raise broken(path, str(error), "mend the line") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientKit:
     """What one client needs to take part.
 
+    identity: signs whatever this client says; the key that the roster has for it.
     authority: the pinned raw Ed25519 key (32 bytes) that signs the roster.
     ca_file: the only certificate authority that the client trusts for the server's TLS certificate.
     node_config: what a Flower ClientApp sees as `context.node_config`.
+    roster: the newest that this client has verified.
     """
 
     folder: Path
@@ -153,7 +69,7 @@ class ClientKit:
     name: str
     server_url: str
     node_config: Mapping[str, NodeValue]
-    identity: Ed25519PrivateKey = field(repr=False)
+    identity: Signer = field(repr=False)
     authority: bytes
     ca_file: Path
     roster: Roster
@@ -162,44 +78,38 @@ class ClientKit:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read and check a client's folder; raises KitError or UnknownKey."""
-        folder = _kit_folder(folder, CLIENT_FILE)
+        folder = kit_folder(folder, CLIENT_FILE)
         path = folder / CLIENT_FILE
         values = read_toml(
             path, {"federation": str, "client-id": int, "name": str, "server-url": str, "node-config": dict}
         )
         authority = read_authority(folder / AUTHORITY_FILE)
-        kit = cls(
+        roster = Roster.load(folder / ROSTER_FILE, authority)
+        _check_federation(path, roster, values["federation"])
+        _check_membership(path, roster, values["client-id"], values["name"])
+        return cls(
             folder=folder,
             federation=values["federation"],
             client_id=values["client-id"],
             name=values["name"],
             server_url=_server_url(path, values["server-url"]),
             node_config=_node_config(path, values["node-config"]),
-            identity=read_identity(folder / IDENTITY_FILE),
+            identity=open_identity(folder, roster.keys[values["client-id"]]),
             authority=authority,
             ca_file=_certificate_file(folder / CA_FILE),
-            roster=_roster(folder / ROSTER_FILE, authority, path, values["federation"]),
+            roster=roster,
             policy=Policy.load(folder / POLICY_FILE),
         )
-        kit._check_membership()
-        return kit
-
-    def _check_membership(self) -> None:
-        path = self.folder / CLIENT_FILE
-        if self.client_id not in self.roster.keys:
-            raise broken(path, f"client {self.client_id} is not on the roster")
-        if self.name != self.roster.name(self.client_id):
-            raise broken(path, f"the roster has another name for client {self.client_id}")
-        if self.identity.public_key().public_bytes_raw() != self.roster.keys[self.client_id]:
-            raise broken(self.folder / IDENTITY_FILE, f"not the key that the roster has for client {self.client_id}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKit:
-    """What the server needs: where it listens, its certificate, the roster, where it keeps its data.
+    """What the server needs: where it listens, its certificate, the rosters, where it keeps its data.
 
-    min_cohort: the fewest clients that a secure sum may be made of, as the clients' policies say; a server that asks
-        for less is refused by every one of them.
+    rosters: all versions, in order; rosters_file: where they are kept.
+    min_cohort: the fewest clients of a secure sum beside those that may collude with the server, as the clients'
+        policies say; a server that asks for less is refused by every one of them.
+    app_rules: what a ServerApp may see beside its own files. approved_apps: those that may run; None for all.
     operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
     """
 
@@ -211,8 +121,11 @@ class ServerKit:
     tls_key: Path
     data_dir: Path
     authority: bytes
-    roster: Roster
+    rosters: tuple[Roster, ...]
+    rosters_file: Path
     min_cohort: int
+    app_rules: Rules
+    approved_apps: ApprovedApps | None
     operator_token_sha256: bytes = field(repr=False)
 
     @classmethod
@@ -221,18 +134,26 @@ class ServerKit:
 
         Paths in server.toml are relative to it. Raises KitError or UnknownKey.
         """
-        folder = _kit_folder(folder, SERVER_FILE, "server")
+        folder = kit_folder(folder, SERVER_FILE, "server")
         path = folder / SERVER_FILE
-        types: dict[str, type] = {"port": int, "min-cohort": int}
-        paths = ("tls-certificate", "tls-key", "roster", "authority", "operator-token-sha256", "data-dir")
+        types: dict[str, type] = {
+            "port": int,
+            "min-cohort": int,
+            "app-env": list,
+            "app-read": list,
+            "app-sandbox": bool,
+            "approve-apps": str,
+        }
+        paths = ("tls-certificate", "tls-key", "rosters", "authority", "operator-token-sha256", "data-dir")
         types |= dict.fromkeys(("federation", "host", *paths), str)
-        values = read_toml(path, types, optional=frozenset({"min-cohort"}))
+        values = read_toml(path, types, optional=frozenset({"min-cohort", *_APP_KEYS}))
         if not 0 <= values["port"] <= 65535:
             raise broken(path, "port must be between 0 and 65535", "mend the line")
         authority = read_authority(folder / values["authority"])
         _check_tls(folder / values["tls-certificate"], folder / values["tls-key"])
-        roster = _roster(folder / values["roster"], authority, path, values["federation"])
-        least = values.get("min-cohort", Policy.default(len(roster.members)).min_cohort)
+        rosters = load_chain(folder / values["rosters"], authority)
+        _check_federation(path, rosters[-1], values["federation"])
+        least = values.get("min-cohort", Policy.default(len(rosters[-1].members)).min_cohort)
         if least < 2:
             raise broken(path, "min-cohort must be at least 2", "mend the line")
         return cls(
@@ -244,20 +165,32 @@ class ServerKit:
             tls_key=folder / values["tls-key"],
             data_dir=folder / values["data-dir"],
             authority=authority,
-            roster=roster,
+            rosters=rosters,
+            rosters_file=folder / values["rosters"],
             min_cohort=least,
+            app_rules=_app_rules(path, values),
+            approved_apps=_approved_apps(path, values),
             operator_token_sha256=_token_hash(folder / values["operator-token-sha256"]),
         )
+
+    @property
+    def roster(self) -> Roster:
+        """The newest roster."""
+        return self.rosters[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorKit:
-    """What an operator needs to submit runs: the server's address, its CA, and a bearer token."""
+    """What an operator needs to submit runs: the server's address, its CA, and a bearer token.
+
+    authority: the raw Ed25519 key (32 bytes) that signs the rosters, for the check of the transcript.
+    """
 
     folder: Path
     federation: str
     server_url: str
     ca_file: Path
+    authority: bytes
     token: str = field(repr=False)
 
     @classmethod
@@ -266,7 +199,7 @@ class OperatorKit:
 
         Raises KitError or UnknownKey.
         """
-        folder = _kit_folder(folder, OPERATOR_FILE, "operator")
+        folder = kit_folder(folder, OPERATOR_FILE, "operator")
         path = folder / OPERATOR_FILE
         values = read_toml(path, {"federation": str, "server-url": str})
         return cls(
@@ -274,18 +207,12 @@ class OperatorKit:
             federation=values["federation"],
             server_url=_server_url(path, values["server-url"]),
             ca_file=_certificate_file(folder / CA_FILE),
+            authority=read_authority(folder / AUTHORITY_FILE),
             token=_token(folder / TOKEN_FILE),
         )
 
 
-def _eligibility(rules: Mapping[str, Any]) -> EligibilityRules:
-    hours = rules.get("train_hours", [])
-    if not all(isinstance(text, str) for text in hours):
-        raise KitError('train-hours must be a list of texts such as "22:00-06:00"')
-    return EligibilityRules(**{**rules, "train_hours": tuple(map(Hours.parse, hours))})
-
-
-def _kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
+def kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
     """The absolute folder that holds `file`: `folder` itself, or `folder/below`."""
     folder = folder.absolute()
     for candidate in (folder, folder / below) if below else (folder,):
@@ -295,11 +222,38 @@ def _kit_folder(folder: Path, file: str, below: str | None = None) -> Path:
     raise broken(folder, reason, f"name the folder that holds {file}, or {REMEDY}")
 
 
-def _roster(path: Path, authority: bytes, settings: Path, federation: str) -> Roster:
-    roster = Roster.load(path, authority)
+def _approved_apps(path: Path, values: Mapping[str, Any]) -> ApprovedApps | None:
+    asked = values.get("approve-apps", LISTED)
+    if asked not in (LISTED, ANY):
+        raise broken(path, f'approve-apps must be "{LISTED}" or "{ANY}"', "mend the line")
+    return ApprovedApps(path.parent / APPROVED_FILE) if asked == LISTED else None
+
+
+def _app_rules(path: Path, values: Mapping[str, Any]) -> Rules:
+    env, read = values.get("app-env", []), values.get("app-read", [])
+    if not all(isinstance(text, str) for text in (*env, *read)):
+        raise broken(path, "app-env and app-read must be lists of texts", "mend the line")
+    return Rules(
+        variables=tuple(env),
+        read=tuple(path.parent / text for text in read),
+        confined=values.get("app-sandbox", True),
+    )
+
+
+def _check_federation(path: Path, roster: Roster, federation: str) -> None:
     if roster.federation != federation:
-        raise broken(settings, f"the roster is for the federation {roster.federation!r}, not {federation!r}")
-    return roster
+        raise broken(path, f"the roster is for the federation {roster.federation!r}, not {federation!r}")
+
+
+def _check_membership(path: Path, roster: Roster, client_id: int, name: str) -> None:
+    if client_id not in roster.names:
+        raise broken(path, f"client {client_id} is not on the roster")
+    if name != roster.names[client_id]:
+        raise broken(path, f"the roster has another name for client {client_id}")
+    if client_id not in roster.keys:
+        raise broken(
+            path, f"roster {roster.version} revokes this client", "ask the authority; a new kit needs a new name"
+        )
 
 
 def _server_url(path: Path, url: str) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from fedcore.config import JobSettings
 from fedcore.errors import AppError
+from fedcore.system.files import remove_tree
 from fedcore.wire import Scalar
 
 
@@ -83,15 +84,18 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
     return flat
 
 
-SUFFIXES = frozenset({".py", ".toml", ".json", ".txt", ".yaml", ".yml"})
 MAX_BYTES = 32 * 2**20
 _DOMAIN = b"fedcore/app/v1"
-_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "build", "dist"})
+_COMPILED = (".so", ".pyd", ".dylib", ".pyc", ".pyo")
 
 
 @dataclass(frozen=True, slots=True)
 class AppBundle:
-    """The files of an app: POSIX path relative to its folder -> content."""
+    """The files of an app: POSIX path relative to its folder -> content.
+
+    What is hashed, what a person reads and what is imported are the same bytes: user code runs from a copy that
+    `write` or `install` made, never from the folder that they were read from.
+    """
 
     files: Mapping[str, bytes]
 
@@ -99,21 +103,28 @@ class AppBundle:
         if "pyproject.toml" not in self.files:
             raise AppError("the app has no pyproject.toml")
         if sum(map(len, self.files.values())) > MAX_BYTES:
-            raise AppError(f"the app's files are larger than {MAX_BYTES >> 20} MiB; keep data out of its folder")
+            largest = max(self.files, key=lambda path: len(self.files[path]))
+            raise AppError(
+                f"the app's files are larger than {MAX_BYTES >> 20} MiB; keep data out of its folder (the largest file "
+                f"is {largest})"
+            )
         for path in self.files:
             _check_path(path)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
-        """Read an app's folder: Python sources and small configuration files, without hidden folders and caches."""
+        """Read an app's folder: every file, but for hidden ones, `__pycache__` and `*.egg-info`, which never run.
+
+        Raises AppError for a folder that is no app, a symbolic link, a compiled file, and more than MAX_BYTES.
+        """
         if not (folder / "pyproject.toml").is_file():
             raise AppError(f"{folder} is not a Flower app: it has no pyproject.toml")
-        files: dict[str, bytes] = {}
-        for path in _walk(folder):
-            if path.stat().st_size > MAX_BYTES:
-                raise AppError(f"{path} is larger than {MAX_BYTES >> 20} MiB; keep data out of the app's folder")
-            files[path.relative_to(folder).as_posix()] = path.read_bytes()
-        return cls(files)
+        return cls(_read_files(folder, _is_left_out))
+
+    @classmethod
+    def from_copy(cls, folder: Path) -> Self:
+        """Read what `write` wrote; raises AppError for anything else in the folder too."""
+        return cls(_read_files(folder, lambda name: False))
 
     @property
     def sha256(self) -> str:
@@ -125,30 +136,82 @@ class AppBundle:
         return digest.hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Write the files below `folder`, which must not exist yet."""
+        """Write the files below `folder`, which must not exist yet, for its owner alone and to read only.
+
+        Folders stay as they are wanted for `rm -rf`: what somebody adds to them is found by `from_copy`.
+        """
         folder.mkdir(parents=True)
         for path, content in self.files.items():
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
+        for current, _, names in os.walk(folder):
+            for name in names:
+                os.chmod(os.path.join(current, name), 0o400)
+            os.chmod(current, 0o700)
+
+    def install(self, parent: Path) -> Path:
+        """A folder in `parent`, named by the hash, with these files and no others; copies of other apps are removed."""
+        folder = parent / self.sha256
+        for other in parent.iterdir() if parent.is_dir() else ():
+            if other != folder or not _holds(folder, self.sha256):
+                remove_tree(other)
+        if not folder.exists():
+            draft = parent / f"{self.sha256}.part"
+            self.write(draft)
+            draft.rename(folder)
+        return folder
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _holds(folder: Path, sha256: str) -> bool:
+    try:
+        return AppBundle.from_copy(folder).sha256 == sha256
+    except (AppError, OSError):
+        return False
+
+
+def _read_files(folder: Path, left_out: Callable[[str], bool]) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    size = 0
+    for path in _walk(folder, left_out):
+        if path.is_symlink() or not path.is_file():
+            raise AppError(
+                f"{path} is a link or a special file, which the app's hash cannot cover; put a copy of the file there, "
+                "or move it out of the app's folder"
+            )
+        if path.suffix in _COMPILED:
+            raise AppError(
+                f"{path} is compiled code, which nobody can read before agreeing to it; move it out of the app's "
+                "folder, and install it as a package beside fedcore if the app needs it"
+            )
+        size += path.stat().st_size
+        if size > MAX_BYTES:
+            raise AppError(
+                f"{path} takes the app's folder over {MAX_BYTES >> 20} MiB; keep data out of it, and name their folder "
+                "with --data-dir"
+            )
+        files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return files
+
+
+def _walk(folder: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
+    """All files below, and folders that are links."""
     for current, folders, names in os.walk(folder, followlinks=False):
-        folders[:] = [
-            name
-            for name in folders
-            if name not in _SKIPPED_FOLDERS and not name.startswith(".") and not name.endswith(".egg-info")
-        ]
-        for name in names:
-            path = Path(current) / name
-            if path.suffix in SUFFIXES and not name.startswith(".") and not path.is_symlink():
-                yield path
+        folders[:] = sorted(name for name in folders if not left_out(name))
+        links = [name for name in folders if os.path.islink(os.path.join(current, name))]
+        for name in (*links, *sorted(names)):
+            if not left_out(name):
+                yield Path(current) / name
+
+
+def _is_left_out(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__" or name.endswith(".egg-info")
 
 
 def _check_path(path: str) -> None:
-    """Refuse what could leave the folder when written."""
+    """Refuse what could leave the folder when written, what `from_folder` leaves out, and compiled code."""
     parts = PurePosixPath(path).parts
-    unsafe = not parts or path.startswith("/") or "\\" in path or "\0" in path or ".." in parts
-    if unsafe or PurePosixPath(path).as_posix() != path or PurePosixPath(path).suffix not in SUFFIXES:
+    unsafe = not parts or path.startswith("/") or "\\" in path or "\0" in path or not path.isprintable()
+    hidden = any(_is_left_out(part) for part in parts)  # ".." among them
+    if unsafe or hidden or PurePosixPath(path).as_posix() != path or PurePosixPath(path).suffix in _COMPILED:
         raise AppError(f"the app holds a file with a path that is not allowed: {path!r}")

@@ -104,7 +104,7 @@ class PrivacyBudget:
             )
 
     def spend(self, release: Release | None) -> None:
-        """Count an exchange once its survivors are named: whatever fails after that, their sum may be known."""
+        """Count an exchange once shares are asked for: whatever fails after that, its sum may be known."""
         if self.plan is not None and release is not None:
             self._spent.add(release)
 

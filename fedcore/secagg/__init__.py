@@ -20,14 +20,16 @@ argument, and there is no clock. So the server, the client and the simulator all
 """
 
 from fedcore.secagg.agreement import Agreement
-from fedcore.secagg.checks import Check
+from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.client import ClientSession
-from fedcore.secagg.keys import Randomness, Secret, Verify, verifies
+from fedcore.secagg.complaint import Complaint, Part, Verdict
+from fedcore.secagg.keys import Randomness, Secret, Signer, Verify, verifies
 from fedcore.secagg.masking import MaskTerm, apply_masks
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
     ConsistencySignature,
+    Dealing,
     KeyShares,
     ShareDelivery,
     SignatureSet,
@@ -35,6 +37,7 @@ from fedcore.secagg.messages import (
     UnmaskShares,
 )
 from fedcore.secagg.parameters import RoundParameters
+from fedcore.secagg.schedule import Outcome
 from fedcore.secagg.server import ServerRound
 from fedcore.secagg.sizing import (
     FULL_GRAPH_BELOW,
@@ -56,10 +59,15 @@ __all__ = [
     "Check",
     "ClientSession",
     "ClientState",
+    "Complaint",
     "ConsistencySignature",
+    "Dealing",
+    "Fault",
     "GraphSize",
     "KeyShares",
     "MaskTerm",
+    "Outcome",
+    "Part",
     "Randomness",
     "RoundParameters",
     "Secret",
@@ -67,8 +75,10 @@ __all__ = [
     "ServerStage",
     "ShareDelivery",
     "SignatureSet",
+    "Signer",
     "Survivors",
     "UnmaskShares",
+    "Verdict",
     "Verify",
     "apply_masks",
     "cohort_graph",

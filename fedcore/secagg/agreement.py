@@ -25,6 +25,7 @@ from fedcore.secagg.keys import KEY_BYTES, Randomness, Secret, draw
 
 _MLKEM_PUBLIC_BYTES = 1184
 _MLKEM_CIPHERTEXT_BYTES = 1088
+MLKEM_SEED_BYTES = 64
 
 _CURVE_PRIME = 2**255 - 19
 # The u-coordinates of all points whose order divides eight: 0 (order two), 1 and -1 (four), and two of order eight.
@@ -54,6 +55,21 @@ class Agreement(StrEnum):
     def ciphertext_bytes(self) -> int:
         """Length of what goes to the peer with an agreed secret; X25519 needs nothing."""
         return _MLKEM_CIPHERTEXT_BYTES if self is Agreement.HYBRID else 0
+
+    def disclosed(self, public: bytes, agreed: bytes, mlkem_seed: bytes, ciphertext: bytes) -> Secret | None:
+        """The secret behind a ciphertext for the key `public`, by whoever was shown how its owner comes to it.
+
+        agreed: X25519's secret, 32 bytes. mlkem_seed: that of the owner's ML-KEM pair, empty without ML-KEM; None is
+        the answer where it is another pair's.
+        """
+        if self is Agreement.X25519:
+            return None if mlkem_seed else Secret(agreed)
+        if len(mlkem_seed) != MLKEM_SEED_BYTES:
+            return None
+        private = MLKEM768PrivateKey.from_seed_bytes(mlkem_seed)
+        if private.public_key().public_bytes_raw() != public[KEY_BYTES:]:
+            return None
+        return Secret(private.decapsulate(ciphertext) + agreed)
 
     def check_public(self, public: bytes, owner: int) -> None:
         """Raise ProtocolViolation unless a key of `owner` is one to agree with.
@@ -117,6 +133,11 @@ class KeyPair:
         if self._mlkem is None:
             return Secret(agreed)
         return Secret(self._mlkem.decapsulate(ciphertext) + agreed)
+
+    def disclose(self) -> tuple[Secret, Secret]:
+        """X25519's private key (32 bytes) and ML-KEM's seed (64, or none): what a complaint is made from."""
+        seed = self._mlkem.private_bytes_raw() if self._mlkem is not None else b""
+        return Secret(self._x25519.private_bytes_raw()), Secret(seed)
 
     def _exchange(self, peer_public: bytes) -> bytes:
         """X25519 (RFC 7748); ProtocolViolation("low-order-point") where the result is zero whatever the own key."""

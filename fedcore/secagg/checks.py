@@ -8,7 +8,7 @@ audit trail and tests refer to them.
 | key-substitution         | client, server | keys that their owner did not sign for this very round, model  |
 |                          |                | and parameters                                                 |
 | own-entry-altered        | client         | a cohort list in which one's own keys are others, or missing   |
-| duplicate-key            | client         | one public key used for two purposes or by two clients         |
+| duplicate-key            | client, server | one public key used for two purposes or by two clients         |
 | low-order-point          | client, server | a public key that makes every agreement zero                   |
 | bad-parameters           | client         | a proposal whose parameters contradict each other              |
 | cohort-below-minimum     | client         | a cohort so small that the sum tells too much                  |
@@ -20,6 +20,9 @@ audit trail and tests refer to them.
 | inconsistent-survivors   | client, server | survivors on which fewer than a quorum of clients agree        |
 | signer-not-survivor      | client         | signatures of clients outside the survivors                    |
 | share-unsealing          | client         | shares or secrets of another round, cohort, sender or receiver |
+| uncommitted-share        | client         | a share that is none, or another than its dealer committed to  |
+| unsigned-dealing         | client         | shares that their dealer did not sign: what the server shows   |
+|                          |                | is no reason to accuse anybody                                 |
 | shares-for-both          | server         | shares of both secrets of one client                           |
 | wrong-neighbours         | client         | the keys of clients that the graph does not make neighbours    |
 | holders-below-threshold  | client         | sharers among whom too few hold shares of one's own secrets:   |
@@ -35,9 +38,21 @@ audit trail and tests refer to them.
 | out-of-order             | server         | a message that belongs to another stage                        |
 | malformed                | client, server | sizes, types and ranges that no honest party sends             |
 
-Two different uploads of one client are a `ConflictingMessage`. A wrong share is no violation, since the round goes on;
-`ServerRound.bad_share_senders` names who sent it. A client that restarts cannot take up its round again: every session
-draws fresh keys and cannot be stored or copied.
+Two different uploads of one client are a `ConflictingMessage`. A client that restarts cannot take up its round again:
+every session draws fresh keys and cannot be stored or copied.
+
+Whoever cheats in a way that can be proved is named by `ServerRound.blamed`, under a fixed reason (`Fault`):
+
+| reason               | what the client did                                                                  |
+| -------------------- | ------------------------------------------------------------------------------------ |
+| wrong-share          | released another share than the one that its dealer committed to                     |
+| inconsistent-dealing | dealt shares that are none, are not those that it committed to, or do not lead back  |
+|                      | to the secret that it published                                                      |
+| sealed-garbage       | signed a sealed text that its receiver cannot open                                   |
+| key-off-curve        | advertised a point of the curve's twist, about whose agreements nothing can be proved |
+| unsigned-dealing     | sent shares under a signature that is none                                           |
+| false-complaint      | accused a client that sealed what it should, or without proof                        |
+| malformed-message    | sent what no honest client sends                                                     |
 """
 
 from __future__ import annotations
@@ -62,6 +77,8 @@ class Check(StrEnum):
     INCONSISTENT_SURVIVORS = "inconsistent-survivors"
     SIGNER_NOT_SURVIVOR = "signer-not-survivor"
     SHARE_UNSEALING = "share-unsealing"
+    UNCOMMITTED_SHARE = "uncommitted-share"
+    UNSIGNED_DEALING = "unsigned-dealing"
     SHARES_FOR_BOTH = "shares-for-both"
     WRONG_NEIGHBOURS = "wrong-neighbours"
     HOLDERS_BELOW_THRESHOLD = "holders-below-threshold"
@@ -75,3 +92,15 @@ class Check(StrEnum):
     DROPPED_CLIENT = "dropped-client"
     OUT_OF_ORDER = "out-of-order"
     MALFORMED = "malformed"
+
+
+class Fault(StrEnum):
+    """What a client is blamed for; a name out of the second table above."""
+
+    WRONG_SHARE = "wrong-share"
+    INCONSISTENT_DEALING = "inconsistent-dealing"
+    SEALED_GARBAGE = "sealed-garbage"
+    KEY_OFF_CURVE = "key-off-curve"
+    UNSIGNED_DEALING = "unsigned-dealing"
+    FALSE_COMPLAINT = "false-complaint"
+    MALFORMED_MESSAGE = "malformed-message"

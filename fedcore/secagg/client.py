@@ -9,24 +9,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolation, UsageError
-from fedcore.secagg import inspection, schedule, shamir
+from fedcore.secagg import complaint, dealing, inspection, schedule, shamir
 from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.checks import Check
+from fedcore.secagg.complaint import Complaint, Part
 from fedcore.secagg.graph import Graph, graph_over
-from fedcore.secagg.keys import KEY_BYTES, Randomness, Secret, Verify, draw, sign, verifies
+from fedcore.secagg.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    Randomness,
+    Secret,
+    Signer,
+    Verify,
+    draw,
+    sign,
+    verifies,
+)
 from fedcore.secagg.masking import MaskTerm, apply_masks, check_vector
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
     ConsistencySignature,
+    Dealing,
     KeyShares,
     ShareDelivery,
     SignatureSet,
@@ -58,6 +69,11 @@ class _HeldShares:
     of_key: bytes = field(repr=False)
     of_self: bytes = field(repr=False)
 
+    @property
+    def text(self) -> bytes:
+        """What is sealed and committed to."""
+        return self.of_key + self.of_self
+
 
 @dataclass(slots=True)
 class _Secrets:
@@ -86,11 +102,11 @@ class ClientSession:
     """One client in one round.
 
     `parameters` hold this client's own hashes of roster, model and task; `roster` maps client id to raw Ed25519
-    public key, comes from the client's kit and must not change during the session. `min_cohort` and
-    `min_threshold` are its owner's policy, which no server can lower. Steps, in order: `advertise`, `share_keys`,
-    `receive_shares`, `mask` or `mask_parts`, `sign_survivors`, `unmask`. A step repeated with the identical message
-    returns the identical answer, with another one raises ProtocolViolation; a step out of order raises
-    IllegalTransition.
+    public key, comes from the client's kit and must not change during the session. `min_cohort`, which counts
+    clients beside those that may collude, and `min_threshold` are its owner's policy, which no server can lower.
+    Steps, in order: `advertise`, `share_keys`, `receive_shares`, `mask` or `mask_parts`, `sign_survivors`, `unmask`. A
+    step repeated with the identical message returns the identical answer, with another one raises ProtocolViolation; a
+    step out of order raises IllegalTransition.
 
     Secrets go as soon as they have done their work: both key pairs after the shares are opened, the pair secrets and b
     when the masks are made, the shares of others after `unmask`. A session is used by one thread, and cannot be
@@ -103,7 +119,7 @@ class ClientSession:
         *,
         parameters: RoundParameters,
         client_id: int,
-        identity: Ed25519PrivateKey,
+        identity: Signer,
         roster: Mapping[int, bytes],
         min_cohort: int,
         min_threshold: int,
@@ -142,6 +158,18 @@ class ClientSession:
         """How far the session is."""
         return self._state
 
+    @property
+    def heard(self) -> frozenset[int]:
+        """Whose keys, signed for this very round, this client has verified in R1: its neighbours', and its own."""
+        return frozenset(self._publics)
+
+    @property
+    def outcome(self) -> schedule.Outcome:
+        """What this client has signed in R3; IllegalTransition before that."""
+        if not self._survivors:
+            raise IllegalTransition(self._state, "outcome")
+        return self._outcome(self._survivors)
+
     def advertise(self) -> Advertisement:
         """R0: draw the round's two key pairs and sign their public halves."""
         rule = client_transition(self._state, ClientEvent.ADVERTISE)
@@ -179,11 +207,17 @@ class ClientSession:
         publics = {member.client_id: member for member in message.members}
         self_secret = Secret(draw(self._randomness, KEY_BYTES))
         dealt = self._deal(self_secret, graph)
-        answer = KeyShares(
-            self._client_id,
-            schedule.commitment(self._context, self._client_id, self_secret),
-            self._seal_shares(transcript, publics, dealt),
-            self._seal_pair_secrets(transcript, publics, graph),
+        answer = self._signed(
+            KeyShares(
+                self._client_id,
+                schedule.commitment(self._context, self._client_id, self_secret),
+                self._commit(self._client_id, dealt[self._client_id]),
+                self._parcels(transcript, publics, dealt),
+                self._seal_pair_secrets(transcript, publics, graph),
+                bytes(SIGNATURE_BYTES),
+            ),
+            transcript,
+            graph,
         )
         self._transcript, self._graph, self._publics, self._advertised = transcript, graph, publics, message.ids
         self._secrets.self_secret = self_secret
@@ -210,6 +244,35 @@ class ClientSession:
         self._secrets.seal_pair, self._secrets.mask_pair = None, None
         self._answers.delivered = _Given(message.digest(), None)
         self._state = rule.target
+
+    def complain(self, message: ShareDelivery, dealing_shown: Dealing) -> Complaint:
+        """R1: leave the round with a proof that a neighbour cheated in what it sealed for this client.
+
+        `message` is the delivery that `receive_shares` refused, `dealing_shown` what the server shows that the
+        neighbour has signed. Raises ProtocolViolation("unsigned-dealing") where its signature does not cover what was
+        delivered: then it is the server that lies, and nobody is to be accused. UsageError where nothing is wrong.
+        """
+        rule = client_transition(self._state, ClientEvent.COMPLAIN)
+        message.check()
+        dealing_shown.check()
+        graph, transcript, accused = _present(self._graph), _present(self._transcript), dealing_shown.client_id
+        inspection.check_delivery(message, self._client_id, graph, self._parameters.agreement)
+        if accused not in message.shares:
+            raise ProtocolViolation(Check.WRONG_RECIPIENTS, f"client {accused} has sealed nothing for this client")
+        case = complaint.Case(
+            transcript=transcript,
+            agreement=self._parameters.agreement,
+            complainant=self._publics[self._client_id],
+            accused=self._publics[accused],
+            parcel=message.shares[accused],
+            pair_secret=message.pair_secrets.get(accused),
+        )
+        inspection.check_dealing(dealing_shown, case, graph, self._roster, self._verify)
+        part, pair = self._fault_of(case)
+        answer = complaint.complain(case, part, pair, self._randomness)
+        self._secrets, self._answers = _Secrets(), _Answers()
+        self._state = rule.target
+        return answer
 
     def mask(self, words: NDArray[np.uint64], *, threads: int = 1) -> None:
         """R2: add all masks to the encoded update in place; `words` is uint64 [parameters.words].
@@ -267,7 +330,7 @@ class ClientSession:
         if rule.repeat:
             return _repeated(self._answers.signed, message, Check.SECOND_SURVIVOR_SET)
         inspection.check_survivors(message.survivors, self._client_id, self._sharers, self._floor)
-        signature = sign(self._identity, self._consistency(message.survivors))
+        signature = sign(self._identity, self._outcome(message.survivors).statement())
         answer = ConsistencySignature(self._client_id, signature)
         self._survivors = message.survivors
         self._answers.signed = _Given(message.digest(), answer)
@@ -313,21 +376,31 @@ class ClientSession:
         places = {holder: graph.point(own, holder) - 1 for holder in (*graph.neighbours(own), own)}
         return {holder: _HeldShares(key_shares[place], self_shares[place]) for holder, place in places.items()}
 
-    def _seal_shares(
+    def _commit(self, holder: int, shares: _HeldShares) -> bytes:
+        return dealing.commit(self._context, self._client_id, holder, shares.text)
+
+    def _signed(self, message: KeyShares, transcript: schedule.Transcript, graph: Graph) -> KeyShares:
+        """The message with the signature over all that it deals."""
+        root = dealing.dealing_tree(message, graph).root
+        signed = dealing.dealing_statement(transcript, self._client_id, message.commitment, root)
+        return replace(message, signature=sign(self._identity, signed))
+
+    def _parcels(
         self,
         transcript: schedule.Transcript,
         publics: Mapping[int, Advertisement],
         dealt: Mapping[int, _HeldShares],
     ) -> dict[int, bytes]:
-        """Seal every pair of shares for its holder; one's own stays here."""
+        """Commit to every pair of shares and seal it for its holder; one's own stays here."""
         return {
-            holder: schedule.seal_shares(
+            holder: self._commit(holder, shares)
+            + schedule.seal_shares(
                 transcript,
                 _present(self._secrets.seal_pair),
                 publics[holder].c_public,
                 sender=self._client_id,
                 receiver=holder,
-                text=shares.of_key + shares.of_self,
+                text=shares.text,
             )
             for holder, shares in dealt.items()
             if holder != self._client_id
@@ -351,7 +424,19 @@ class ClientSession:
             if graph.chooses(own, peer)
         }
 
-    def _open_shares(self, sender: int, sealed: bytes) -> _HeldShares:
+    def _open_shares(self, sender: int, parcel: bytes) -> _HeldShares:
+        text, fault = self._opened(sender, parcel)
+        if fault is Check.SHARE_UNSEALING:
+            raise _not_sealed_for_us(sender)
+        if text is None or fault is not None:
+            raise ProtocolViolation(
+                Check.UNCOMMITTED_SHARE, f"client {sender} sealed another share than it committed to", peer=sender
+            )
+        return _HeldShares(text[: shamir.SHARE_BYTES], text[shamir.SHARE_BYTES :])
+
+    def _opened(self, sender: int, parcel: bytes) -> tuple[bytes | None, Check | None]:
+        """The text of a parcel, and what is wrong with it."""
+        commitments, sealed = dealing.split_parcel(parcel)
         text = schedule.open_shares(
             _present(self._transcript),
             _present(self._secrets.seal_pair),
@@ -360,12 +445,18 @@ class ClientSession:
             receiver=self._client_id,
             sealed=sealed,
         )
-        if text is None:
-            raise _not_sealed_for_us(sender)
-        held = _HeldShares(text[: shamir.SHARE_BYTES], text[shamir.SHARE_BYTES :])
-        if not shamir.is_share(held.of_key) or not shamir.is_share(held.of_self):
-            raise ProtocolViolation(Check.MALFORMED, f"client {sender} sealed what is no share", peer=sender)
-        return held
+        return text, dealing.fault_in(text, commitments, self._context, sender, self._client_id)
+
+    def _fault_of(self, case: complaint.Case) -> tuple[Part, KeyPair]:
+        """What to complain of, and the key pair that it was sealed for; UsageError where everything is right."""
+        accused, seal_pair, mask_pair = case.accused.client_id, self._secrets.seal_pair, self._secrets.mask_pair
+        if self._opened(accused, case.parcel)[1] is not None:
+            return Part.SHARES, _present(seal_pair)
+        try:
+            self._pair_secret(accused, case.pair_secret)
+        except ProtocolViolation:
+            return Part.PAIR_SECRET, _present(mask_pair)
+        raise UsageError(f"there is nothing wrong with what client {accused} has sealed")
 
     def _pair_secret(self, peer: int, sealed: bytes | None) -> Secret:
         """The secret shared with a neighbour: what it sealed for this client, or this client's own choice."""
@@ -389,12 +480,17 @@ class ClientSession:
             for peer, secret in self._secrets.pair_secrets.items()
         ]
 
-    def _consistency(self, survivors: tuple[int, ...]) -> bytes:
-        return schedule.consistency_statement(_present(self._transcript), self._sharers, survivors)
+    def _outcome(self, survivors: tuple[int, ...]) -> schedule.Outcome:
+        return schedule.Outcome(
+            context=self._context,
+            cohort=_present(self._transcript).cohort,
+            sharers=self._sharers,
+            survivors=survivors,
+        )
 
     def _check_signatures(self, message: SignatureSet) -> None:
         inspection.check_signers(message.signatures, self._survivors, self._roster)
-        expected = self._consistency(self._survivors)
+        expected = self._outcome(self._survivors).statement()
         valid = sum(
             self._verify(self._roster[signer], signature, expected) for signer, signature in message.signatures.items()
         )

@@ -25,22 +25,26 @@ HASH_BYTES = 32
 class Usage(StrEnum):
     """The closed list of purposes; the value is the tag that enters the hash."""
 
-    CONTEXT = "fedcore/secagg/v2"
-    KEY_X25519 = "fedcore/secagg/v2/x25519"
-    KEY_MLKEM = "fedcore/secagg/v2/mlkem768"
-    ADVERTISEMENT = "fedcore/secagg/v2/adv"
-    TREE = "fedcore/secagg/v2/tree"
-    COHORT = "fedcore/secagg/v2/cohort"
-    ORDER = "fedcore/secagg/v2/order"
-    SHARE_SEAL = "fedcore/secagg/v2/share"
-    COMMITMENT = "fedcore/secagg/v2/bcom"
-    SELF_MASK = "fedcore/secagg/v2/self"
-    PAIR_SECRET = "fedcore/secagg/v2/pair-secret"  # noqa: S105 - the name of a purpose
-    PAIR_SEAL = "fedcore/secagg/v2/pair-seal"
-    PAIR_MASK = "fedcore/secagg/v2/pair"
-    CLIENT_SETS = "fedcore/secagg/v2/sets"
-    CONSISTENCY = "fedcore/secagg/v2/consistency"
-    MESSAGE = "fedcore/secagg/v2/message"
+    CONTEXT = "fedcore/secagg/v3"
+    KEY_X25519 = "fedcore/secagg/v3/x25519"
+    KEY_MLKEM = "fedcore/secagg/v3/mlkem768"
+    ADVERTISEMENT = "fedcore/secagg/v3/adv"
+    TREE = "fedcore/secagg/v3/tree"
+    COHORT = "fedcore/secagg/v3/cohort"
+    ORDER = "fedcore/secagg/v3/order"
+    SHARE_SEAL = "fedcore/secagg/v3/share"
+    COMMITMENT = "fedcore/secagg/v3/bcom"
+    SHARE_COMMITMENT = "fedcore/secagg/v3/share-com"
+    DEALING = "fedcore/secagg/v3/shares"
+    DEALING_LEAF = "fedcore/secagg/v3/shares-leaf"
+    COMPLAINT = "fedcore/secagg/v3/complaint"
+    SELF_MASK = "fedcore/secagg/v3/self"
+    PAIR_SECRET = "fedcore/secagg/v3/pair-secret"  # noqa: S105 - the name of a purpose
+    PAIR_SEAL = "fedcore/secagg/v3/pair-seal"
+    PAIR_MASK = "fedcore/secagg/v3/pair"
+    CLIENT_SETS = "fedcore/secagg/v3/sets"
+    CONSISTENCY = "fedcore/secagg/v3/consistency"
+    MESSAGE = "fedcore/secagg/v3/message"
 
 
 def pack(*fields: Field) -> bytes:

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from fedcore.errors import ProtocolViolation
+from fedcore.secagg import dealing
 from fedcore.secagg.agreement import Agreement
 from fedcore.secagg.checks import Check
+from fedcore.secagg.complaint import Case
 from fedcore.secagg.graph import Graph
 from fedcore.secagg.keys import Verify
 from fedcore.secagg.messages import (
+    PARCEL_BYTES,
     SEALED_SECRET_BYTES,
-    SEALED_SHARES_BYTES,
     AdvertisedCohort,
     Advertisement,
+    Dealing,
     ShareDelivery,
 )
 from fedcore.secagg.parameters import RoundParameters
@@ -36,10 +39,12 @@ def check_proposal(
     _check_on_roster(parameters.cohort, roster)
     # Not n: once a client has sent its vector, the others decide with how many survivors the round goes on, and all
     # that binds them is the quorum. A client that wants more would refuse to sign, and be in the sum all the same.
-    if parameters.quorum < min_cohort:
+    # Less those that may collude with the server: it can take their updates off the sum.
+    if (honest := parameters.quorum - parameters.corrupt) < min_cohort:
         raise ProtocolViolation(
             Check.COHORT_BELOW_MINIMUM,
-            f"the round goes on with {parameters.quorum} clients, this client takes part from {min_cohort} up",
+            f"the round goes on with {honest} clients beside those that may collude, this client takes part from "
+            f"{min_cohort} up",
         )
     if parameters.threshold < min_threshold:
         raise ProtocolViolation(
@@ -107,8 +112,8 @@ def check_advertisement(
 def check_sealed(
     shares: Mapping[int, bytes], pair_secrets: Mapping[int, bytes], agreement: Agreement, sender: int | None = None
 ) -> None:
-    """R1: what was sealed begins with a ciphertext of the round's agreement; a message alone cannot know which."""
-    for sealed, size in ((shares, SEALED_SHARES_BYTES), (pair_secrets, SEALED_SECRET_BYTES)):
+    """R1: what was sealed holds a ciphertext of the round's agreement; a message alone cannot know which."""
+    for sealed, size in ((shares, PARCEL_BYTES), (pair_secrets, SEALED_SECRET_BYTES)):
         expected = agreement.ciphertext_bytes + size
         for client_id, value in sealed.items():
             if len(value) != expected:
@@ -127,6 +132,18 @@ def check_delivery(message: ShareDelivery, client_id: int, graph: Graph, agreeme
         raise ProtocolViolation(
             Check.WRONG_RECIPIENTS,
             "the delivery must hold what each neighbour among the sharers sealed for this client",
+        )
+
+
+def check_dealing(shown: Dealing, case: Case, graph: Graph, roster: Mapping[int, bytes], verify: Verify) -> None:
+    """R1: the accused has signed for this very round and cohort what was delivered in its name."""
+    holder, pair_secret = case.complainant.client_id, case.pair_secret or b""
+    root = dealing.dealt_root(shown, graph, holder, case.parcel, pair_secret)
+    signed = dealing.dealing_statement(case.transcript, shown.client_id, shown.commitment, root)
+    if not verify(roster[shown.client_id], shown.signature, signed):
+        raise ProtocolViolation(
+            Check.UNSIGNED_DEALING,
+            f"the server has no signature of client {shown.client_id} for what it delivered in that one's name",
         )
 
 

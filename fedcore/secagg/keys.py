@@ -10,10 +10,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedcore.errors import UsageError
@@ -32,6 +32,21 @@ TAG_BYTES = 16
 # RFC 8439 section 2.8 demands a nonce that is unique for its key. Every sealing key here is derived for exactly one
 # sender, receiver, cohort and round, and seals exactly one text, so the nonce may be constant.
 _SINGLE_USE_NONCE = bytes(12)
+
+
+class Signer(Protocol):
+    """An Ed25519 identity key, wherever it is kept: all that anybody here asks of it.
+
+    `Ed25519PrivateKey` of `cryptography` is one. Another may ask a token to sign (PKCS #11), and never show the key.
+    """
+
+    def sign(self, data: bytes, /) -> bytes:
+        """The Ed25519 signature (RFC 8032) over `data`, 64 bytes."""
+        ...
+
+    def public_key(self) -> Ed25519PublicKey:
+        """The public key that verifies it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +93,7 @@ def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes | None:
         return None
 
 
-def sign(identity: Ed25519PrivateKey, statement: bytes) -> bytes:
+def sign(identity: Signer, statement: bytes) -> bytes:
     """Ed25519 (RFC 8032), 64 bytes."""
     return identity.sign(statement)
 

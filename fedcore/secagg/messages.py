@@ -21,8 +21,11 @@ from fedcore.secagg.parameters import MAX_COHORT, MAX_ID
 from fedcore.secagg.shamir import SHARE_BYTES, is_share
 from fedcore.secagg.tree import root_of
 
-SEALED_SHARES_BYTES = 2 * SHARE_BYTES + TAG_BYTES
-"""A sealed pair of shares: of the mask root r, then of the self secret b, then Poly1305's tag."""
+SHARE_COMMITMENT_BYTES = 16
+COMMITMENTS_BYTES = 2 * SHARE_COMMITMENT_BYTES
+"""The commitments to a pair of shares: of the mask root r, then of the self secret b (`dealing`)."""
+PARCEL_BYTES = COMMITMENTS_BYTES + 2 * SHARE_BYTES + TAG_BYTES
+"""A parcel: the commitments, both shares sealed, Poly1305's tag; without the ciphertext of the agreement."""
 SEALED_SECRET_BYTES = KEY_BYTES + TAG_BYTES
 """A sealed pair secret."""
 PUBLIC_SIZES = frozenset(agreement.public_bytes for agreement in Agreement)
@@ -94,33 +97,73 @@ class AdvertisedCohort:
 
 @dataclass(frozen=True, slots=True)
 class KeyShares:
-    """R1, client to server: the commitment to b (32 bytes), and by receiver what is sealed for it.
+    """R1, client to server: the commitment to b (32 bytes), and by receiver what is dealt to it.
 
-    `shares` go to every neighbour: a ciphertext of the agreement, then 82 sealed bytes. `pair_secrets` go to those
-    for whom the sender chooses the secret of their masks: a ciphertext, then 48 sealed bytes.
+    `shares` are the parcels, one for every neighbour: 32 bytes of commitments, a ciphertext of the agreement, then 82
+    sealed bytes; `own_commitments` those to the shares that the client keeps. `pair_secrets` go to those for whom the
+    sender chooses the secret of their masks: a ciphertext, then 48 sealed bytes. `signature` (64 bytes) is the
+    identity's over all of it (`dealing.dealing_statement`).
     """
 
     client_id: int
     commitment: bytes
+    own_commitments: bytes
     shares: Mapping[int, bytes] = field(repr=False)
     pair_secrets: Mapping[int, bytes] = field(repr=False)
+    signature: bytes
 
     def check(self) -> None:
         """Raise ProtocolViolation unless ids and sizes are right."""
         _check_id(self.client_id)
         _check_bytes(self.commitment, HASH_BYTES, "a commitment", self.client_id)
+        _check_bytes(self.own_commitments, COMMITMENTS_BYTES, "a pair of commitments", self.client_id)
         _check_sealed(self.shares, self.pair_secrets, self.client_id)
+        _check_bytes(self.signature, SIGNATURE_BYTES, "a signature", self.client_id)
 
     def digest(self) -> bytes:
         """32 bytes."""
         return _digest(
-            "key-shares", self.client_id, self.commitment, _pack_mapping(self.shares), _pack_mapping(self.pair_secrets)
+            "key-shares",
+            self.client_id,
+            self.commitment,
+            self.own_commitments,
+            _pack_mapping(self.shares),
+            _pack_mapping(self.pair_secrets),
+            self.signature,
         )
 
 
 @dataclass(frozen=True, slots=True)
+class Dealing:
+    """R1, server to a client that asks: what a neighbour signed about its shares (`dealing`).
+
+    `commitment` is the one to b (32 bytes), `signature` the dealer's (64 bytes). `proof` holds the hashes (32 bytes
+    each) beside the way from this client's leaf to the root.
+    """
+
+    client_id: int
+    commitment: bytes
+    signature: bytes
+    proof: tuple[bytes, ...]
+
+    def check(self) -> None:
+        """Raise ProtocolViolation unless ids and sizes are right."""
+        _check_id(self.client_id)
+        _check_bytes(self.commitment, HASH_BYTES, "a commitment")
+        _check_bytes(self.signature, SIGNATURE_BYTES, "a signature")
+        if not isinstance(self.proof, tuple):
+            raise ProtocolViolation(Check.MALFORMED, "a proof is a tuple of hashes")
+        for value in self.proof:
+            _check_bytes(value, HASH_BYTES, "a hash")
+
+    def digest(self) -> bytes:
+        """32 bytes."""
+        return _digest("dealing", self.client_id, self.commitment, self.signature, b"".join(self.proof))
+
+
+@dataclass(frozen=True, slots=True)
 class ShareDelivery:
-    """R1, server to one client: U2, and by sender what its neighbours in U2 sealed for it."""
+    """R1, server to one client: U2, and by sender the parcels and pair secrets that its neighbours in U2 sealed."""
 
     sharers: tuple[int, ...]
     shares: Mapping[int, bytes] = field(repr=False)
@@ -265,7 +308,7 @@ def _check_sizes(value: object, sizes: frozenset[int], name: str, peer: int | No
 
 def _check_sealed(shares: object, pair_secrets: object, peer: int | None) -> None:
     for entries, size, name in (
-        (shares, SEALED_SHARES_BYTES, "a sealed share"),
+        (shares, PARCEL_BYTES, "a parcel of shares"),
         (pair_secrets, SEALED_SECRET_BYTES, "a sealed secret"),
     ):
         sizes = frozenset(size + ciphertext for ciphertext in CIPHERTEXT_SIZES)

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.agreement import Agreement, KeyPair
 from fedcore.secagg.domain import Usage, derive, pack_ids, statement, tagged_hash
 from fedcore.secagg.keys import Secret, seal, unseal
 from fedcore.secagg.masking import MaskTerm
@@ -22,6 +22,24 @@ class Transcript:
 
     context: bytes
     cohort: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the clients at the end of a round have agreed on: ctx and L1, 32 bytes each, U2 and U3 in ascending order.
+
+    R3 signs it, so a quorum of those signatures shows to anybody what the round was.
+    """
+
+    context: bytes
+    cohort: bytes
+    sharers: tuple[int, ...]
+    survivors: tuple[int, ...]
+
+    def statement(self) -> bytes:
+        """What a client signs in R3."""
+        transcript = Transcript(context=self.context, cohort=self.cohort)
+        return consistency_statement(transcript, self.sharers, self.survivors)
 
 
 def advertisement_statement(context: bytes, client_id: int, c_public: bytes, s_public: bytes) -> bytes:
@@ -94,6 +112,22 @@ def open_pair_secret(
     return None if text is None else Secret(text)
 
 
+def open_with(
+    usage: Usage,
+    transcript: Transcript,
+    agreement: Agreement,
+    agreed: Secret,
+    *,
+    sender: int,
+    receiver: int,
+    sealed: bytes,
+) -> bytes | None:
+    """What was sealed, with the agreed secret itself; None where it does not open. `usage`: one of the two seals."""
+    ciphertext, rest = sealed[: agreement.ciphertext_bytes], sealed[agreement.ciphertext_bytes :]
+    key = _sealing_key(usage, transcript, agreed, ciphertext, sender, receiver)
+    return unseal(key, rest, _sealing_context(usage, transcript, sender, receiver))
+
+
 def self_mask(transcript: Transcript, self_secret: Secret) -> MaskTerm:
     """The mask that a client adds alone: seed HKDF(b, ctx, "self", L1)."""
     seed = derive(self_secret.reveal(), transcript.context, Usage.SELF_MASK, transcript.cohort)
@@ -128,11 +162,8 @@ def _open(
     receiver: int,
     sealed: bytes,
 ) -> bytes | None:
-    cut = pair.agreement.ciphertext_bytes
-    ciphertext, rest = sealed[:cut], sealed[cut:]
-    agreed = pair.decapsulate(peer_public, ciphertext)
-    key = _sealing_key(usage, transcript, agreed, ciphertext, sender, receiver)
-    return unseal(key, rest, _sealing_context(usage, transcript, sender, receiver))
+    agreed = pair.decapsulate(peer_public, sealed[: pair.agreement.ciphertext_bytes])
+    return open_with(usage, transcript, pair.agreement, agreed, sender=sender, receiver=receiver, sealed=sealed)
 
 
 def _sealing_key(

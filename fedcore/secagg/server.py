@@ -21,8 +21,9 @@ from fedcore.errors import (
     UnmaskFailed,
     UsageError,
 )
-from fedcore.secagg import inspection, schedule
-from fedcore.secagg.checks import Check
+from fedcore.secagg import complaint, dealing, inspection, schedule
+from fedcore.secagg.checks import Check, Fault
+from fedcore.secagg.complaint import Complaint, Verdict
 from fedcore.secagg.domain import HASH_BYTES
 from fedcore.secagg.graph import Graph, graph_over
 from fedcore.secagg.keys import Randomness, Verify, verifies
@@ -31,6 +32,7 @@ from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
     ConsistencySignature,
+    Dealing,
     KeyShares,
     ShareDelivery,
     SignatureSet,
@@ -47,7 +49,7 @@ from fedcore.secagg.transitions import (
     server_transition,
 )
 from fedcore.secagg.tree import Tree
-from fedcore.secagg.unmasking import Evidence, Unmasking, unmask
+from fedcore.secagg.unmasking import Evidence, unmask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class ServerRound:
         self._admitted: dict[ServerStage, tuple[int, ...]] = {self._stage: parameters.cohort}
         self._digests: dict[ServerStage, dict[int, bytes]] = {stage: {} for stage in ServerStage}
         self._dropped: set[int] = set()
+        self._keys: set[bytes] = set()
         self._publics: dict[int, Advertisement] = {}
         self._shares: dict[int, KeyShares] = {}
         self._signatures: dict[int, bytes] = {}
@@ -109,8 +112,9 @@ class ServerRound:
             ServerStage.CONSISTENCY: self._signatures,
             ServerStage.UNMASK: self._released,
         }
+        self._blamed: dict[int, Fault] = {}
         self._cohort: _Cohort | None = None
-        self._unmasking: Unmasking | None = None
+        self._terms: tuple[MaskTerm, ...] | None = None
 
     def __repr__(self) -> str:
         return f"<ServerRound round={self._parameters.round} stage={self._stage}>"
@@ -141,20 +145,30 @@ class ServerRound:
         return frozenset(self._dropped)
 
     @property
-    def bad_share_senders(self) -> dict[int, str]:
-        """After the last stage: client id -> what was wrong. Its sender, or the dealer of that share, is at fault."""
-        return dict(self._unmasking.wrong) if self._unmasking else {}
+    def blamed(self) -> dict[int, Fault]:
+        """Client id -> how it was found to cheat: by a complaint, or when the secrets were rebuilt. Nobody else can be.
+
+        Also where the round has failed. Being blamed drops nobody.
+        """
+        return dict(self._blamed)
 
     def receive_advertisement(self, message: Advertisement) -> None:
-        """R0: keys signed by an identity of the roster."""
+        """R0: keys signed by an identity of the roster; a key that is there already was copied, all would refuse it."""
         if not self._is_new(ServerEvent.ADVERTISEMENT, message):
             return
         inspection.check_advertisement(message, self._parameters, self._context, self._roster, self._verify)
-        self._publics[message.client_id] = message
+        own = message.client_id
+        if message.c_public == message.s_public or not self._keys.isdisjoint((message.c_public, message.s_public)):
+            raise ProtocolViolation(Check.DUPLICATE_KEY, f"client {own} advertised a key that is there", peer=own)
+        self._keys.update((message.c_public, message.s_public))
+        self._publics[own] = message
         self._accept(message)
 
     def receive_shares(self, message: KeyShares) -> None:
-        """R1: a commitment, one sealed share for every neighbour, and the secrets that the client chooses."""
+        """R1: a commitment, a parcel for every neighbour, and the secrets that the client chooses.
+
+        The signature over them is not looked at before somebody complains (`dealing`, `judge`).
+        """
         if not self._is_new(ServerEvent.KEY_SHARES, message):
             return
         own = message.client_id
@@ -177,8 +191,7 @@ class ServerRound:
         """R3: a signature over this very cohort, its sharers and its survivors."""
         if not self._is_new(ServerEvent.CONSISTENCY, message):
             return
-        signed = schedule.consistency_statement(self._fixed().transcript, self._sharers(), self._survivors())
-        if not self._verify(self._roster[message.client_id], message.signature, signed):
+        if not self._verify(self._roster[message.client_id], message.signature, self.outcome().statement()):
             raise ProtocolViolation(
                 Check.INCONSISTENT_SURVIVORS,
                 f"client {message.client_id} signed other survivors than it was sent",
@@ -271,9 +284,55 @@ class ServerRound:
             {v: self._shares[v].pair_secrets[client_id] for v in senders if graph.chooses(v, client_id)},
         )
 
+    def dealing(self, client_id: int, sender: int) -> Dealing:
+        """What `sender` signed about the shares that it dealt, for `client_id`, which wants to complain.
+
+        A signature that is none is found here, and its sender blamed; ProtocolViolation where `sender` has sealed
+        nothing for `client_id`.
+        """
+        self._reached(ServerStage.INPUT, "dealing")
+        graph = self._fixed().graph
+        if client_id not in self._shares or sender not in self._shares or sender not in graph.neighbours(client_id):
+            raise ProtocolViolation(
+                Check.WRONG_RECIPIENTS, f"client {sender} has sealed nothing for client {client_id}", peer=client_id
+            )
+        if not self._signed_its_dealing(sender):
+            self._blamed.setdefault(sender, Fault.UNSIGNED_DEALING)
+        return dealing.dealing_for(self._shares[sender], graph, client_id)
+
+    def judge(self, message: Complaint) -> Verdict:
+        """Who is at fault where a client complains of what a neighbour sealed for it: one of the two, now `blamed`.
+
+        IllegalTransition before the shares were delivered, ProtocolViolation where the client was dropped or the
+        message is malformed. Takes some 40 ms.
+        """
+        message.check()
+        self._reached(ServerStage.INPUT, "judge")
+        own, accused = message.client_id, message.accused
+        if own not in self._shares or own in self._dropped:
+            raise ProtocolViolation(Check.DROPPED_CLIENT, f"client {own} has no part in the round any more", peer=own)
+        if accused not in self._shares or accused not in self._fixed().graph.neighbours(own):
+            verdict = Verdict(own, Fault.FALSE_COMPLAINT)
+        elif not self._signed_its_dealing(accused):
+            verdict = Verdict(accused, Fault.UNSIGNED_DEALING)
+        else:
+            verdict = complaint.judge(message, self._case(own, accused))
+        self._blamed.setdefault(verdict.client_id, verdict.fault)
+        return verdict
+
     def survivors(self) -> Survivors:
         """U3, for every client in it; IllegalTransition before R2 has been closed."""
         return Survivors(self._reached(ServerStage.CONSISTENCY, "survivors"))
+
+    def outcome(self) -> schedule.Outcome:
+        """What the survivors are asked to sign; IllegalTransition before R2 has been closed."""
+        survivors = self._reached(ServerStage.CONSISTENCY, "outcome")
+        return schedule.Outcome(
+            context=self._context,
+            cohort=self._fixed().transcript.cohort,
+            sharers=self._sharers(),
+            survivors=survivors,
+        )
 
     def signatures(self) -> SignatureSet:
         """A quorum of signatures over the survivors; IllegalTransition before R3 has been closed."""
@@ -282,9 +341,27 @@ class ServerRound:
 
     def mask_terms(self) -> tuple[MaskTerm, ...]:
         """What to add to the sum of the survivors' vectors to leave their plain sum; in stage DONE only."""
-        if self._unmasking is None:
+        if self._terms is None:
             raise IllegalTransition(self._stage, "mask_terms")
-        return self._unmasking.terms
+        return self._terms
+
+    def _signed_its_dealing(self, sender: int) -> bool:
+        """Whether the signature over what a client dealt is good; nobody needs it before somebody complains."""
+        message, cohort = self._shares[sender], self._fixed()
+        root = dealing.dealing_tree(message, cohort.graph).root
+        signed = dealing.dealing_statement(cohort.transcript, sender, message.commitment, root)
+        return self._verify(self._roster[sender], message.signature, signed)
+
+    def _case(self, complainant: int, accused: int) -> complaint.Case:
+        dealt = self._shares[accused]
+        return complaint.Case(
+            transcript=self._fixed().transcript,
+            agreement=self._parameters.agreement,
+            complainant=self._publics[complainant],
+            accused=self._publics[accused],
+            parcel=dealt.shares[complainant],
+            pair_secret=dealt.pair_secrets.get(complainant),
+        )
 
     def _is_new(self, event: ServerEvent, message: _ClientMessage) -> bool:
         """Whether to go on with a message: False for a repetition, an exception for what must not be."""
@@ -351,9 +428,10 @@ class ServerRound:
             sharers=self._sharers(),
             survivors=self._survivors(),
             released={v: self._released[v] for v in present},
+            blamed=self._blamed,
         )
         try:
-            self._unmasking = unmask(evidence, self._randomness)
+            self._terms = unmask(evidence, self._randomness)
         except UnmaskFailed:
             self._fail()
             raise

@@ -1,9 +1,9 @@
-"""Shamir's secret sharing over GF(p), with reconstruction that survives wrong shares.
+"""Shamir's secret sharing over GF(p), with reconstruction that notices wrong shares.
 
 p = 2^256 + 297 is the smallest prime above 2^256, so a 32-byte secret is a field element as it is; a share is an
 element in 33 big-endian bytes. With m holders the shares lie at the points 1 to m: small numbers, whose differences
 make all coefficients cheap. Sources: Shamir 1979 (CACM 22); the parity check is SCRAPE's (Cascudo and David 2017,
-section 2.1); decoding is Gao's ("A new algorithm for decoding Reed-Solomon codes", 2003).
+section 2.1). Which share is wrong is not found out here: each holder's was committed to (`dealing`).
 
 This arithmetic does not run in constant time. A client only evaluates its own polynomials, on a machine where nobody
 else measures; the server rebuilds secrets that it is entitled to.
@@ -11,10 +11,8 @@ else measures; the server rebuilds secrets that it is entitled to.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from fedcore.errors import UnmaskFailed, UsageError
 from fedcore.secagg import polynomial
@@ -23,19 +21,9 @@ from fedcore.secagg.polynomial import PRIME
 
 SECRET_BYTES = 32
 SHARE_BYTES = 33
-SUBSET_LIMIT = 1000
-"""Subsets of shares that are tried after decoding has failed, before the secret counts as lost."""
 
 # 128 bits more than the field needs: the remainder modulo p is then within 2^-128 of uniform (RFC 9380, section 5).
 _ELEMENT_DRAW_BYTES = 49
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """A rebuilt secret, and the points whose share does not lie on its polynomial."""
-
-    secret: Secret
-    wrong: frozenset[int]
 
 
 def split(secret: Secret, *, threshold: int, holders: int, randomness: Randomness) -> tuple[bytes, ...]:
@@ -86,79 +74,28 @@ class _Plan:
 
 
 class Rebuilder:
-    """Rebuilds secrets that were shared with the same threshold among as many holders, naming wrong shares.
+    """Rebuilds secrets that were shared with the same threshold among as many holders.
 
-    For each secret: (1) all shares lie on one polynomial, which is checked with one product: interpolate; (2) Gao
-    decoding, right as long as at most (shares - t) / 2 are wrong; (3) up to SUBSET_LIMIT subsets of t shares. A
-    result counts only where `verify` accepts it, so a wrong secret never comes out.
-
-    Up to the bound of (2) the named points are those whose share was wrong. Beyond it, shares made up together
-    could lie on a polynomial of their own through the right secret, so the names are a hint and no proof, and where
-    the hint is ambiguous nobody is named. In no case can the server tell a holder who altered a share from a dealer
-    who dealt him a wrong one.
-
-    A rebuilder is made after the shares came, so that nobody can aim at its challenge.
+    Whether all shares lie on one polynomial costs one product, so shares that are all right cost next to nothing. A
+    rebuilder is made after the shares came, so that nobody can aim at its challenge.
     """
 
     def __init__(self, *, threshold: int, holders: int, randomness: Randomness) -> None:
         self._threshold = threshold
-        self._randomness = randomness
         self._lagrange = polynomial.SmallPoints(holders)
         self._challenge = _elements(1, randomness)[0]
         self._last: _Plan | None = None
 
-    def rebuild(self, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Recovered:
-        """The secret behind point -> share; UnmaskFailed where no subset of t shares gives one that verifies."""
+    def rebuild(self, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret | None:
+        """The secret behind point -> share; None where not all lie on one polynomial, or `verify` refuses its secret.
+
+        Raises UnmaskFailed where there are fewer than the threshold.
+        """
         if len(shares) < self._threshold:
-            raise UnmaskFailed(f"{len(shares)} shares of a secret came back, {self._threshold} are needed")
+            raise UnmaskFailed(f"{len(shares)} good shares of it came back, {self._threshold} are needed")
         plan = self._plan(tuple(sorted(shares)))
         values = [int.from_bytes(shares[point], "big") for point in plan.points]
-        if plan.consistent(values):
-            secret = _accepted(plan.secret(values), verify)
-            if secret is None:
-                raise UnmaskFailed("all shares agree on a secret that was not committed to")
-            return Recovered(secret=secret, wrong=frozenset())
-        decoded = polynomial.decode(plan.points, values, self._threshold)
-        if decoded is not None:
-            secret = _accepted(polynomial.evaluate(decoded, 0), verify)
-            if secret is not None:
-                return Recovered(secret=secret, wrong=_off(decoded, plan.points, values))
-        return self._search(plan.points, values, verify)
-
-    def _search(self, points: tuple[int, ...], values: Sequence[int], verify: Callable[[Secret], bool]) -> Recovered:
-        """Try subsets of t shares, and blame who is off every one of the polynomials that the most shares lie on.
-
-        One success proves the secret, not who is wrong: errors can cancel at zero, and on small numbers do by chance.
-        """
-        value_at = dict(zip(points, values, strict=True))
-        found: Secret | None = None
-        wrong = frozenset(points)
-        fewest = len(points)
-        for subset in self._subsets(points):
-            chosen = [value_at[point] for point in subset]
-            weights = polynomial.weights_at_zero(subset)
-            secret = _accepted(sum(map(int.__mul__, weights, chosen)) % PRIME, verify)
-            if secret is None:
-                continue
-            found = secret
-            off = _off(polynomial.interpolate(subset, chosen), points, values)
-            if len(off) < fewest:
-                fewest, wrong = len(off), off
-            elif len(off) == fewest:
-                wrong &= off
-        if found is None:
-            raise UnmaskFailed("the shares that came back rebuild no secret that was committed to")
-        return Recovered(secret=found, wrong=wrong)
-
-    def _subsets(self, points: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Every subset of t points where they are few; otherwise SUBSET_LIMIT random ones."""
-        if math.comb(len(points), self._threshold) <= SUBSET_LIMIT:
-            yield from combinations(points, self._threshold)
-            return
-        for _ in range(SUBSET_LIMIT):
-            keys = draw(self._randomness, 8 * len(points))
-            order = sorted(range(len(points)), key=lambda i: keys[8 * i : 8 * i + 8])
-            yield tuple(points[i] for i in sorted(order[: self._threshold]))
+        return _accepted(plan.secret(values), verify) if plan.consistent(values) else None
 
     def _plan(self, points: tuple[int, ...]) -> _Plan:
         """On the full graph the same for every secret; in a sparse one the holders that are left differ."""
@@ -178,10 +115,3 @@ def _accepted(value: int, verify: Callable[[Secret], bool]) -> Secret | None:
         return None
     secret = Secret(value.to_bytes(SECRET_BYTES, "big"))
     return secret if verify(secret) else None
-
-
-def _off(coefficients: Sequence[int], points: Sequence[int], values: Sequence[int]) -> frozenset[int]:
-    """The points whose value the polynomial misses."""
-    return frozenset(
-        point for point, value in zip(points, values, strict=True) if polynomial.evaluate(coefficients, point) != value
-    )

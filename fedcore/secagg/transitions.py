@@ -34,6 +34,7 @@ class ClientEvent(StrEnum):
     ADVERTISE = "advertise"
     SHARE_KEYS = "share_keys"
     RECEIVE_SHARES = "receive_shares"
+    COMPLAIN = "complain"
     MASK = "mask"
     SIGN_SURVIVORS = "sign_survivors"
     UNMASK = "unmask"
@@ -104,6 +105,7 @@ def _client_table() -> dict[tuple[ClientState, ClientEvent], Transition[ClientSt
         answered += [event] if event is not _E.MASK else []
         for earlier in answered:
             table[target, earlier] = Transition(target, repeat=True)
+    table[_C.SHARED, _E.COMPLAIN] = Transition(_C.ABANDONED)
     for state in ClientState:
         table[state, _E.ABANDON] = Transition(_C.ABANDONED)
     return table

@@ -2,18 +2,19 @@
 
 For a survivor the server rebuilds b and removes the self mask. For a sharer that dropped out it rebuilds the mask
 root r, and with it the secrets that the owner chose or that its neighbours sealed for it, and removes what the
-survivors among them added. Every rebuilt secret is held against what its owner published, so neither a wrong share
-nor a chance hit of the decoder can spoil the sum.
+survivors among them added. Every rebuilt secret is held against what its owner published, so a wrong share cannot spoil
+the sum. Only where something does not fit is each share held against its commitment, which tells who cheated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from fedcore.errors import UnmaskFailed
-from fedcore.secagg import schedule
+from fedcore.secagg import dealing, schedule
 from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.checks import Fault
 from fedcore.secagg.graph import Graph
 from fedcore.secagg.keys import Randomness, Secret
 from fedcore.secagg.masking import MaskTerm
@@ -24,7 +25,7 @@ from fedcore.secagg.shamir import Rebuilder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the server holds when the last stage closes, each keyed by client id."""
+    """What the server holds when the last stage closes, each keyed by client id; `blamed` is to be added to."""
 
     parameters: RoundParameters
     transcript: schedule.Transcript
@@ -34,27 +35,30 @@ class Evidence:
     sharers: tuple[int, ...]
     survivors: tuple[int, ...]
     released: Mapping[int, UnmaskShares]
+    blamed: MutableMapping[int, Fault]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unmasking:
-    """`terms` added to the sum leave the plain sum; `wrong` names senders of wrong shares, and what they sent."""
+def unmask(evidence: Evidence, randomness: Randomness) -> tuple[MaskTerm, ...]:
+    """What leaves the plain sum when it is added to the sum; rebuilds every secret that this needs.
 
-    terms: tuple[MaskTerm, ...]
-    wrong: Mapping[int, str]
-
-
-def unmask(evidence: Evidence, randomness: Randomness) -> Unmasking:
-    """Rebuild every secret that the sum needs; UnmaskFailed, naming the client, where one cannot be rebuilt."""
+    `evidence.blamed` takes up who is found to have cheated. Raises UnmaskFailed, naming the first secret that is lost,
+    after all have been looked at.
+    """
     work = _Work(evidence, randomness)
-    terms = [work.self_mask(survivor).inverse() for survivor in evidence.survivors]
-    for dropped in sorted(set(evidence.sharers) - set(evidence.survivors)):
-        terms.extend(work.pair_masks(dropped))
-    return Unmasking(terms=tuple(terms), wrong=work.wrong)
+    terms: list[MaskTerm] = []
+    lost: list[UnmaskFailed] = []
+    for owner in evidence.sharers:
+        try:
+            terms += work.masks_of(owner)
+        except UnmaskFailed as failed:
+            lost.append(failed)
+    if lost:
+        raise lost[0]
+    return tuple(terms)
 
 
 class _Work:
-    """One pass over all secrets; remembers who has sent a wrong share."""
+    """One pass over all secrets."""
 
     def __init__(self, evidence: Evidence, randomness: Randomness) -> None:
         self._evidence = evidence
@@ -62,34 +66,28 @@ class _Work:
         self._rebuilder = Rebuilder(
             threshold=evidence.parameters.threshold, holders=evidence.graph.holders, randomness=randomness
         )
-        self.wrong: dict[int, str] = {}
 
-    def self_mask(self, owner: int) -> MaskTerm:
-        """The self mask of a survivor."""
+    def masks_of(self, owner: int) -> list[MaskTerm]:
+        """What takes off a survivor's self mask, or the masks that a sharer left behind that did not survive."""
+        return [self._self_mask(owner).inverse()] if owner in self._survivors else self._pair_masks(owner)
+
+    def _self_mask(self, owner: int) -> MaskTerm:
         evidence = self._evidence
         context, expected = evidence.transcript.context, evidence.dealt[owner].commitment
-        shares = {v: evidence.released[v].self_shares[owner] for v in self._holders(owner) if v in evidence.released}
         secret = self._rebuild(
-            f"the self secret of client {owner}",
-            owner,
-            shares,
-            lambda secret: schedule.commits_to(expected, context, owner, secret),
+            owner, lambda secret: schedule.commits_to(expected, context, owner, secret), of_self=True
         )
         return schedule.self_mask(evidence.transcript, secret)
 
-    def pair_masks(self, owner: int) -> Iterable[MaskTerm]:
+    def _pair_masks(self, owner: int) -> list[MaskTerm]:
         """What the survivors added for a neighbour that dropped out, each inverted.
 
         The peer's term is the owner's with the other sign, so the owner's own term is the one that removes it.
         """
         evidence = self._evidence
         agreement, expected = evidence.parameters.agreement, evidence.publics[owner].s_public
-        shares = {v: evidence.released[v].key_shares[owner] for v in self._holders(owner) if v in evidence.released}
         root = self._rebuild(
-            f"the mask root of client {owner}",
-            owner,
-            shares,
-            lambda secret: KeyPair.from_root(agreement, secret).public == expected,
+            owner, lambda secret: KeyPair.from_root(agreement, secret).public == expected, of_self=False
         )
         pair = KeyPair.from_root(agreement, root)
         return [
@@ -108,28 +106,45 @@ class _Work:
             evidence.transcript, pair, public, sender=peer, receiver=owner, sealed=sealed
         )
         if secret is None:
+            evidence.blamed.setdefault(peer, Fault.SEALED_GARBAGE)
             raise UnmaskFailed(f"client {peer} sealed something else than a secret for client {owner}")
         return secret
 
-    def _holders(self, owner: int) -> tuple[int, ...]:
-        return (*self._evidence.graph.neighbours(owner), owner)
+    def _rebuild(self, owner: int, verify: Callable[[Secret], bool], *, of_self: bool) -> Secret:
+        """Rebuild one secret: from all shares where they fit, else from those that its owner committed to.
 
-    def _rebuild(self, name: str, owner: int, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret:
-        """Rebuild one secret, first without those who sent a wrong share before, where enough others are left."""
-        trusted = {v: share for v, share in shares.items() if v not in self.wrong}
-        if trusted != shares:
-            try:
-                return self._record(name, owner, trusted, verify)
-            except UnmaskFailed:
-                pass  # Too few; or a dealer has made an honest holder look bad, whose other shares count then.
+        Any t of these give the secret that an honest owner published. Where they do not, it is the owner that cheated.
+        """
+        name = f"the {'self secret' if of_self else 'mask root'} of client {owner}"
+        shares = self._shares(owner, of_self=of_self)
+        point = self._evidence.graph.point
         try:
-            return self._record(name, owner, shares, verify)
+            secret = self._rebuilder.rebuild({point(owner, v): share for v, share in shares.items()}, verify)
+            if secret is None:
+                good = self._committed(owner, shares, of_self=of_self)
+                secret = self._rebuilder.rebuild({point(owner, v): share for v, share in good.items()}, verify)
         except UnmaskFailed as failed:
             raise UnmaskFailed(f"{name} is lost: {failed}") from None
+        if secret is None:
+            self._evidence.blamed.setdefault(owner, Fault.INCONSISTENT_DEALING)
+            raise UnmaskFailed(f"{name} is lost: it is another one than its owner shared")
+        return secret
 
-    def _record(self, name: str, owner: int, shares: Mapping[int, bytes], verify: Callable[[Secret], bool]) -> Secret:
-        senders = {self._evidence.graph.point(owner, sender): sender for sender in shares}
-        recovered = self._rebuilder.rebuild({point: shares[v] for point, v in senders.items()}, verify)
-        for sender in sorted(senders[point] for point in recovered.wrong):
-            self.wrong.setdefault(sender, f"its share of {name} is wrong")
-        return recovered.secret
+    def _shares(self, owner: int, *, of_self: bool) -> dict[int, bytes]:
+        """Holder -> the share that it released."""
+        released = self._evidence.released
+        holders = [v for v in (*self._evidence.graph.neighbours(owner), owner) if v in released]
+        if of_self:
+            return {v: released[v].self_shares[owner] for v in holders}
+        return {v: released[v].key_shares[owner] for v in holders}
+
+    def _committed(self, owner: int, shares: Mapping[int, bytes], *, of_self: bool) -> dict[int, bytes]:
+        """Those that the owner dealt; the senders of the others are to blame."""
+        evidence, good = self._evidence, dict(shares)
+        for holder, share in shares.items():
+            commitments = dealing.commitments_for(evidence.dealt[owner], holder)
+            context = evidence.transcript.context
+            if not dealing.is_committed(commitments, context, owner, holder, share, of_self=of_self):
+                evidence.blamed.setdefault(holder, Fault.WRONG_SHARE)
+                del good[holder]
+        return good

@@ -7,12 +7,16 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
 from fedcore.errors import ConfigurationError, EnvironmentFailure, StorageFull
 
+_MAX_PATH_FOR_SOCKETS: Final = 72
+"""Bytes; the kernel takes 108 with the final zero, and a data loader adds /pymp-xxxxxxxx/listener-xxxxxxxx."""
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -41,6 +45,38 @@ def write_file(path: Path, content: bytes | str, *, mode: int = 0o666, durable: 
     """Write a file at once, as `replacing` does; text is UTF-8. Raises OSError."""
     with replacing(path, mode=mode, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, or a file, also one whose owner may not write to it; raises OSError for what stays."""
+    if not folder.is_dir() or folder.is_symlink():
+        folder.unlink(missing_ok=True)
+        return
+    for current, _, _ in os.walk(folder):
+        os.chmod(current, 0o700)
+    shutil.rmtree(folder)
+
+
+def make_private_folder() -> Path:
+    """A folder for temporary files that only this user can enter; raises EnvironmentFailure where its name is long.
+
+    Data loaders make sockets there, and wait for ever where a path is longer than the kernel takes for one.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fedcore-"))
+    if len(str(folder).encode()) > _MAX_PATH_FOR_SOCKETS:
+        folder.rmdir()
+        raise EnvironmentFailure(f"{folder} is too long for a socket's path; set TMPDIR to a shorter folder")
+    return folder
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """`make_private_folder`, removed at the end."""
+    folder = make_private_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import codecs
 import queue
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
+
+from fedcore.system.sandbox import Sandbox
 
 MAX_LINE: Final = 64 << 20
 """Bytes of a message."""
@@ -68,11 +69,12 @@ async def start_process(
     *arguments: str,
     expected: TypeAdapter[Received],
     environment: Mapping[str, str],
+    sandbox: Sandbox,
     folder: Path | None = None,
     sockets: Sequence[int] = (),
     stderr: int = asyncio.subprocess.PIPE,
 ) -> tuple[asyncio.subprocess.Process, AsyncConnection[Received]]:
-    """Start `python -m module FD ...` in a process group of its own, where FD is the other end of the connection.
+    """Start `python -m module FD ...` in a sandbox and a process group of its own; FD is the connection's other end.
 
     folder: where it works. sockets: descriptors that it inherits. What it prints comes over pipes.
     """
@@ -82,7 +84,7 @@ async def start_process(
         connection = await AsyncConnection.over(ours, expected)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments),
+                *(*sandbox.command(module), str(theirs.fileno()), *arguments),
                 cwd=folder,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcore.codec import Statistics
+from fedcore.codec import Decoded
 from fedcore.config import JobSettings
 from fedcore.exchange import ExchangeReply
 from fedcore.wire import MetricValue, Task
@@ -35,15 +35,14 @@ class ExchangeContext:
 class ExchangeResult:
     """What came out: the replies, whose contribution is in them, and figures to show.
 
-    statistics: what a sum says about the size of updates, for the encoding of the next exchange.
+    decoded: what a sum says, for the encoding of the next exchange; None in plain mode.
     """
 
     replies: tuple[ExchangeReply, ...]
     survivors: frozenset[int]
     examples: int
     metrics: Mapping[str, MetricValue]
-    clipped: int = 0
-    statistics: Statistics | None = None
+    decoded: Decoded | None = None
 
 
 @dataclass(slots=True)

@@ -16,9 +16,20 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fedcore.errors import CohortTooSmall, ConflictingMessage, FedcoreError, PeerError, RoundFailed, StorageFull
-from fedcore.events import ClientDropped
+from fedcore.errors import (
+    CohortTooSmall,
+    ConflictingMessage,
+    FedcoreError,
+    NothingContributed,
+    PeerError,
+    RoundFailed,
+    StorageFull,
+    TooFewContributed,
+)
+from fedcore.events import ClientBlamed, ClientDropped
+from fedcore.secagg import Fault
 from fedcore.wire import (
+    ComplaintIn,
     ManifestIn,
     ProblemKind,
     Task,
@@ -55,7 +66,7 @@ class Exchange(ABC):
         self.usage = ExchangeUsage()
         self.stages = Stages(self.stage_names)
         self.clients = Participants(context.task.cohort)
-        self.manifests: dict[int, ManifestIn] = {}
+        self.blamed: dict[int, Fault] = {}
         self.uploads = Uploads(context.services.spool, context.folder / "uploads", limits)
         self._spoilt: RoundFailed | None = None
         self._storage_was_full = False
@@ -79,6 +90,8 @@ class Exchange(ABC):
             result = await self._timed("result", self.finish())
         except BaseException as error:
             await asyncio.shield(self._fail())
+            if isinstance(error, NothingContributed | TooFewContributed):
+                raise
             if isinstance(error, RoundFailed | PeerError):
                 raise RoundFailed(self._explain(error)) from error
             raise
@@ -175,6 +188,10 @@ class Exchange(ABC):
 
     def _explain(self, error: FedcoreError) -> str:
         names = self.services.names
+        if self.blamed:  # whoever left because of them did nothing wrong, and the error may say whose secret is lost
+            what = f"{error}" if isinstance(error, CohortTooSmall) else "the sum is lost"
+            cheats = (f"{names[client]}: {fault}" for client, fault in sorted(self.blamed.items()))
+            return f"{what}; who cheated: {', '.join(cheats)}"
         lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.clients.reasons.items())]
         lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
         return f"{error}" + (f" ({'; '.join(lost)})" if lost else "")
@@ -314,8 +331,6 @@ class Exchange(ABC):
             self.check_manifest(manifest)
             self.uploads.limits.check_size(manifest.size)
             self.uploads.check_whole(client, manifest)
-            self._check_metric_names(client, manifest)
-            self.manifests[client] = manifest
             await self._use_update(client, manifest, digest)
 
     async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
@@ -342,25 +357,34 @@ class Exchange(ABC):
         """The exchange cannot succeed any more: `run` raises `error`."""
         self._spoilt = error
 
-    def _check_metric_names(self, client: int, manifest: ManifestIn) -> None:
-        """All clients must report the same metrics: the first manifest fixes them."""
-        others = (known for other, known in self.manifests.items() if other != client)
-        first = next(others, None)
-        if first is not None and first.metrics != manifest.metrics:
-            names = ", ".join(slot.name for slot in first.metrics) or "none"
-            raise Rejection(
-                ProblemKind.BAD_CONFIGURATION,
-                f"this client reports other metrics than the rest of the cohort, which has: {names}. "
-                "The ClientApp must return the same metrics with the same lengths at every client",
-            )
-
     async def withdraw(self, client: int, body: WithdrawIn) -> None:
         """The client leaves; saying it again changes nothing."""
         if client in self.clients.withdrawals and not self.stages.over:
             return
         self.require(client)
-        reason = f"withdrew: {body.reason.value}" + (f", {body.check}" if body.check else "")
+        if body.complaint is not None:
+            self.hear(client, body.complaint)
+        reason = f"withdrew: {body.reason.value}" + (f", {body.why}" if body.why else "")
         self.give_up(client, reason, body)
+
+    def hear(self, client: int, complaint: ComplaintIn) -> None:
+        """Blame the one of the two who is at fault; raises Rejection where there is nothing to complain of."""
+        raise Rejection(ProblemKind.MALFORMED, f"an exchange in {self.task.aggregation} mode knows no complaints")
+
+    def blame(self, client: int, fault: Fault) -> None:
+        """Name a client that was found to cheat, and go on without it."""
+        if client in self.blamed:
+            return
+        self.blamed[client] = fault
+        self.context.event_log.add(
+            ClientBlamed(
+                exchange=self.task.exchange,
+                client=self.services.names[client],
+                stage=self.stages.current,
+                reason=fault.value,
+            )
+        )
+        self.give_up(client, f"cheated: {fault}")
 
     def give_up(self, client: int, reason: str, withdrawal: WithdrawIn | None = None) -> None:
         """Declare a client dropped; its later messages are refused."""
@@ -376,7 +400,6 @@ class Exchange(ABC):
         self.services.client_bell.ring()
 
     def _forget_update(self, client: int) -> None:
-        self.manifests.pop(client, None)  # its metrics bind nobody any more
         self.uploads.drop(client)
 
 

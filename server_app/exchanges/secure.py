@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcore import conversions
 from fedcore.codec import AnyEncoding, Decoded, decode
-from fedcore.errors import FedcoreError, RoundFailed
+from fedcore.errors import FedcoreError, PeerError, ProtocolViolation, RoundFailed
 from fedcore.exchange import ExchangeReply, encoding_of, round_parameters
-from fedcore.secagg import Randomness, ServerRound, ServerStage, apply_masks
+from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage, apply_masks
 from fedcore.state import ModelState
+from fedcore.transcript import ExchangeRecord
 from fedcore.wire import (
     AdvertisementIn,
     CohortOut,
+    ComplaintIn,
     ConsistencyIn,
+    DealingOut,
     DeliveryOut,
     KeySharesIn,
     ManifestIn,
@@ -42,6 +46,19 @@ ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
     ServerStage.CONSISTENCY.value,
     ServerStage.UNMASK.value,
 )
+
+_NEVER_HONEST: Final = frozenset(
+    {
+        Check.MALFORMED,
+        Check.LOW_ORDER_POINT,
+        Check.DUPLICATE_KEY,
+        Check.WRONG_RECIPIENTS,
+        Check.SHARES_FOR_BOTH,
+        Check.INCONSISTENT_SURVIVORS,
+    }
+)
+"""Checks at the server that only a message of a client's own making fails. Another roster or model, of which an honest
+client may know no better, fails the signature of its keys before any of these."""
 
 
 class SecureExchange(Exchange):
@@ -82,6 +99,8 @@ class SecureExchange(Exchange):
             roster=roster,
             randomness=randomness,
         )
+        self._federation = federation
+        self._roster_hash = roster_hash
         self._sum: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._fold_lock = asyncio.Lock()
 
@@ -103,9 +122,25 @@ class SecureExchange(Exchange):
         for client in self.clients.reasons:
             self._round.drop(client)
         if stage == UNMASK:  # rebuilds the secrets: seconds for large cohorts
-            await asyncio.to_thread(self._round.close_stage)
+            try:
+                await asyncio.to_thread(self._round.close_stage)
+            finally:
+                self._blame_who_was_found()
         else:
             self._round.close_stage()
+        if stage == INPUT:
+            await self._open_record()
+        elif stage == CONSISTENCY:
+            signatures = self._round.signatures().signatures
+            await self.services.store.complete_record(self._round.outcome(), signatures)
+
+    async def _open_record(self) -> None:
+        """From here on clients may sign the survivors, so the transcript has to contain this exchange."""
+        outcome = self._round.outcome()
+        record = ExchangeRecord.of(
+            self.task, federation=self._federation, roster_hash=self._roster_hash, outcome=outcome
+        )
+        await self.services.store.open_record(record, outcome)
 
     def release(self) -> None:
         """Let go of the sum."""
@@ -114,26 +149,26 @@ class SecureExchange(Exchange):
     async def finish(self) -> ExchangeResult:
         """Take the masks off the sum, and decode it."""
         survivors = frozenset(self._round.survivors().survivors)
-        decoded = await asyncio.to_thread(self._decode, len(survivors))
+        try:
+            decoded = await asyncio.to_thread(self._decode, len(survivors))
+        except PeerError as error:
+            raise RoundFailed(f"{error}; the sum cannot tell which one") from error
         return ExchangeResult(
             replies=(ExchangeReply.of_cohort(decoded),),
             survivors=survivors,
             examples=decoded.examples,
             metrics=decoded.metrics,
-            clipped=sum(decoded.statistics.clipped),
-            statistics=decoded.statistics,
+            decoded=decoded,
         )
 
     def _decode(self, survivors: int) -> Decoded:
         apply_masks(self._sum, self._round.mask_terms(), threads=self.services.threads)
-        manifest = self.manifests[min(self.clients.taken)]
         has_model = self.encoding.layout is not None and self.context.model is not None
         return decode(
             self.encoding,
             self._sum,
             survivors=survivors,
             base=ModelState.open(self.context.model) if has_model and self.context.model else None,
-            metric_names=tuple((slot.name, slot.length or None) for slot in manifest.metrics),
             out_path=self.context.folder / "mean.safetensors" if has_model else None,
             threads=self.services.threads,
         )
@@ -144,7 +179,7 @@ class SecureExchange(Exchange):
         """R0."""
         message = conversions.advertisement_from_wire(client, body)
         receive = self._round.receive_advertisement
-        await self.take(client, "advertisement", digest, lambda: receive(message))
+        await self._take(client, "advertisement", digest, lambda: receive(message))
 
     def cohort_for(self, client: int) -> CohortOut | None:
         """U1, once it is known."""
@@ -154,7 +189,7 @@ class SecureExchange(Exchange):
 
     async def take_key_shares(self, client: int, body: KeySharesIn, digest: bytes) -> None:
         """R1."""
-        await self.take(client, "key-shares", digest, lambda: self._receive_shares(client, body))
+        await self._take(client, "key-shares", digest, lambda: self._receive_shares(client, body))
 
     def _receive_shares(self, client: int, body: KeySharesIn) -> None:
         self._round.receive_shares(conversions.key_shares_from_wire(client, body, *self._round.receivers(client)))
@@ -164,6 +199,22 @@ class SecureExchange(Exchange):
         if not self._has_passed(client, SHARE):
             return None
         return conversions.delivery_to_wire(self._round.delivery(client), self.task.cohort)
+
+    def dealing_for(self, client: int, dealer: int) -> DealingOut:
+        """What `dealer` signed about the shares that it dealt, for a client that could not open its own."""
+        if not self._has_passed(client, SHARE):
+            raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
+        dealing = self._round.dealing(client, dealer)
+        self._blame_who_was_found()
+        return conversions.dealing_to_wire(dealing)
+
+    def hear(self, client: int, complaint: ComplaintIn) -> None:
+        """Judge a complaint. Of a client that is blamed already nothing more is heard, so few are ever judged."""
+        if not self.stages.is_past(SHARE):
+            raise Rejection(ProblemKind.PROTOCOL_VIOLATION, "out-of-order: nothing was dealt yet", check="out-of-order")
+        if complaint.accused not in self.blamed:
+            self._round.judge(conversions.complaint_from_wire(client, complaint))
+            self._blame_who_was_found()
 
     def survivors_for(self, client: int) -> SurvivorsOut | None:
         """U3, once it is known."""
@@ -175,7 +226,7 @@ class SecureExchange(Exchange):
         """R3."""
         message = conversions.consistency_from_wire(client, body)
         receive = self._round.receive_consistency
-        await self.take(client, "consistency", digest, lambda: receive(message))
+        await self._take(client, "consistency", digest, lambda: receive(message))
 
     def signatures_for(self, client: int) -> SignaturesOut | None:
         """The signatures over U3, once they are there."""
@@ -185,10 +236,23 @@ class SecureExchange(Exchange):
 
     async def take_unmask(self, client: int, body: UnmaskIn, digest: bytes) -> None:
         """R4."""
-        await self.take(client, "unmask", digest, lambda: self._receive_unmask(client, body))
+        await self._take(client, "unmask", digest, lambda: self._receive_unmask(client, body))
 
     def _receive_unmask(self, client: int, body: UnmaskIn) -> None:
         self._round.receive_unmask(conversions.unmask_from_wire(client, body, *self._round.owners(client)))
+
+    async def _take(self, client: int, step: str, digest: bytes, apply: Callable[[], None]) -> None:
+        """A step of the protocol; who sends what no honest client sends is blamed."""
+        try:
+            await self.take(client, step, digest, apply)
+        except ProtocolViolation as violation:
+            if violation.check in _NEVER_HONEST:
+                self.blame(client, Fault.MALFORMED_MESSAGE)
+            raise
+
+    def _blame_who_was_found(self) -> None:
+        for client, fault in self._round.blamed.items():
+            self.blame(client, fault)
 
     def _has_passed(self, client: int, stage: str) -> bool:
         self.require(client)
@@ -197,14 +261,10 @@ class SecureExchange(Exchange):
     # --- uploads --------------------------------------------------------------------------------
 
     def check_manifest(self, manifest: ManifestIn) -> None:
-        """Raise Rejection where the manifest tells what must stay hidden, or more metrics than there are slots."""
-        if manifest.examples is not None or manifest.values is not None:
-            raise Rejection(ProblemKind.MALFORMED, "in secure mode examples and metrics travel in the sum only")
-        slots = sum(max(slot.length, 1) for slot in manifest.metrics)
-        if slots > self.encoding.settings.max_metrics:
+        """Raise Rejection where the manifest tells what must stay hidden."""
+        if manifest.examples is not None or manifest.values is not None or manifest.metrics:
             raise Rejection(
-                ProblemKind.MALFORMED,
-                f"there are {self.encoding.settings.max_metrics} slots for metrics, not {slots}",
+                ProblemKind.MALFORMED, "in secure mode examples, metrics and their names travel in the sum only"
             )
 
     async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:

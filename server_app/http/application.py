@@ -18,7 +18,7 @@ from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
 from server_app.http.guard import Guard
 from server_app.http.problems import install
-from server_app.routes import client, health, operator
+from server_app.routes import client, docs, health, operator
 from server_app.runs.queue import RunQueue, StartApp
 from server_app.services import Services
 
@@ -65,16 +65,18 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         summary="Federated learning with secure aggregation",
         version=fedcore_version(),
         lifespan=lifespan,
+        docs_url=None,  # ours is in routes/docs.py
+        redoc_url=None,
     )
     app.state.services = services
     app.state.queue = queue
-    routers = (client.router, operator.router, health.router)
+    routers = (client.router, operator.router, health.router, docs.router)
     for router in routers:
         app.include_router(router)
     install(app)
     audiences = Audiences(
         (route for router in routers for route in router.routes),
-        open_paths=(app.openapi_url, app.docs_url, app.swagger_ui_oauth2_redirect_url, app.redoc_url),
+        open_paths=(app.openapi_url,),
     )
     return Application(asgi=_guarded(app, audiences, services, token_sha256), fastapi=app, queue=queue)
 
@@ -82,7 +84,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
 def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha256: bytes) -> Guard:
     authenticator = Authenticator(
         audiences=audiences,
-        keys=services.roster.keys,
+        rosters=services.roster,
         token_sha256=token_sha256,
         clock=services.wall,
         # Not tied to the start of the process: what was signed before is bound to exchanges that
@@ -92,6 +94,6 @@ def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha25
     return Guard(
         app=app,
         authenticate=authenticator,
-        members=len(services.roster.members),
+        rosters=services.roster,
         stall_seconds=services.settings.stall_seconds,
     )

@@ -16,7 +16,11 @@ from starlette.types import Scope
 
 from fedcore.errors import Unauthorized
 from fedcore.http_signing import NonceCache, verify_headers
+from fedcore.wire import ProblemKind
 from server_app.http.audience import Audience, Audiences
+from server_app.http.door import KNOWN_KEY
+from server_app.http.problems import Rejection
+from server_app.rosters import Rosters
 
 KEY_PREFIX: Final = "client-"
 MAX_AGE_SECONDS: Final = 300
@@ -35,12 +39,12 @@ class ClientCaller:
 class Authenticator:
     """Checks the head of a request.
 
-    audiences: who may call which route. keys: client id -> raw Ed25519 key of the roster. token_sha256: SHA-256 of
+    audiences: who may call which route. rosters: whose members sign with which key. token_sha256: SHA-256 of
     the operator's token. clock: seconds since 1970.
     """
 
     audiences: Audiences
-    keys: Mapping[int, bytes]
+    rosters: Rosters
     token_sha256: bytes = field(repr=False)
     clock: Callable[[], float]
     nonces: NonceCache
@@ -51,10 +55,14 @@ class Authenticator:
         if audience is Audience.EVERYBODY:
             return None
         headers = Headers(scope)
+        caller = None
         if audience is Audience.OPERATORS:
             self._check_token(headers)
-            return None
-        return self._verify_client(scope, headers)
+        else:
+            caller = self._verify_client(scope, headers)
+        if (on_known := scope.get(KNOWN_KEY)) is not None:
+            on_known(f"{KEY_PREFIX}{caller.client_id}" if caller else audience.value)
+        return caller
 
     def _check_token(self, headers: Headers) -> None:
         values = [value for name, value in headers.items() if name == "authorization"]
@@ -76,10 +84,35 @@ class Authenticator:
             seen=self.nonces,
             max_age_s=MAX_AGE_SECONDS,
         )
-        return ClientCaller(client_id=client_of(verified.key_id), content_sha256=verified.content_sha256)
+        caller = ClientCaller(client_id=client_of(verified.key_id), content_sha256=verified.content_sha256)
+        self._refuse_others(caller.client_id)
+        return caller
 
     def _key(self, key_id: str) -> bytes:
-        return self.keys[client_of(key_id)]
+        """The key of a member; of those who were revoked and those who come with the next roster, too.
+
+        They are refused all the same, but only who has the key gets to hear why.
+        """
+        client = client_of(key_id)
+        current = self.rosters.current
+        for keys in (current.keys, self.rosters.newest.keys):
+            if client in keys:
+                return keys[client]
+        former = next((member for member in current.revoked if member.id == client), None)
+        if former is None:
+            raise KeyError(key_id)
+        return former.public_key
+
+    def _refuse_others(self, client: int) -> None:
+        current = self.rosters.current
+        if client in current.keys:
+            return
+        if client in current.names:
+            raise Rejection(
+                ProblemKind.REVOKED,
+                f"{current.names[client]} was revoked from the federation {current.federation}, by its authority",
+            )
+        raise Rejection(ProblemKind.BUSY, "the roster that has this client comes into use when the open exchange ends")
 
 
 class Headers(Mapping[str, str]):

@@ -20,6 +20,7 @@ from fedcore.parts import PART_BYTES
 from fedcore.wire import ProblemKind
 from server_app.http.authentication import Authenticator, ClientCaller
 from server_app.http.problems import Rejection, problem_response, rejection_for
+from server_app.rosters import Rosters
 
 log = logging.getLogger("fedcore.server")
 
@@ -31,9 +32,15 @@ CONTROL_BYTES_PER_NEIGHBOUR: Final = 3200
 """The largest control message holds two entries a neighbour, sealed with ML-KEM: 1170 and 1136 bytes before base64."""
 MOST_NEIGHBOURS: Final = 1024
 LINGER_BYTES: Final = 1 << 20
-"""A refused body of up to this size is read to its end, so that the connection can be kept."""
+"""A refused body of up to this size is read to its end, so that the connection can be kept,"""
+LINGER_SECONDS: Final = 1.0
+"""if it is there that soon."""
+
+ROSTERS_BYTES: Final = 32 << 20
+"""The most that is published at once: a roster of 10,000 members has some 1.5 MiB."""
 
 _RUNS_PATH: Final = "/v1/runs"
+_ROSTER_PATH: Final = "/v1/roster"
 _PART_PATH: Final = re.compile(r"^/v1/.*/update/parts/[0-9]+$")
 
 CountBytes = Callable[[int, int], None]
@@ -66,12 +73,12 @@ class StalledBody(Rejection):
 class Guard:
     """Wraps the application. Sizes in bytes, times in seconds.
 
-    members: clients on the roster, which bounds a control message.
+    rosters: whose members bound a control message.
     """
 
     app: ASGIApp
     authenticate: Authenticator
-    members: int
+    rosters: Rosters
     stall_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,9 +115,11 @@ class Guard:
         if path == _RUNS_PATH:
             # base64 is longer by a third; the rest is room for paths and settings.
             return BUNDLE_BYTES * 4 // 3 + (2 << 20)
+        if path == _ROSTER_PATH:
+            return ROSTERS_BYTES
         if _PART_PATH.search(path) and scope["method"] == "PUT":
             return PART_BYTES
-        return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(self.members, MOST_NEIGHBOURS)
+        return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(len(self.rosters.members), MOST_NEIGHBOURS)
 
 
 class _Reader:
@@ -161,16 +170,16 @@ class _Reader:
         return refusal
 
     async def linger(self) -> None:
-        """Read what is left of a short body; without it the connection must be closed."""
+        """Read what is left of a short body, for a second at most; without it the connection must be closed."""
         left = LINGER_BYTES
-        while not self._request.body_complete and left > 0:
-            async with asyncio.timeout(1.0):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while not self._request.body_complete and left > 0:
                 message = await self._receive()
-            if message["type"] != "http.request":
-                return
-            self._request.body_complete = not message.get("more_body", False)
-            self._request.up += len(message.get("body", b""))
-            left -= len(message.get("body", b""))
+                if message["type"] != "http.request":
+                    return
+                self._request.body_complete = not message.get("more_body", False)
+                self._request.up += len(message.get("body", b""))
+                left -= len(message.get("body", b""))
 
 
 class _Writer:

@@ -7,16 +7,25 @@ which lets one peer hold connections and memory before anybody knows who it is.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server_app.http.door import KNOWN_KEY, Door, Visit
+
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Closes connections whose head is too long, or is not there in time."""
+    """Closes connections whose head is too long, or is not there in time, and tells the door who is known."""
 
     header_bytes: ClassVar[int] = 64 * 1024
-    header_seconds: ClassVar[float] = 30.0
+    header_seconds: ClassVar[float] = 10.0
+
+    def __init__(self, *, door: Door, visit: Visit, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._door = door
+        self._visit = visit
+        self.timeout_keep_alive = math.ceil(self.header_seconds)  # of a stranger
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A peer connected; it has `header_seconds` for the head of its first request."""
@@ -29,6 +38,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
         self._stop_timer()
+        self._door.leave(self._visit)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -42,6 +52,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request: from here on its head must arrive in time."""
         super().on_message_begin()
+        self.scope[KNOWN_KEY] = self._on_known  # type: ignore[typeddict-unknown-key]
         self._in_head = True
         self._open_bytes = 0
         self._field_bytes = 0
@@ -60,6 +71,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         return super().on_headers_complete()
+
+    def _on_known(self, who: str) -> None:
+        self._door.know(self._visit, who)
+        self.timeout_keep_alive = self.config.timeout_keep_alive
 
     def _head_is_late(self) -> None:
         self._head_timer = None

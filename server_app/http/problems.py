@@ -35,6 +35,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.UNAUTHORIZED: (401, "The request is not signed by a member, or the token is wrong"),
+    ProblemKind.REVOKED: (403, "The client was revoked"),
     ProblemKind.MALFORMED: (422, "The request does not have the documented form"),
     ProblemKind.NOT_FOUND: (404, "There is nothing at this address"),
     ProblemKind.NOT_IN_COHORT: (403, "The client is not in the cohort of this exchange"),
@@ -45,6 +46,7 @@ STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.STORAGE_FULL: (507, "The server's disk is full"),
     ProblemKind.ROUND_FAILED: (409, "The exchange has ended"),
     ProblemKind.PROTOCOL_VIOLATION: (422, "A check of the protocol failed"),
+    ProblemKind.APP_NOT_APPROVED: (403, "The server's owner has not approved this app"),
     ProblemKind.BAD_CONFIGURATION: (422, "The configuration cannot work"),
     ProblemKind.BUSY: (503, "The server takes no more work for now"),
     ProblemKind.INTERNAL: (500, "The server failed"),

@@ -15,16 +15,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 import uvicorn
 
 from fedcore.errors import ConfigurationError, EnvironmentFailure, PortInUse
 from fedcore.federation import ServerKit
+from fedcore.system.concurrency import end
 from fedcore.system.files import Lock
 from server_app.http.application import Application, make_application
+from server_app.http.door import Door, Visit
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.polling import Bell
+from server_app.rosters import Rosters
 from server_app.runs.presence import Presence, Uptime
 from server_app.services import Services
 from server_app.settings import ServerSettings
@@ -52,7 +55,8 @@ async def serve(
     with _locked(settings.data_dir), _listening(host, port) as listener:
         async with make_services(kit, settings) as services:
             application = make_application(services, token_sha256=kit.operator_token_sha256)
-            server = _Server(_configuration(kit, settings, application), _url(kit, listener), ready)
+            server = DoorServer(_configuration(kit, settings, application), Door.of_process(settings.header_seconds))
+            server.on_ready = lambda: ready(_url(kit, listener))
             server.bells = (services.client_bell, services.run_bell)
             await server.serve(sockets=[listener])
             if not server.was_ready:
@@ -68,7 +72,7 @@ async def make_services(kit: ServerKit, settings: ServerSettings) -> AsyncIterat
         async with Uptime.counted(time.monotonic) as uptime:
             yield Services(
                 settings=settings,
-                roster=kit.roster,
+                roster=Rosters(kit.rosters, authority=kit.authority, path=kit.rosters_file),
                 min_cohort=kit.min_cohort,
                 store=store,
                 spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
@@ -83,23 +87,43 @@ async def make_services(kit: ServerKit, settings: ServerSettings) -> AsyncIterat
         await store.close()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server that says when it listens, and wakes long polls when it is to stop."""
+class DoorServer(uvicorn.Server):
+    """uvicorn's server behind a door; it says when it listens, and wakes long polls when it is to stop."""
 
     bells: tuple[Bell, ...] = ()
 
-    def __init__(self, config: uvicorn.Config, url: str, ready: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, door: Door) -> None:
         super().__init__(config)
-        self._url = url
-        self._ready = ready
+        self.door = door
+        self.on_ready: Callable[[], None] = lambda: None
         self.was_ready = False
+        self._accepting: list[asyncio.Task[NoReturn]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
+        """Begin to listen: uvicorn itself does on no socket."""
+        await super().startup(sockets=[])
         if self.started:
+            self._accepting = [
+                asyncio.create_task(self.door.serve(listener, self._protocol, self.config.ssl))
+                for listener in sockets or ()
+            ]
             self.was_ready = True
-            self._ready(self._url)
+            self.on_ready()
+
+    def _protocol(self, visit: Visit) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            door=self.door,
+            visit=visit,
+        )
+        return made
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, then as uvicorn does."""
+        await end(*self._accepting)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal to stop came: answer all long polls now, not in half a minute.

@@ -12,6 +12,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 
 from fedcore.errors import Unauthorized
+from fedcore.transcript import TranscriptOut
 from fedcore.wire import ProblemKind
 from server_app.exchanges.exchange import Exchange, no_such_step
 from server_app.exchanges.secure import SecureExchange
@@ -23,6 +24,7 @@ from server_app.services import Services
 
 Wait = Annotated[float, Query(ge=0, le=30, description="seconds to wait for an answer")]
 RunId = Annotated[str, Path(min_length=1, max_length=64)]
+RecordHash = Annotated[str, Query(pattern=r"^([0-9a-f]{64})?$", description="hash of the last record that is known")]
 ExchangeNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
@@ -72,6 +74,14 @@ AnyServices = Annotated[Services, Depends(services_of)]
 AnyQueue = Annotated[RunQueue, Depends(queue_of)]
 Client = Annotated[ClientCaller, Depends(signed_client)]
 ClientHead = Annotated[ClientCaller, Depends(signed_head)]
+
+
+async def records_after(services: Services, known: str) -> TranscriptOut:
+    """A part of the transcript; Rejection where it does not contain the record that is named."""
+    found = await services.store.records_after(known)
+    if found is None:
+        raise Rejection(ProblemKind.NOT_FOUND, "the transcript does not contain a record of that hash")
+    return found
 
 
 async def _find(request: Request, run: str, exchange: int, client: int, queue: RunQueue) -> Exchange:

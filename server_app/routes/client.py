@@ -9,10 +9,13 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from fedcore.parts import PART_BYTES
 from fedcore.system.version import fedcore_version
+from fedcore.transcript import TranscriptOut
 from fedcore.wire import (
     AdvertisementIn,
+    ClientId,
     CohortOut,
     ConsistencyIn,
+    DealingOut,
     DeliveryOut,
     HeartbeatIn,
     JoinIn,
@@ -21,6 +24,7 @@ from fedcore.wire import (
     ManifestIn,
     PartsOut,
     ProblemKind,
+    RostersOut,
     SignaturesOut,
     SurvivorsOut,
     Task,
@@ -37,10 +41,12 @@ from server_app.routes.access import (
     AnyServices,
     Client,
     ClientHead,
+    RecordHash,
     Secure,
     UploadExchange,
     Wait,
     guarded_request,
+    records_after,
 )
 from server_app.routes.files import OCTETS, ModelResponse
 from server_app.services import Services
@@ -52,11 +58,11 @@ router = APIRouter(
     prefix="/v1",
     route_class=ForClients,
     tags=["client"],
-    responses=problem_responses(K.UNAUTHORIZED, K.MALFORMED, K.DIGEST_MISMATCH, K.TOO_LARGE),
+    responses=problem_responses(K.UNAUTHORIZED, K.REVOKED, K.MALFORMED, K.DIGEST_MISMATCH, K.TOO_LARGE),
 )
 EXCHANGE = "/runs/{run}/exchanges/{exchange}"
 _ENDED = (K.NOT_FOUND, K.NOT_IN_COHORT, K.STALE_STEP, K.ROUND_FAILED)
-_GET = problem_responses(*_ENDED)
+_GET = problem_responses(*_ENDED, K.PROTOCOL_VIOLATION)
 _PUT = problem_responses(
     *_ENDED,
     K.CONFLICT,
@@ -73,14 +79,27 @@ _NOT_YET: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing yet; 
 async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     """A client says that it is there and which app its owner installed."""
     await services.store.remember_client(client.client_id, body.app_sha256, body.version)
-    services.presence.join(client.client_id, body.app_sha256, eligible=body.eligible)
+    services.presence.join(
+        client.client_id, body.app_sha256, eligible=body.eligible, reports_failures=body.reports_failures
+    )
     return JoinOut(
         federation=services.roster.federation,
         name=services.names[client.client_id],
         version=fedcore_version(),
         heartbeat_seconds=services.settings.heartbeat_seconds,
-        roster_sha256=services.roster.hash().hex(),
+        roster=services.roster.current.version,
+        roster_sha256=services.roster.current.hash().hex(),
     )
+
+
+@router.get("/rosters")
+async def rosters(
+    services: AnyServices,
+    client: Client,
+    after: Annotated[int, Query(ge=1, le=2**31 - 1, description="version that the client knows")],
+) -> RostersOut:
+    """The rosters that the client has missed, up to the one in use."""
+    return RostersOut(rosters=[roster.to_json() for roster in services.roster.after(after)])
 
 
 @router.post("/heartbeat", status_code=204)
@@ -118,6 +137,12 @@ async def task(
     if found is not None and queue.exchange is not None:
         guarded_request(request).count_bytes = queue.exchange.usage.byte_counter(client.client_id)
     return _answer(found)
+
+
+@router.get("/transcript", responses=problem_responses(K.NOT_FOUND))
+async def transcript(services: AnyServices, client: Client, after: RecordHash = "") -> TranscriptOut:
+    """The federation's transcript, after the record with this hash; every member may see all of it."""
+    return await records_after(services, after)
 
 
 @router.get(
@@ -163,6 +188,12 @@ async def put_key_shares(
 async def key_shares(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
     """U2, and the shares sealed for this client."""
     return await _poll(services, lambda: exchange.delivery_for(client.client_id), wait)
+
+
+@router.get(f"{EXCHANGE}/key-shares/{{dealer}}", responses=_GET)
+async def dealing(exchange: Secure, client: Client, dealer: ClientId) -> DealingOut:
+    """What another client signed about the shares that it dealt: the evidence for a complaint about them."""
+    return exchange.dealing_for(client.client_id, dealer)
 
 
 @router.put(
@@ -236,7 +267,7 @@ async def put_unmask(body: UnmaskIn, exchange: Secure, client: Client) -> None:
 
 @router.post(f"{EXCHANGE}/withdrawal", status_code=204, responses=_GET)
 async def withdraw(body: WithdrawIn, exchange: AnyExchange, services: AnyServices, client: Client) -> None:
-    """The client leaves the exchange."""
+    """The client leaves the exchange; with a complaint, whoever it shows to have cheated leaves as well."""
     if body.reason is WithdrawalReason.NOT_ELIGIBLE:
         # Its next heartbeat says so too, but the next attempt may come before that.
         services.presence.note_eligible(client.client_id, False)

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Query
 
 from fedcore.events import RunOut
 from fedcore.system.version import fedcore_version
-from fedcore.wire import ClientOut, ProblemKind, RunIn, ServerOut
+from fedcore.transcript import TranscriptOut
+from fedcore.wire import ClientOut, ProblemKind, RosterIn, RosterOut, RostersOut, RunIn, ServerOut
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
-from server_app.routes.access import AnyQueue, AnyServices, RunId, Wait
+from server_app.routes.access import AnyQueue, AnyServices, RecordHash, RunId, Wait, records_after
 from server_app.routes.files import OCTETS, ModelResponse
 
 router = APIRouter(
@@ -80,6 +81,18 @@ async def model(run: RunId, queue: AnyQueue) -> ModelResponse:
     return ModelResponse(*await queue.model_file(run))
 
 
+@router.get("/operator/rosters")
+async def rosters(services: AnyServices) -> RostersOut:
+    """All rosters up to the one in use, under which the transcript's records are checked."""
+    return RostersOut(rosters=[roster.to_json() for roster in services.roster.after(0)])
+
+
+@router.get("/operator/transcript", responses=_MISSING)
+async def transcript(services: AnyServices, after: RecordHash = "") -> TranscriptOut:
+    """The federation's transcript, after the record with this hash."""
+    return await records_after(services, after)
+
+
 @router.get("/clients")
 async def clients(services: AnyServices) -> ServerOut:
     """The roster, and who of it is connected."""
@@ -93,8 +106,24 @@ async def clients(services: AnyServices) -> ServerOut:
                 name=member.name,
                 online=silent <= ONLINE_SECONDS,
                 eligible=not presence.waits(member.id),
+                reports_failures=member.id in presence.reporting,
                 app_sha256=presence.installed.get(member.id, ""),
                 last_seen_seconds=None if math.isinf(silent) else round(silent, 3),
             )
         )
-    return ServerOut(federation=services.roster.federation, version=fedcore_version(), clients=listed)
+    return ServerOut(
+        federation=services.roster.federation,
+        version=fedcore_version(),
+        roster=services.roster.newest.version,
+        clients=listed,
+    )
+
+
+@router.put(
+    "/roster",
+    responses=problem_responses(ProblemKind.PROTOCOL_VIOLATION, ProblemKind.TOO_LARGE, ProblemKind.STORAGE_FULL),
+)
+async def publish(body: RosterIn, services: AnyServices) -> RosterOut:
+    """Hand in rosters that the authority signed; they come into use between two exchanges."""
+    await services.roster.publish(body.rosters)
+    return RosterOut(roster=services.roster.current.version, newest=services.roster.newest.version)

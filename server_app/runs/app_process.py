@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,18 @@ from typing import Final, Protocol, Self
 
 from fedcore.errors import WorkerDied
 from fedcore.system.concurrency import end
+from fedcore.system.files import make_private_folder
 from fedcore.system.json_lines import AsyncConnection, printed_lines, start_process
+from fedcore.system.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.wire import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
+from server_app.runs.run_files import APP_FOLDER, EXCHANGES
 
 OnLine = Callable[[str], None]
 MAX_LINES: Final = 20_000
 TERM_SECONDS: Final = 3.0
 LINES_SECONDS: Final = 10.0
+_NO_MORE: Final = Rules()
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -41,14 +46,16 @@ class AppConnection(Protocol):
 
 
 class AppProcess:
-    """A ServerApp in a process group of its own."""
+    """A ServerApp in a process group and a sandbox of its own. private: its folder for temporary files."""
 
     def __init__(
         self,
         process: asyncio.subprocess.Process,
         connection: AsyncConnection[FromApp],
         on_line: OnLine,
+        private: Path,
     ) -> None:
+        self._private = private
         self._process = process
         self._connection = connection
         lines = _Lines(on_line)
@@ -56,13 +63,28 @@ class AppProcess:
         self._readers = [asyncio.create_task(lines.read(stream)) for stream in outputs]
 
     @classmethod
-    async def start(cls, folder: Path, on_line: OnLine) -> Self:
-        """Start the process with `folder` as its working directory."""
-        environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
-        process, connection = await start_process(
-            "server_app.runs.app_main", expected=FROM_APP, environment=environment, folder=folder
-        )
-        return cls(process, connection, on_line)
+    async def start(cls, folder: Path, on_line: OnLine, rules: Rules = _NO_MORE) -> Self:
+        """Start the process with `folder` as its working directory, the only one to keep files in.
+
+        It reads the app beside that, what the exchanges give, and what `rules` add.
+        """
+        results = folder.parent / EXCHANGES
+        results.mkdir(mode=0o700, exist_ok=True)
+        private = make_private_folder()
+        try:
+            environment = clean_environment(rules, private)
+            sandbox = Sandbox(
+                read=(folder.parent / APP_FOLDER, results, *rules.read, *named_paths(environment)),
+                write=(folder, private),
+                confined=rules.confined,
+            )
+            process, connection = await start_process(
+                "server_app.runs.app_main", expected=FROM_APP, environment=environment, sandbox=sandbox, folder=folder
+            )
+        except BaseException:
+            shutil.rmtree(private, ignore_errors=True)
+            raise
+        return cls(process, connection, on_line, private)
 
     async def send(self, message: Message) -> None:
         """Send one message."""
@@ -100,6 +122,7 @@ class AppProcess:
         await self._process.wait()
         # What was printed last is still in the pipes; only something that left the group can keep them open.
         await end(*self._readers, within=LINES_SECONDS)
+        await asyncio.to_thread(shutil.rmtree, self._private, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
         # To the group, which outlives its leader while something that the app started is alive.

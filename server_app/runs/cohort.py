@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, ClientsOnline, name_some
+from fedcore.secagg import Fault
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
 from server_app.services import Services
@@ -24,36 +26,46 @@ class CohortSelection:
         self._event_log = event_log
         self._told: tuple[frozenset[int], int] | None = None
         self._mismatched: set[int] = set()
+        self._cheats: dict[int, Fault] = {}
+
+    def exclude(self, blamed: Mapping[int, Fault]) -> None:
+        """Ask these no more for the rest of the run."""
+        self._cheats.update(blamed)
+
+    @property
+    def _members(self) -> frozenset[int]:
+        """Who may be asked at all."""
+        return frozenset(self._services.roster.keys) - self._cheats.keys()
 
     async def nodes(self) -> list[int]:
         """Clients that can be asked now, as many as the run needs or more; raises RoundFailed."""
-        least = self._least(len(self._services.names))
-        return sorted(await self._wait(frozenset(self._services.names), least, least))
+        least = self._least(len(self._members))
+        return sorted(await self._wait(self._members, least, least))
 
     async def cohort(self, asked: tuple[int, ...], attempt: int) -> list[int]:
         """Those of `asked` that are there; raises RoundFailed where too few come in time.
 
-        A second attempt may turn to other clients for those that left: in secure mode all get the
+        Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
         same message and the reply is the mean, so it does not matter who is asked.
         """
-        wanted = frozenset(asked)
+        wanted, members = frozenset(asked), self._members
         least = self._least(len(wanted))
         if len(wanted) < least:
             raise RoundFailed(
                 f"the strategy asks {len(wanted)} clients, but a sum needs {least}: of fewer it "
                 "would show single updates. Let it sample more clients"
             )
-        pool = wanted
-        if attempt > 1 and self._settings.aggregation == "secure":
-            pool = frozenset(self._services.names)
-        present = await self._wait(pool, least, len(wanted))
+        pool = wanted & members
+        if self._settings.aggregation == "secure" and (attempt > 1 or pool < wanted):
+            pool = members
+        present = await self._wait(pool, least, max(least, min(len(wanted), len(pool))))
         order = sorted(present, key=lambda client: (client not in wanted, client))
         return sorted(order[: len(wanted)])
 
     def _least(self, asked: int) -> int:
-        min_cohort = self._services.min_cohort
-        floor = min_cohort if self._settings.aggregation == "secure" else 1
-        return max(floor, self._settings.quorum, min(self._plan.least_clients(min_cohort), asked))
+        members, min_cohort = len(self._services.roster.members), self._services.min_cohort
+        floor = self._plan.fewest(members, min_cohort)
+        return max(floor, self._settings.quorum, min(self._plan.least_clients(members, min_cohort), asked))
 
     async def _wait(self, pool: frozenset[int], least: int, wanted: int) -> frozenset[int]:
         start = self._services.clock()
@@ -69,7 +81,8 @@ class CohortSelection:
             if len(present) >= wanted or late:
                 self._tell(present, pool, wanted)
                 return present
-            if now - start >= self._settings.join_seconds and enough_since is None:
+            hopeless = len(pool) < least and bool(self._cheats)
+            if enough_since is None and (hopeless or now - start >= self._settings.join_seconds):
                 raise RoundFailed(self._shortage(pool, least, len(present)))
             self._tell(present, pool, wanted)
             await asyncio.sleep(_TICK_SECONDS)
@@ -86,9 +99,12 @@ class CohortSelection:
         more = f"; {waiting} more may not train now, by their owners' rules" if waiting else ""
         absent = self._named(pool - online)
         gone = f"; not connected: {name_some(absent)}" if absent else ""
-        return (
-            f"{least} clients are needed, {present} are connected after {self._settings.join_seconds:g} s{more}{gone}"
-        )
+        if self._cheats:
+            names = self._services.names
+            cheats = (f"{names[client]}: {fault}" for client, fault in sorted(self._cheats.items()))
+            gone += f"; left out, as they cheated: {', '.join(cheats)}"
+        after = f" after {self._settings.join_seconds:g} s" if len(pool) >= least else ""
+        return f"{least} clients are needed, {present} are connected{after}{more}{gone}"
 
     def _note_mismatch(self, client: int) -> None:
         self._mismatched.add(client)
@@ -100,7 +116,8 @@ class CohortSelection:
         if self._told != (present, expected):
             self._told = (present, expected)
             online, absent = self._named(present), self._named(pool - present)
-            self._event_log.add(ClientsOnline(online=online, expected=expected, absent=absent))
+            reporting = self._named(present & self._services.presence.reporting)
+            self._event_log.add(ClientsOnline(online=online, expected=expected, absent=absent, reporting=reporting))
 
     def _named(self, clients: frozenset[int]) -> list[str]:
         return [self._services.names[client] for client in sorted(clients)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, NoReturn, TypeVar
 
 from fedcore.codec import release_of
 from fedcore.config import planned_rounds
-from fedcore.errors import BudgetSpent, RoundFailed, RunFailed, WorkerDied
+from fedcore.errors import BudgetSpent, NothingContributed, RoundFailed, RunFailed, TooFewContributed, WorkerDied
 from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, PrivacyTerms, RunStarted
-from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
+from fedcore.exchange import EncodingPlan, ExchangeRequest, failures_for, make_task
+from fedcore.federation import Roster
 from fedcore.privacy import PrivacyBudget
 from fedcore.state import Layout, ModelState
 from fedcore.system.concurrency import guarded
@@ -20,7 +22,7 @@ from fedcore.wire import ModelRef, is_training
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
-from server_app.exchanges.secure import CONSISTENCY, SecureExchange
+from server_app.exchanges.secure import UNMASK, SecureExchange
 from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
@@ -139,33 +141,53 @@ class RunOrchestrator:
     async def _attempts(
         self, request: ExchangeRequest, model: Path | None, announced: ModelRef | None
     ) -> ExchangeResult:
-        last = self._plan.settings.max_attempts
-        for attempt in range(1, last + 1):
+        """Attempts until one succeeds or `max-attempts` have failed.
+
+        One that somebody is blamed for does not count: whoever cheats is excluded, so it can end the run neither with
+        one attempt nor, in company, with all of them. After one whose sum stayed closed, since too many clients failed,
+        the whole cohort has to survive, where that leaves room for so many.
+        """
+        left, whole = self._plan.settings.max_attempts, False
+        for attempt in itertools.count(1):
             cohort = await self._clients.cohort(request.nodes, attempt)
             self._count += 1
-            exchange = self._make(request, cohort, attempt, model, announced)
-            try:
-                return await self._carry_out(exchange)
-            except RoundFailed as error:
-                if CONSISTENCY in exchange.usage.stage_seconds:  # the survivors were named: their sum may be known
-                    self._budget.spend(release_of(exchange.task.encoding))
-                again = attempt < last and exchange.clients.common_reason() is None
-                self._note_failure(exchange, str(error), again)
-                if not again:
-                    raise RoundFailed(_final_reason(exchange, error)) from error
-        raise RunFailed("max-attempts must be at least 1")
+            previous = await self._services.store.last_record()
+            with self._services.roster.held() as roster:
+                exchange = self._make(request, roster, cohort, attempt, model, announced, previous, whole)
+                try:
+                    return await self._carry_out(exchange)
+                except RoundFailed as error:
+                    if UNMASK in exchange.usage.stage_seconds:  # shares were asked for: the sum may be known
+                        self._budget.spend(release_of(exchange.task.encoding))
+                    left -= not exchange.blamed
+                    alike = isinstance(error, NothingContributed) or exchange.clients.common_reason() is not None
+                    if isinstance(error, TooFewContributed):
+                        alike = whole or not self._has_room(error.failures, len(cohort), len(roster.members))
+                        whole = True
+                    again = left > 0 and not alike
+                    self._note_failure(exchange, str(error), again)
+                    if not again:
+                        raise RoundFailed(_final_reason(exchange, error)) from error
+                finally:
+                    self._clients.exclude(exchange.blamed)
+        raise AssertionError("there is always another number")
 
     def _make(
         self,
         request: ExchangeRequest,
+        roster: Roster,
         cohort: list[int],
         attempt: int,
         model: Path | None,
         announced: ModelRef | None,
+        previous: str,
+        whole: bool,
     ) -> Exchange:
         plan, services = self._plan, self._services
-        secure = plan.settings.aggregation == "secure"
-        encoding = self._encodings.encoding(_layout(request), len(cohort)) if secure else None
+        secure, members, layout = plan.settings.aggregation == "secure", len(roster.members), _layout(request)
+        encoding = None
+        if secure:
+            encoding = self._encodings.encoding(request.message_type, layout, len(cohort), members, whole=whole)
         self._budget.admit(release_of(encoding))
         task = make_task(
             request,
@@ -179,6 +201,10 @@ class RunOrchestrator:
             model=announced,
             encoding=encoding,
             least_cohort=services.min_cohort,
+            roster=roster.version,
+            members=members,
+            whole=whole,
+            previous=previous,
         )
         context = ExchangeContext(
             services=services,
@@ -192,11 +218,16 @@ class RunOrchestrator:
             return PlainExchange(context)
         return SecureExchange(
             context,
-            federation=services.roster.federation,
-            roster=services.roster.keys,
-            roster_hash=services.roster.hash(),
+            federation=roster.federation,
+            roster=roster.keys,
+            roster_hash=roster.hash(),
             randomness=services.randomness,
         )
+
+    def _has_room(self, failures: int, n: int, members: int) -> bool:
+        """Whether a sum over a whole cohort of `n` may hold so many clients that contribute nothing."""
+        settings, least = self._plan.settings, self._services.min_cohort
+        return failures <= failures_for(settings, n, least, members, whole=True)
 
     async def _carry_out(self, exchange: Exchange) -> ExchangeResult:
         task = exchange.task
@@ -217,8 +248,8 @@ class RunOrchestrator:
         start = self._services.clock()
         self._show(exchange)
         result = await exchange.run()
-        if encoding is not None and result.statistics is not None:
-            self._encodings.learn(encoding.layout, result.statistics)
+        if encoding is not None and result.decoded is not None:
+            self._encodings.learn(task.message_type, encoding, result.decoded)
         self._budget.spend(release_of(encoding))
         self._note_success(exchange, result, self._services.clock() - start)
         return result
@@ -236,7 +267,7 @@ class RunOrchestrator:
         )
 
     def _note_success(self, exchange: Exchange, result: ExchangeResult, seconds: float) -> None:
-        usage = exchange.usage
+        usage, decoded = exchange.usage, result.decoded
         self._event_log.add(
             ExchangeDone(
                 exchange=exchange.task.exchange,
@@ -246,7 +277,9 @@ class RunOrchestrator:
                 survivors=self._names(result.survivors),
                 examples=result.examples,
                 metrics=dict(result.metrics),
-                clipped=result.clipped,
+                clipped=sum(decoded.statistics.clipped) if decoded else 0,
+                failures=decoded.failures if decoded else 0,
+                metrics_agree=decoded is None or decoded.names is not None,
                 seconds=round(seconds, 4),
                 stage_seconds=dict(usage.stage_seconds),
                 bytes_up=self._by_name(usage.up),
@@ -283,9 +316,11 @@ def _layout(request: ExchangeRequest) -> Layout | None:
 
 
 def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
+    if isinstance(error, NothingContributed | TooFewContributed):
+        return f"{error}; the same again would end alike"
     common = exchange.clients.common_reason()
     if common is None:
         return str(error)
-    checks = {withdrawal.check for withdrawal in exchange.clients.withdrawals.values()} - {""}
+    checks = {withdrawal.why for withdrawal in exchange.clients.withdrawals.values()} - {""}
     detail = f" ({', '.join(sorted(checks))})" if checks else ""
     return f"every client withdrew: {common.value}{detail}; the clients' own logs say more"

@@ -1,4 +1,4 @@
-"""Who is there: when each client last signed a request, which app its owner installed, and whether it may train now."""
+"""Who is there: when each client last signed a request, which app its owner installed, what it may do and will tell."""
 
 from __future__ import annotations
 
@@ -58,17 +58,20 @@ class Presence:
     """Signs of life, in memory; a client that is silent too long counts as gone.
 
     clock: seconds, of `Uptime` in a server. installed: SHA-256 of the app of each client that ever joined.
+    reporting: clients that tell why their local work fails.
     """
 
     clock: Callable[[], float]
     installed: dict[int, str] = field(default_factory=dict)
+    reporting: set[int] = field(default_factory=set)
     _seen: dict[int, float] = field(default_factory=dict)
     _waiting: set[int] = field(default_factory=set)
     _stopped: set[int] = field(default_factory=set)
 
-    def join(self, client: int, app_sha256: str, *, eligible: bool) -> None:
+    def join(self, client: int, app_sha256: str, *, eligible: bool, reports_failures: bool = False) -> None:
         """The client has started, or has found this server again."""
         self.installed[client] = app_sha256
+        (self.reporting.add if reports_failures else self.reporting.discard)(client)
         self._stopped.discard(client)
         self.note_eligible(client, eligible)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fedcore.errors import FedcoreError
+from fedcore.errors import FedcoreError, RunFailed
 from fedcore.events import AppPrinted, RunOut
 from fedcore.flower.app import AppBundle
 from fedcore.system.concurrency import end
+from fedcore.system.files import remove_tree
 from fedcore.wire import ModelRef, ProblemKind, RunIn, RunStatus
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
@@ -22,7 +22,7 @@ from server_app.runs.app_process import AppConnection, AppProcess, OnLine
 from server_app.runs.event_log import EventLog
 from server_app.runs.orchestrator import RunEnd, RunOrchestrator
 from server_app.runs.plan import RunPlan
-from server_app.runs.run_files import MODEL_FILE, RunFiles
+from server_app.runs.run_files import APP_FOLDER, MODEL_FILE, RunFiles
 from server_app.services import Services
 from server_app.storage.tables import RunRow
 
@@ -37,12 +37,12 @@ StartApp = Callable[[Path, OnLine], Awaitable[AppConnection]]
 class RunQueue:
     """Runs wait in the database; one task leads the first of them.
 
-    start_app: makes a ServerApp process in a folder.
+    start_app: makes a ServerApp process in a folder; by default a real one, in the sandbox that the settings say.
     """
 
-    def __init__(self, services: Services, *, start_app: StartApp = AppProcess.start) -> None:
+    def __init__(self, services: Services, *, start_app: StartApp | None = None) -> None:
         self._services = services
-        self._start_app = start_app
+        self._start_app = start_app or partial(AppProcess.start, rules=services.settings.app_rules)
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._active: tuple[str, asyncio.Task[RunEnd]] | None = None
@@ -80,10 +80,12 @@ class RunQueue:
         bundle = AppBundle(body.files)
         if bundle.sha256 != body.app_sha256:
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the app's files do not have the hash named")
+        if refused := await asyncio.to_thread(self._not_approved, bundle.sha256):
+            raise Rejection(ProblemKind.APP_NOT_APPROVED, refused)
         run = self._services.new_id()
         folder = self._services.settings.runs_dir / run
         try:
-            await asyncio.to_thread(bundle.write, folder / "app")
+            await asyncio.to_thread(bundle.write, folder / APP_FOLDER)
             plan = RunPlan.submitted(run, folder, body)
             plan.check(len(self._services.roster.members), self._services.min_cohort)
             await store.add_run(
@@ -95,10 +97,20 @@ class RunQueue:
                 settings=plan.settings.to_mapping(),
             )
         except BaseException:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, folder)
             raise
         self._wake.set()
         return await self.describe(run, after=0)
+
+    def _not_approved(self, sha256: str) -> str:
+        """Why an app may not run, empty where it may."""
+        approved = self._services.settings.approved_apps
+        if approved is None or sha256 in approved.load():
+            return ""
+        return (
+            f"the server's owner has not approved the app {sha256}; ask for it: "
+            "fedcore server approve APP_DIR --federation DIR"
+        )
 
     async def describe(self, run: str, after: int) -> RunOut:
         """The state of a run and its events after number `after`; Rejection where there is none."""
@@ -248,6 +260,9 @@ class RunQueue:
     async def _run(self, row: RunRow, event_log: EventLog) -> RunEnd:
         plan = RunPlan.stored(row, self._services.settings.runs_dir / row.run)
         files = RunFiles(plan.folder)
+        await asyncio.to_thread(files.check_app, plan.app_sha256)
+        if refused := await asyncio.to_thread(self._not_approved, plan.app_sha256):  # it may have waited for long
+            raise RunFailed(refused)
         files.work.mkdir(exist_ok=True)
         orchestrator = RunOrchestrator(self._services, plan, files, event_log=event_log, show=self._show)
         app = await self._start_app(files.work, lambda line: event_log.add(AppPrinted(line=line)))

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import shutil
+import stat
 from pathlib import Path
 from typing import Final
 
-from fedcore.errors import WorkerDied
+from fedcore.errors import RunFailed, WorkerDied
+from fedcore.flower.app import AppBundle
 from fedcore.state import sha256_file
 from fedcore.wire import ModelRef
 
 MODEL_FILE: Final = "model.safetensors"
+APP_FOLDER: Final = "app"
+EXCHANGES: Final = "exchanges"
+_HANDED: Final = "models"
 
 
 class RunFiles:
     """Keeps track of what may be removed.
 
-    folder: the run's. work: where its ServerApp leaves models.
+    folder: the run's. work: where its ServerApp leaves models, the one place that it may write to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,16 +32,33 @@ class RunFiles:
         self.work = folder / "work"
         self._leftovers: list[Path] = []
 
+    def check_app(self, sha256: str) -> None:
+        """Whether the copy of the app is what was submitted, and nothing else; raises RunFailed."""
+        if AppBundle.from_copy(self._folder / APP_FOLDER).sha256 != sha256:
+            raise RunFailed("the server's copy of the app was changed since the run was submitted; submit it again")
+
     def from_app(self, path: str) -> Path:
-        """The path of a file that the app made, which must lie in the work folder; raises WorkerDied."""
-        resolved = Path(path).resolve()
-        if resolved.parent != self.work.resolve() or not resolved.is_file():
-            raise WorkerDied("the ServerApp's process named a file outside its folder")
-        return resolved
+        """Take over a file that the app made in its work folder, and say where it is now; raises WorkerDied.
+
+        It is moved before it is looked at: in the work folder the app could put a link to one of the server's files
+        in its place.
+        """
+        handed = self._folder / _HANDED
+        handed.mkdir(mode=0o700, exist_ok=True)
+        target = handed / secrets.token_hex(8)
+        try:
+            os.rename(self.work / Path(path).name, target)
+            is_file = Path(path).parent == self.work and stat.S_ISREG(target.lstat().st_mode)
+        except OSError:
+            is_file = False
+        if not is_file:
+            _remove([target])
+            raise WorkerDied("the ServerApp's process named something that is no file of its folder")
+        return target
 
     def exchange_folder(self, exchange: int) -> Path:
         """A new folder for the files of an exchange."""
-        folder = self._folder / "exchanges" / str(exchange)
+        folder = self._folder / EXCHANGES / str(exchange)
         folder.mkdir(parents=True)
         self.leave(folder)
         return folder
@@ -59,7 +83,7 @@ class RunFiles:
 
     async def remove_temporary(self) -> None:
         """The run has ended: only its app and its model stay."""
-        await asyncio.to_thread(_remove, [self.work, self._folder / "exchanges"])
+        await asyncio.to_thread(_remove, [self.work, self._folder / _HANDED, self._folder / EXCHANGES])
 
 
 async def reference(path: Path) -> ModelRef:
@@ -69,7 +93,7 @@ async def reference(path: Path) -> ModelRef:
 
 def _remove(paths: list[Path]) -> None:
     for path in paths:
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

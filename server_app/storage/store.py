@@ -1,4 +1,4 @@
-"""What the server remembers, in SQLite: clients, runs, exchanges, receipts and events.
+"""What the server remembers, in SQLite: clients, runs, exchanges, receipts, events, and the transcript.
 
 A commit is on the disk when it returns (WAL with synchronous = FULL). That costs milliseconds, and all clients of a
 stage answer at about the same time; so writes that come while a commit is under way wait for the next one, and share
@@ -8,15 +8,16 @@ it (group commit). Where one of them fails, all are undone and done again, each 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from sqlalchemy import Connection, event, func, insert, inspect, select, update
+from sqlalchemy import Connection, RowMapping, event, func, insert, inspect, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
@@ -25,12 +26,16 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from fedcore.errors import ConfigurationError, ConflictingMessage, IllegalTransition, StorageFull
 from fedcore.events import Recorded, RunEnded, stamp
+from fedcore.secagg import Outcome
+from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.wire import ModelRef, RunStatus
-from server_app.storage.tables import Base, ClientRow, EventRow, ExchangeRow, ReceiptRow, RunRow
+from server_app.storage.tables import Base, ClientRow, EventRow, ExchangeRow, ReceiptRow, RecordRow, RunRow
 
 T = TypeVar("T")
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Of the tables in tables.py, kept in the database as its `user_version`; a change of theirs needs the next number."""
+_PAGE: Final = 32
+"""Most records in one answer; those of cohorts of 10,000 have a megabyte each."""
 _READ_ONLY: Final = "fedcore_read_only"
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
@@ -225,6 +230,53 @@ class Store:
         if await self._write(work) != digest:
             raise ConflictingMessage("this step was answered before with other content")
 
+    # --- transcript -----------------------------------------------------------------------------
+
+    async def open_record(self, record: ExchangeRecord, outcome: Outcome) -> None:
+        """Keep the record of an exchange whose survivors are about to be named, so that they may sign it."""
+        statement = insert(RecordRow).values(
+            run=record.task["run"],
+            exchange=record.task["exchange"],
+            complete_hash=record_hash(outcome, complete=True),
+            unfinished_hash=record_hash(outcome, complete=False),
+            record=record.model_dump(mode="json"),
+            signatures={},
+        )
+        await self._write(lambda connection: connection.execute(statement))
+
+    async def complete_record(self, outcome: Outcome, signatures: Mapping[int, bytes]) -> None:
+        """Give a record its place with a quorum of signatures, before these are shown to anybody."""
+        name = record_hash(outcome, complete=True)
+        texts = {str(client): base64.b64encode(signature).decode() for client, signature in signatures.items()}
+        statement = update(RecordRow).where(RecordRow.complete_hash == name).values(hash=name, signatures=texts)
+        await self._write(lambda connection: connection.execute(statement))
+
+    async def last_record(self) -> str:
+        """The hash of the record that the next exchange comes after; "" where there is none.
+
+        What is still open will never be complete, since no client was shown its signatures: it becomes unfinished.
+        """
+        close = update(RecordRow).where(RecordRow.hash == "").values(hash=RecordRow.unfinished_hash)
+        last = select(RecordRow.hash).order_by(RecordRow.number.desc()).limit(1)
+
+        async def work(connection: AsyncConnection) -> str:
+            await connection.execute(close)
+            return (await connection.execute(last)).scalar_one_or_none() or ""
+
+        return await self._write(work)
+
+    async def records_after(self, known: str) -> TranscriptOut | None:
+        """The records after the one with this hash, "" for all, as many as one answer holds; None for no such hash."""
+        place = select(RecordRow.number).where(RecordRow.hash == known)
+        following = select(*RecordRow.__table__.columns).order_by(RecordRow.number).limit(_PAGE + 1)
+        async with self._reading() as connection:
+            number = (await connection.execute(place)).scalar_one_or_none() if known else 0
+            if number is None:
+                return None
+            after = following.where(RecordRow.number > number, RecordRow.hash != "")
+            rows = (await connection.execute(after)).mappings().all()
+        return TranscriptOut(records=[_signed_record(row) for row in rows[:_PAGE]], more=len(rows) > _PAGE)
+
     # --- transactions ---------------------------------------------------------------------------
 
     async def _write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
@@ -321,6 +373,11 @@ def _begin(connection: Connection) -> None:
 def _is_full(error: OperationalError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code == sqlite3.SQLITE_FULL or "is full" in str(error.orig)
+
+
+def _signed_record(row: RowMapping) -> SignedRecord:
+    complete = row["hash"] == row["complete_hash"]
+    return SignedRecord(record=row["record"], complete=complete, signatures=row["signatures"])
 
 
 def _event_row(run: str, item: Recorded) -> dict[str, Any]:

@@ -67,6 +67,24 @@ class ReceiptRow(Base):
     digest: Mapped[bytes]
 
 
+class RecordRow(Base):
+    """A record of the transcript, in the order of the exchanges; `hash` is one of the two, "" while it is open.
+
+    record: as JSON. signatures: client id -> base64.
+    """
+
+    __tablename__ = "records"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    run: Mapped[str]
+    exchange: Mapped[int]
+    hash: Mapped[str] = mapped_column(default="", index=True)
+    complete_hash: Mapped[str]
+    unfinished_hash: Mapped[str]
+    record: Mapped[dict[str, Any]]
+    signatures: Mapped[dict[str, Any]]
+
+
 class EventRow(Base):
     """One event of a run, as `fedcore.events.Recorded`; time: ISO 8601 with a time zone, event: as JSON."""
 

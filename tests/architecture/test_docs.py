@@ -13,7 +13,11 @@ from typer.testing import CliRunner
 from fedcore.cli import app
 from fedcore.config import JobSettings
 from fedcore.events import RunEvent
-from fedcore.secagg.checks import Check
+from fedcore.federation import Policy
+from fedcore.federation.policy_text import policy_text
+from fedcore.federation.roster import ROSTER_CHECKS
+from fedcore.secagg.checks import Check, Fault
+from fedcore.wire import ProblemKind
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -35,8 +39,9 @@ def test_every_setting_is_documented_with_its_default() -> None:
     for key, value in JobSettings().to_mapping().items():
         row = re.search(rf"^\| `{key}` \| ([^|]*) \|", text, re.MULTILINE)
         assert row, f"docs/operating.md says nothing of {key}"
-        shown = row.group(1).strip().strip("`").split()[0]
-        assert shown == (f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value).removesuffix(".0"))
+        shown = row.group(1).split()[0].strip("`")
+        plain = list(value) if isinstance(value, tuple) else value
+        assert shown == (f"{plain:g}" if isinstance(plain, float) and plain < 1e6 else str(plain).removesuffix(".0"))
 
 
 def test_every_event_is_documented_with_its_keys() -> None:
@@ -48,9 +53,11 @@ def test_every_event_is_documented_with_its_keys() -> None:
 
 def test_the_threat_model_names_only_checks_that_exist() -> None:
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", read("docs/threat-model.md")))
-    client = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "client_app").glob("*.py"))
-    settings = {"min-cohort", "allow-plain", "max-corrupt", "key-agreement", "dp-epsilon"}
-    for name in named - settings - set(Check):
+    sources = (*(ROOT / "client_app").glob("*.py"), *(ROOT / "fedcore" / "transcript").glob("*.py"))
+    client = "".join(path.read_text(encoding="utf-8") for path in sources)
+    settings = {*JobSettings().to_mapping(), *re.findall(r"^([a-z-]+)", policy_text(Policy.default(4)), re.MULTILINE)}
+    known = settings | set(Check) | set(Fault) | set(ProblemKind) | ROSTER_CHECKS
+    for name in named - known:
         assert f'"{name}"' in client, f"no check is called {name}"
 
 
@@ -75,7 +82,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("command", ["provision", "server", "client", "run", "simulate", "compare"])
+@pytest.mark.parametrize("command", ["provision", "server", "client", "run", "transcript", "simulate", "compare"])
 def test_every_command_shows_an_example(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0
@@ -94,5 +101,5 @@ def test_every_command_shows_an_example(command: str) -> None:
 )
 def test_help_keeps_what_stands_in_brackets(command: str, words: list[str]) -> None:
     """Rich takes it for markup unless it is escaped."""
-    shown = CliRunner().invoke(app, [command, "--help"]).output
+    shown = " ".join(CliRunner().invoke(app, [command, "--help"]).output.replace("│", " ").split())
     assert all(word in shown for word in words)

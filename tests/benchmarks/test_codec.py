@@ -68,7 +68,7 @@ def test_every_job_runs():
 
 @pytest.mark.parametrize("case", CASES)
 def test_errors_stay_within_the_bound_and_are_not_nothing(case):
-    found = largest_errors(case, parameters=300)
+    found = largest_errors(case, parameters=1100)
     assert [(one.bits, one.clients) for one in found] == [(bits, n) for n in (8, 100) for bits in (16, 21, 32)]
     assert all(0 < one.ratio <= 1 for one in found)
     # Wider fields are finer ones.

@@ -117,7 +117,7 @@ def another_app(kit: Path) -> None:
         (unknown_policy, "policy.toml; did you mean 'min-cohort'?"),
         (unknown_client_key, "client.toml; did you mean 'server-url'?"),
         (readable, "identity.key: a secret that other users of this machine can read; run: chmod 600"),
-        (another_clients_key, "identity.key: not the key that the roster has for client 2"),
+        (another_clients_key, "identity.key: not the key that the roster has for this client"),
         (altered_roster, "roster.json: "),
         (no_key, "identity.key: the file is missing; copy the folder again"),
         (another_app, "policy.toml agrees to the app abababababab… only"),

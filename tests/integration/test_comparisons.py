@@ -37,10 +37,18 @@ class Comparison:
         self.mark = mark
         self.out = folder / "out"
         self.gate = folder / "gate"
-        self.reached = folder / "gate-reached"
-        self.reached.unlink(missing_ok=True)
+        for log in self._client_logs():  # of a comparison before
+            log.unlink()
         words = [*FEDCORE, *self.words()]
         self.process: subprocess.Popen[str] = group.start("compare", words, piped=True)
+
+    def _client_logs(self) -> list[Path]:
+        """Of all federations; looked for where they lie, since the server's data folders come and go meanwhile."""
+        return list(self.out.glob("federation/*/logs/client-*.log"))
+
+    def _is_at_gate(self) -> bool:
+        """Whether a client says so in its log."""
+        return any("at the gate" in path.read_text() for path in self._client_logs())
 
     def words(self) -> list[str | Path]:
         """The command that both began it and takes it up again."""
@@ -49,7 +57,7 @@ class Comparison:
 
     def wait_for_training(self) -> None:
         """Until the second run's clients are at its gate."""
-        wait_until("the second run to train", self.reached.exists, seconds=LONG)
+        wait_until("the second run to train", self._is_at_gate, seconds=LONG)
 
     def parts(self) -> list[str]:
         """The processes that it has started, by what they are."""
@@ -58,10 +66,15 @@ class Comparison:
 
 @contextmanager
 def background(folder: Path) -> Iterator[ProcessGroup]:
-    environment = {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", MARK: str(folder)}
+    environment = {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", MARK: mark_of(folder)}
     with ProcessGroup(folder / "logs", environment) as processes:
         yield processes
-    assert_none_left(str(folder))
+    assert_none_left(mark_of(folder))
+
+
+def mark_of(folder: Path) -> str:
+    """What tells the processes of a test from others: no path, which user code would be let in to read."""
+    return f"of {folder}"
 
 
 def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
@@ -81,7 +94,7 @@ def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(tmp_path: Path
 def ended_by(number: signal.Signals, status: int, folder: Path) -> Comparison:
     """Begin the comparison or take it up again, end it in its second run, and see its processes go."""
     with background(folder) as group:
-        comparison = Comparison(group, str(folder), folder)
+        comparison = Comparison(group, mark_of(folder), folder)
         comparison.wait_for_training()
         assert len([part for part in comparison.parts() if "fedcore" in part or "_app" in part]) >= 7, (
             "server, ServerApp, two agents with a rank each, fedcore run"

@@ -92,7 +92,7 @@ def test_clients_of_all_kinds_in_one_cohort(cohort: Deployment) -> None:
     assert [event["survivors"] for event in done.of("exchange-done")] == [list(ENGINES)] * 2
     expected, metrics = simulated()
     start, _ = simulated(lr=1e-12)
-    encoding = EncodingPlan(APP.settings).encoding(start.layout, len(ENGINES))
+    encoding = EncodingPlan(APP.settings).encoding("train", start.layout, len(ENGINES))
     bounds = error_bound(encoding, survivors=len(ENGINES), examples=EXAMPLES * len(ENGINES), base=start)
     found = done.arrays()
     assert list(found) == list(expected)

@@ -56,7 +56,7 @@ def test_the_global_models_agree_within_the_codecs_bound(simulate: Callable[...,
     theirs = in_flower(tmp_path / "flower.npz", rounds=1)
     ours = simulate(CLIENTS, app=DIGITS, num_server_rounds=1)
     start = initial_state()
-    encoding = EncodingPlan(FlowerApp.load(DIGITS).settings).encoding(start.layout, CLIENTS)
+    encoding = EncodingPlan(FlowerApp.load(DIGITS).settings).encoding("train", start.layout, CLIENTS)
     examples = ours.of("exchange-done")[0]["examples"]
     bounds = error_bound(encoding, survivors=CLIENTS, examples=examples, base=start)
     for name, array in theirs.items():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1200)
 def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
     """After a run of one round the model is the mean over exactly these clients, within the codec's bound."""
     start = ModelState.from_arrays(problem.initial())
-    encoding = EncodingPlan(FlowerApp.load(TINY).settings).encoding(start.layout, len(NAMES))
+    encoding = EncodingPlan(FlowerApp.load(TINY).settings).encoding("train", start.layout, len(NAMES))
     examples = sum(len(problem.part(NAMES.index(name), len(NAMES))[0]) for name in names)
     bound = error_bound(encoding, survivors=len(names), examples=examples, base=start)["weight"] + 4e-7
     expected = step_of(names, start["weight"])

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.timeout(1200)
     [
         ("hang", "rank 0 gave no answer within", "worker-died, rank-hung"),
         ("raise", f"rank 0 raised ValueError: {SECRET}", "app-failed, rank-exception"),
-        ("nan", "NaN", "update-refused"),
         ("too-many-examples", "1073741824", "update-refused"),
         ("float64", "'weight' is F64", "wrong-records"),
         ("no-examples", "'num-examples'", "wrong-records"),
@@ -41,6 +40,28 @@ def test_an_app_that_errs_at_one_client(federation: Deployment, fault: str, log:
     assert [data["reason"] for data in dropped[:1]] == [f"withdrew: {reason}"], "the operator gets a code and no more"
     train, _ = done.of("exchange-done")
     assert train["survivors"] == OTHERS
+    assert SECRET not in str(done.events) + done.stderr + federation.log("server")
+
+
+def test_nobody_is_told_whose_app_erred(federation: Deployment) -> None:
+    """As stock kits have it: the operator reads how many contributed nothing, and the owner why."""
+    policy = federation.kit("client-3") / "policy.toml"
+    before = policy.read_text()
+    federation.stop("client-3")
+    said = len(federation.log("client-3"))
+    try:
+        policy.write_text(before.replace("report-failures = true", "report-failures = false"))
+        federation.start_clients("client-3")
+        done = federation.submit(fault="raise", faulty_partition=2, settings={"min-clients": 4}).finish()
+    finally:
+        policy.write_text(before)
+        federation.stop("client-3")
+    assert done.status == 0, done.stderr
+    train, _ = done.of("exchange-done")
+    assert (train["survivors"], train["failures"]) == (sorted([*OTHERS, "client-3"]), 1)
+    assert done.of("dropped") == []
+    told = federation.log("client-3")[said:]
+    assert f"rank 0 raised ValueError: {SECRET}; contributes nothing to this exchange; nobody is told why" in told
     assert SECRET not in str(done.events) + done.stderr + federation.log("server")
 
 

@@ -25,7 +25,22 @@ HEAVY = (
     "sqlalchemy",
     "torch",
 )
-COMMANDS = ("provision", "server", "client", "client export", "run", "simulate", "compare")
+COMMANDS = (
+    "provision",
+    "server",
+    "server approve",
+    "client",
+    "client export",
+    "client enroll",
+    "federation",
+    "federation approve",
+    "client audit",
+    "run",
+    "transcript",
+    "transcript verify",
+    "simulate",
+    "compare",
+)
 
 REPORT = f"""
 import atexit, runpy, sys

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedcore.errors import UnmaskFailed
-from fedcore.secagg import Agreement, Secret, apply_masks, schedule, shamir
+from fedcore.secagg import Agreement, Secret, apply_masks, dealing, schedule, shamir
 from fedcore.secagg.agreement import KeyPair
 
 from .hostile import Broken, Game, Upload
@@ -233,7 +233,7 @@ def _opened(story: Story, owner: int, receiver: int, sealed: bytes) -> bytes | N
         story.adverts[owner].c_public,
         sender=owner,
         receiver=receiver,
-        sealed=sealed,
+        sealed=dealing.split_parcel(sealed)[1],
     )
 
 
@@ -251,6 +251,6 @@ def _rebuilt(story: Story, owner: int, shares: dict[int, bytes], threshold: int,
 
     rebuilder = shamir.Rebuilder(threshold=threshold, holders=story.graph.holders, randomness=Drbg("rebuilder"))
     try:
-        return rebuilder.rebuild(shares, verify).secret
+        return rebuilder.rebuild(shares, verify)
     except UnmaskFailed:
         return None

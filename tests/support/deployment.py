@@ -23,7 +23,8 @@ from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGr
 from fedcore.state import ModelState
 from support.tiny import TINY
 
-MARK = "FEDCORE_TEST_MARK"
+MARK = "TORCH_TEST_MARK"
+"""By its first letters one of the variables that user code gets too."""
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 DYING_CLIENT = Path(__file__).with_name("client_that_dies.py")
 CLIENT_ON_BATTERY = Path(__file__).with_name("client_on_battery.py")
@@ -320,9 +321,10 @@ def assert_none_left(mark: str, seconds: float = PATIENCE) -> None:
 
 def _program(process: psutil.Process) -> str:
     """The module that a Python process runs, empty for any other."""
-    with contextlib.suppress(psutil.Error):  # it may have ended since
+    with contextlib.suppress(psutil.Error, IndexError):  # it may have ended since
         words = process.cmdline()
-        return words[words.index("-m") + 1] if "-m" in words else ""
+        module = words.index("-m") + 1 if "-m" in words else len(words)
+        return words[module + 2 if words[module] == "fedcore.system.confined" else module]
     return ""
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedcore.codec import AnyEncoding, Encoding, PrivateEncoding
+from fedcore.codec import AnyEncoding, CodecSettings, Encoding, PrivateEncoding, Statistics, next_encoding
 from fedcore.plain_json import from_plain, to_plain
+from fedcore.state import Layout
 
 _EXACT, _NOISED = TypeAdapter(Encoding), TypeAdapter(PrivateEncoding)
 
@@ -24,3 +25,10 @@ def encoding_from_json(data: dict[str, Any]) -> AnyEncoding:
     if "release" in data:
         return from_plain(_NOISED, data, what="the encoding")
     return from_plain(_EXACT, data, what="the encoding")
+
+
+def following(
+    settings: CodecSettings, layout: Layout, n_max: int, statistics: Statistics, *, settled: bool = False
+) -> Encoding:
+    """`next_encoding` early in a run, where scales may still fall freely."""
+    return next_encoding(settings, layout, n_max, statistics, settled=settled)

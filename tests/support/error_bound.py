@@ -37,7 +37,7 @@ def error_bound(
         encoding.layout.check_same(base.layout, what="the global model")
     weight = encoding.settings.w_max / examples
     bounds = {spec.name: 0.5 for spec in encoding.integers}
-    for index, spec in enumerate(encoding.floats):
+    for index, spec in ((index, spec) for index, group in enumerate(encoding.groups) for spec in group.specs):
         magnitude = survivors * encoding.scales[index]
         if statistics is not None:
             magnitude = min(magnitude, statistics.sizes[index])

@@ -22,6 +22,7 @@ from fedcore.secagg import (
     Check,
     ClientSession,
     ClientState,
+    Complaint,
     ConsistencySignature,
     KeyShares,
     RoundParameters,
@@ -31,9 +32,12 @@ from fedcore.secagg import (
     SignatureSet,
     Survivors,
     UnmaskShares,
+    Verdict,
     client,
+    dealing,
     inspection,
 )
+from fedcore.secagg.checks import Fault as Blame
 from fedcore.secagg.keys import KEY_BYTES
 from fedcore.secagg.transitions import ServerEvent
 
@@ -62,6 +66,11 @@ class Fault:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """In place of a check that raises."""
+
+
+def _only_opens(text: bytes | None, *_: Any) -> Check | None:
+    """What is wrong with an opened parcel, commitments aside."""
+    return Check.SHARE_UNSEALING if text is None else None
 
 
 class _IgnoresTheQuorum(ClientSession):
@@ -198,6 +207,14 @@ FAULTS: Mapping[str, Fault] = {
         patches=((inspection, "check_holders", _nothing),),
         settings=RING,
     ),
+    "takes-uncommitted-shares": Fault(
+        verdicts=frozenset({"lie-accepted"}),
+        patches=((dealing, "fault_in", _only_opens),),
+    ),
+    "accuses-without-a-signature": Fault(
+        verdicts=frozenset({"honest-accused"}),
+        patches=((inspection, "check_dealing", _nothing),),
+    ),
     "promises-nobody-else-knows": Fault(
         verdicts=frozenset({"policy-undercut", "below-policy"}),
         patches=((inspection, "check_proposal", _nothing),),
@@ -257,8 +274,22 @@ class _BelievesTheLastWord(ServerRound):
 
 class _NamesNobody(ServerRound):
     @property
-    def bad_share_senders(self) -> dict[int, str]:
+    def blamed(self) -> dict[int, Blame]:
         return {}
+
+
+class _BelievesWhoComplains(ServerRound):
+    def judge(self, message: Complaint) -> Verdict:
+        verdict = Verdict(message.accused, Blame.SEALED_GARBAGE)
+        self._blamed.setdefault(verdict.client_id, verdict.fault)
+        return verdict
+
+
+class _BelievesWhoIsAccused(ServerRound):
+    def judge(self, message: Complaint) -> Verdict:
+        verdict = Verdict(message.client_id, Blame.FALSE_COMPLAINT)
+        self._blamed.setdefault(verdict.client_id, verdict.fault)
+        return verdict
 
 
 SERVER_FAULTS: Mapping[str, tuple[type[ServerRound], frozenset[str]]] = {
@@ -269,5 +300,7 @@ SERVER_FAULTS: Mapping[str, tuple[type[ServerRound], frozenset[str]]] = {
     ),
     "believes-the-last-word": (_BelievesTheLastWord, frozenset({"lie-accepted"})),
     "names-nobody": (_NamesNobody, frozenset({"wrong-names"})),
+    "believes-who-complains": (_BelievesWhoComplains, frozenset({"wrong-names"})),
+    "believes-who-is-accused": (_BelievesWhoIsAccused, frozenset({"wrong-names"})),
 }
 """A server without one of its checks, and the verdicts of `HonestServer` on it."""

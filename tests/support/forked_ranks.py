@@ -21,6 +21,7 @@ from client_app.ranks.group import relay
 from client_app.ranks.messages import FROM_RANK
 from client_app.ranks.supervisor import _Rank
 from fedcore.system.json_lines import AsyncConnection
+from fedcore.system.sandbox import Sandbox
 from support.forking import CONTEXT
 
 
@@ -51,8 +52,11 @@ class _Forked:
         self._ended.set()
 
 
-async def spawn(number: int, shared: dict[str, str], store: socket.socket | None, output: Output) -> _Rank:
-    """In place of `client_app.ranks.supervisor._spawn`."""
+async def spawn(
+    number: int, shared: dict[str, str], sandbox: Sandbox, store: socket.socket | None, output: Output
+) -> _Rank:
+    """In place of `client_app.ranks.supervisor._spawn`; without the sandbox, which the fork server's threads miss."""
+    del sandbox
     ours, theirs = socket.socketpair()
     shown, printed = socket.socketpair()
     try:

@@ -1,7 +1,7 @@
 """Schedules of an honest server among clients that drop out, repeat themselves, contradict themselves and lie.
 
-Whatever they do, the round ends with the exact sum of its survivors, or with `CohortTooSmall` or `UnmaskFailed`; and
-where no more shares are wrong than decoding corrects, it ends with the sum and names their senders, nobody else.
+Whatever they do, the round ends with the exact sum of its survivors, or with `CohortTooSmall` or `UnmaskFailed`; where
+t good shares of every secret came back, it ends with the sum. Who cheated is named, and nobody else.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from fedcore.secagg import (
     Advertisement,
     Check,
     ClientSession,
+    ClientState,
     ConsistencySignature,
     KeyShares,
+    Part,
     ServerRound,
     ServerStage,
     UnmaskShares,
     apply_masks,
+    complaint,
 )
 from fedcore.secagg.domain import HASH_BYTES
 from fedcore.secagg.keys import SIGNATURE_BYTES
@@ -59,7 +62,9 @@ class HonestServer(RuleBasedStateMachine):
         self.sent: dict[tuple[ServerStage, int], tuple[Any, ...]] = {}
         self.uploads: dict[int, NDArray[np.uint64]] = {}
         self.liars: dict[int, set[int]] = {}
-        self.perjured = False
+        self.perjured: set[int] = set()
+        self.cheated: set[tuple[int, int]] = set()
+        self.named: set[int] = set()
         self.failed = False
 
     @initialize(pick=_NUMBERS, keen=st.booleans(), lies=_SHARE_LIES, many=st.booleans())
@@ -67,7 +72,7 @@ class HonestServer(RuleBasedStateMachine):
         """The setting, and who will send wrong shares of whose secrets.
 
         `keen` clients answer whenever a stage closes, so that most rounds get to their end; only where there are `many`
-        liars may they be more than decoding corrects.
+        liars may too few good shares be left.
         """
         self.tally.schedules += 1
         self.tally.rounds += 1
@@ -187,8 +192,40 @@ class HonestServer(RuleBasedStateMachine):
         if rare == 7 and client_id in self._open.missing:
             self.tally.lies["false commitment"] += 1
             honest = self.sessions[client_id].share_keys(self._open.advertised(client_id))
-            self._send(ServerStage.SHARE, client_id, dataclasses.replace(honest, commitment=bytes(32)))
-            self.perjured = True
+            self._send(ServerStage.SHARE, client_id, self._signed(dataclasses.replace(honest, commitment=bytes(32))))
+            self.perjured.add(client_id)
+
+    @precondition(lambda self: self.server.stage is ServerStage.SHARE)
+    @rule(who=_NUMBERS, receivers=_NUMBERS, place=_NUMBERS, rare=st.integers(0, 3))
+    def deal_falsely(self, who: int, receivers: int, place: int, rare: int) -> None:
+        """Garbage, or another commitment, for some neighbours, well signed; each of them will complain."""
+        cheat, server = self._client(who), self._open
+        if rare != 3 or cheat not in server.missing:
+            return
+        self.tally.lies["false dealing"] += 1
+        honest = self.sessions[cheat].share_keys(server.advertised(cheat))
+        spoilt = {
+            i: _flipped(parcel, place) if receivers >> i % 16 & 1 else parcel for i, parcel in honest.shares.items()
+        }
+        self.cheated |= {(cheat, i) for i in spoilt if spoilt[i] != honest.shares[i]}
+        self._send(ServerStage.SHARE, cheat, self._signed(dataclasses.replace(honest, shares=spoilt)))
+
+    @precondition(lambda self: self.server.stage is ServerStage.INPUT)
+    @rule(who=_NUMBERS, whom=_NUMBERS, rare=st.integers(0, 3))
+    def complain_falsely(self, who: int, whom: int, rare: int) -> None:
+        """A true proof of what is right: it convicts its sender, who is given up."""
+        server, liar = self._open, self._client(who)
+        session = self.sessions[liar]
+        if rare != 3 or liar not in server.missing or session.state is not ClientState.SHARED:
+            return
+        known = [i for i in server.delivery(liar).shares if (i, liar) not in self.cheated]
+        if not known:
+            return
+        self.tally.lies["false complaint"] += 1
+        case, pair = server._case(liar, known[whom % len(known)]), session._secrets.seal_pair
+        assert pair is not None
+        server.judge(complaint.complain(case, Part.SHARES, pair, Drbg(f"complaint {liar}")))
+        self._name(liar)
 
     def teardown(self) -> None:
         """Close what is open, and compare the sum."""
@@ -219,9 +256,14 @@ class HonestServer(RuleBasedStateMachine):
         """What an honest client says in the open stage; on a ring it leaves where too few of its neighbours shared."""
         server, session = self._open, self.sessions[client_id]
         stage = server.stage
+        if client_id not in server.missing:  # given up meanwhile, as somebody before it complained of it
+            return
         try:
             message = self._said(session, stage, client_id)
         except ProtocolViolation as refusal:
+            if (refusal.peer, client_id) in self.cheated:
+                self._complain(client_id, refusal)
+                return
             if refusal.check != Check.HOLDERS_BELOW_THRESHOLD or not self.setting.sparse:
                 raise self._broken(
                     "honest-refused", f"client {client_id} refused an honest server: {refusal}"
@@ -230,6 +272,29 @@ class HonestServer(RuleBasedStateMachine):
             server.drop(client_id)
             return
         self._send(stage, client_id, message)
+
+    def _complain(self, client_id: int, refusal: ProtocolViolation) -> None:
+        """A client that was cheated leaves with a complaint, and the server goes on without the cheat as well."""
+        self._count(refusal)
+        server, cheat = self._open, refusal.peer
+        assert cheat is not None
+        server.judge(self.sessions[client_id].complain(server.delivery(client_id), server.dealing(client_id, cheat)))
+        self._name(cheat)
+        server.drop(client_id)
+
+    def _signed(self, message: KeyShares) -> KeyShares:
+        """As its sender signs it, whatever is in it."""
+        session = self.sessions[message.client_id]
+        assert session._transcript is not None
+        assert session._graph is not None
+        return session._signed(message, session._transcript, session._graph)
+
+    def _name(self, cheat: int) -> None:
+        """The server must have named this one, and goes on without it."""
+        self.named.add(cheat)
+        if set(self._open.blamed) != self.named:
+            raise self._broken("wrong-names", f"{sorted(self._open.blamed)} were named, {sorted(self.named)} cheated")
+        self._open.drop(cheat)
 
     def _said(self, session: ClientSession, stage: ServerStage, client_id: int) -> Any:
         server = self._open
@@ -297,7 +362,7 @@ class HonestServer(RuleBasedStateMachine):
         """A well-formed message of that stage which nobody honest would send."""
         made: dict[ServerStage, tuple[Any, ...]] = {
             ServerStage.ADVERTISE: (Advertisement(client_id, bytes(32), bytes(32), bytes(64)),),
-            ServerStage.SHARE: (KeyShares(client_id, bytes(32), {}, {}),),
+            ServerStage.SHARE: (KeyShares(client_id, bytes(32), bytes(32), {}, {}, bytes(64)),),
             ServerStage.INPUT: (client_id, bytes(32)),
             ServerStage.CONSISTENCY: (ConsistencySignature(client_id, bytes(64)),),
             ServerStage.UNMASK: (UnmaskShares(client_id, {}, {}),),
@@ -322,31 +387,50 @@ class HonestServer(RuleBasedStateMachine):
 
     def _close(self) -> None:
         server = self._open
-        must_succeed = server.stage is ServerStage.UNMASK and self._decodable()
-        answered = server.answered
+        must_succeed = server.stage is ServerStage.UNMASK and not self._lost()
+        guilty = self.named | (self._guilty() if server.stage is ServerStage.UNMASK else set())
         try:
             server.close_stage()
         except (CohortTooSmall, UnmaskFailed) as failure:
             self.tally.refusals[type(failure).__name__] += 1
             if must_succeed or server.stage is not ServerStage.FAILED:
                 raise self._broken("sum-lost", f"{failure}") from failure
-            return
-        if must_succeed:
-            told, lied = set(server.bad_share_senders), set().union(*self.liars.values()) & answered
-            if told != lied:
-                raise self._broken("wrong-names", f"clients {sorted(told)} were named, {sorted(lied)} lied")
+        if set(server.blamed) != guilty:
+            raise self._broken("wrong-names", f"clients {sorted(server.blamed)} were named, {sorted(guilty)} cheated")
 
-    def _decodable(self) -> bool:
-        """Whether enough shares of every secret came back, and few enough of them are wrong."""
+    def _good(self, owner: int) -> set[int]:
+        """Who released the share of `owner`'s that it was dealt."""
+        back = {owner, *self._open._fixed().graph.neighbours(owner)} & self._open.answered
+        return back - self.liars.get(owner, set())
+
+    def _lost(self) -> bool:
+        """Whether too few good shares of some secret came back, or one was committed to falsely."""
         server, threshold = self._open, self.setting.threshold
-        if self.perjured or len(server.answered) < threshold:
-            return False
-        graph = server._fixed().graph
-        for owner in server._sharers():
-            back = {owner, *graph.neighbours(owner)} & server.answered
-            if len(back) < threshold + 2 * len(self.liars.get(owner, set()) & back):
-                return False
-        return True
+        false = self.perjured.intersection(server.survivors().survivors)
+        return (
+            bool(false)
+            or len(server.answered) < threshold
+            or any(len(self._good(owner)) < threshold for owner in server._sharers())
+        )
+
+    def _guilty(self) -> set[int]:
+        """Who must be named: the senders of wrong shares, and who committed to another secret than it shared."""
+        server = self._open
+        if len(server.answered) < self.setting.threshold:
+            return set()
+        false = {
+            owner
+            for owner in self.perjured.intersection(server.survivors().survivors)
+            if len(self._good(owner)) >= self.setting.threshold
+        }
+        holders = {owner: {owner, *server._fixed().graph.neighbours(owner)} for owner in server._sharers()}
+        liars = {
+            liar
+            for owner, around in holders.items()
+            if len(around & server.answered) >= self.setting.threshold
+            for liar in self.liars.get(owner, set()) & around & server.answered
+        }
+        return false | liars
 
     def _check_sum(self) -> None:
         server = self._open
@@ -359,6 +443,11 @@ class HonestServer(RuleBasedStateMachine):
             raise self._broken("wrong-sum", "the round is done, and its sum is another one")
         if len(server.survivors().survivors) < self.setting.quorum:
             raise self._broken("below-quorum", "the round is done with fewer survivors than its quorum")
+
+
+def _flipped(raw: bytes, place: int) -> bytes:
+    place %= len(raw)
+    return raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
 
 
 def _shifted(share: bytes, by: int) -> bytes:

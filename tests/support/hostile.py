@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.errors import ConflictingMessage, IllegalTransition, ProtocolViolation
+from fedcore.errors import ConflictingMessage, IllegalTransition, ProtocolViolation, UsageError
 from fedcore.secagg import (
     Advertisement,
     ClientSession,
@@ -26,6 +26,7 @@ from fedcore.secagg import (
     apply_masks,
     schedule,
 )
+from fedcore.secagg.dealing import dealing_for
 from fedcore.secagg.keys import sign
 
 from .stories import ROSTER, WORDS, Actor, Drbg, Setting, Story, identity, remembered
@@ -202,6 +203,22 @@ class Game:
         elif step == "unmask":
             player.released.append(answer)
         return True
+
+    def provoke(self, player: Player, message: Any, story: Story) -> None:
+        """Show a client that has refused a delivery what honest neighbours signed: it must accuse none of them."""
+        before = snapshot(player.session)
+        for dealer in sorted(set(story.dealt).intersection(story.graph.neighbours(player.client_id))):
+            shown = dealing_for(story.dealt[dealer], story.graph, player.client_id)
+            try:
+                player.session.complain(message, shown)
+            except (*REFUSALS, UsageError):
+                self.tally.lies["provocation"] += 1
+            except Exception as error:
+                raise self.broken("unnamed-failure", f"complain failed with {type(error).__name__}: {error}") from error
+            else:
+                raise self.broken("honest-accused", f"client {player.client_id} accuses client {dealer}")
+            if snapshot(player.session) != before:
+                raise self.broken("refusal-left-traces", "there was no complaint, but the session is another one")
 
     def mask(self, player: Player) -> bool:
         """Have the client mask and upload its vector, or another one if it did so before; whether it would."""

@@ -371,6 +371,8 @@ class LyingServer(RuleBasedStateMachine):
         self.tally.lies[name] += 1
         if game.attempt(player, step, message):
             raise game.broken("lie-accepted", f"client {player.client_id} answered {step} with {name}")
+        if step == "receive_shares" and player.story is not None and player.session.state is ClientState.SHARED:
+            game.provoke(player, message, player.story)
 
     def _round(self, which: int) -> tuple[Game, Plan]:
         index = which % len(self.games)

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from fedcore.secagg import AdvertisedCohort, Advertisement, ShareDelivery, SignatureSet, Survivors, schedule
 from fedcore.secagg.keys import sign
+from fedcore.secagg.messages import COMMITMENTS_BYTES
 
 from .hostile import Game, Player
 from .stories import Actor, Drbg, Story, identity
@@ -235,6 +236,11 @@ def _flipped(salt: int) -> Callable[[bytes], bytes]:
 @_lie("receive_shares")
 def _sealed_shares_altered(scene: Scene) -> ShareDelivery | None:
     return _resealed(scene, "shares", _flipped(scene.salt))
+
+
+@_lie("receive_shares")
+def _commitments_altered(scene: Scene) -> ShareDelivery | None:
+    return _resealed(scene, "shares", _flipped(scene.salt % COMMITMENTS_BYTES))
 
 
 @_lie("receive_shares")

@@ -18,15 +18,18 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore import conversions
-from fedcore.codec import encode
+from fedcore.codec import encode, encode_nothing
+from fedcore.errors import ProtocolViolation
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
 from fedcore.http_signing import sign_headers
 from fedcore.parts import PART_BYTES, update_digest
-from fedcore.secagg import ClientSession
+from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
 from fedcore.state import ModelState
 from fedcore.wire import (
     CohortOut,
+    ComplaintIn,
+    DealingOut,
     DeliveryOut,
     JoinIn,
     ManifestIn,
@@ -61,6 +64,8 @@ class Local:
 
     by: float = 1.0
     examples: int = 10
+    fails: bool = False
+    """Whether it contributes nothing."""
     metrics: dict[str, Any] = field(default_factory=lambda: {"loss": 0.5})
 
     def train(self, model: ModelState) -> ModelState:
@@ -182,9 +187,36 @@ class Member:
         made = self._session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
         await self.put("key-shares", conversions.key_shares_to_wire(made))
 
+    async def share_falsely(self, change: Callable[[KeyShares], KeyShares]) -> None:
+        """R1 by a cheat, which signs what `change` makes of its message."""
+        answer = CohortOut.model_validate_json(await self.get("cohort"))
+        session = self._session
+        honest = session.share_keys(conversions.cohort_from_wire(answer, self.cohort))
+        assert session._transcript is not None
+        assert session._graph is not None
+        made = session._signed(change(honest), session._transcript, session._graph)
+        await self.put("key-shares", conversions.key_shares_to_wire(made))
+
     async def receive(self) -> None:
+        """Take the shares, or leave with a complaint, as a client's agent does."""
         answer = DeliveryOut.model_validate_json(await self.get("key-shares"))
-        self._session.receive_shares(conversions.delivery_from_wire(answer, self.cohort))
+        delivery = conversions.delivery_from_wire(answer, self.cohort)
+        try:
+            self._session.receive_shares(delivery)
+        except ProtocolViolation as refusal:
+            await self._complain(delivery, refusal)
+            raise
+
+    async def _complain(self, delivery: ShareDelivery, refusal: ProtocolViolation) -> None:
+        dealer = refusal.peer or 0
+        shown = DealingOut.model_validate_json((await self.ask("GET", self.at(f"key-shares/{dealer}"))).content)
+        made = self._session.complain(delivery, conversions.dealing_from_wire(dealer, shown))
+        await self.leave_with(conversions.complaint_to_wire(made), refusal.check)
+
+    async def leave_with(self, complaint: ComplaintIn, check: str = "share-unsealing") -> None:
+        """Withdraw with a complaint."""
+        reason = WithdrawIn(reason=WithdrawalReason.PROTOCOL_VIOLATION, check=check, complaint=complaint)
+        await self.ask("POST", self.at("withdrawal"), reason)
 
     @property
     def cohort(self) -> list[int]:
@@ -196,18 +228,21 @@ class Member:
         assert self.task is not None
         encoding = encoding_of(self.task)
         trains = encoding.layout is not None and self._model is not None
-        encoded = encode(
-            encoding,
-            base=self._model if trains else None,
-            local=self.local.train(self._model) if trains and self._model else None,
-            examples=self.local.examples,
-            metrics=self.local.metrics,
-            randomness=os.urandom,
+        encoded = (
+            encode_nothing(encoding, randomness=os.urandom)
+            if self.local.fails
+            else encode(
+                encoding,
+                base=self._model if trains else None,
+                local=self.local.train(self._model) if trains and self._model else None,
+                examples=self.local.examples,
+                metrics=self.local.metrics,
+                randomness=os.urandom,
+            )
         )
         self._session.mask(encoded.words)
         body = encoded.words.tobytes()
-        slots = [MetricSlots(name=name, length=n or 0) for name, n in encoded.metric_names]
-        return body, ManifestIn(digest=digest_of(body), size=len(body), metrics=slots)
+        return body, ManifestIn(digest=digest_of(body), size=len(body))
 
     async def upload(self) -> None:
         body, manifest = self.vector()

@@ -29,7 +29,7 @@ def plan(**settings: Any) -> PrivacyPlan:
 
     Tests may ask for less noise than any job gets.
     """
-    values = {"clip_norm": 1.0, "dp_noise_multiplier": 1.0, **settings}
+    values = {"clip_norm": 1.0, "dp_noise_multiplier": 1.0, "evaluate_metrics": ("loss",), **settings}
     multiplier = values["dp_noise_multiplier"]
     made = PrivacyPlan.of(JobSettings(**{**values, "dp_noise_multiplier": multiplier and max(multiplier, 1.0)}))
     assert made is not None

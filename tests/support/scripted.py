@@ -26,25 +26,31 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
+from client_app.agreed import Agreed
 from client_app.exchange import Client, prepare_state_dir
 from client_app.http import tls_context
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
+from client_app.transcript import Transcript
 from client_app.transport import Retry, Transport, signer
 from fedcore import conversions
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
+from fedcore.config import JobSettings
 from fedcore.errors import Unauthorized
 from fedcore.exchange import encoding_of, round_parameters
-from fedcore.federation import ClientKit, FederationFolder, Policy, provision
+from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
 from fedcore.http_signing import NonceCache, verify_headers
 from fedcore.parts import update_digest
 from fedcore.secagg import (
     ClientSession,
+    KeyShares,
+    Randomness,
     ServerRound,
     apply_masks,
 )
 from fedcore.state import ModelState, sha256_file
+from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
 from fedcore.wire import (
     AdvertisementIn,
     CohortOut,
@@ -56,6 +62,7 @@ from fedcore.wire import (
     ModelRef,
     PartsOut,
     Protection,
+    RostersOut,
     SignaturesOut,
     SurvivorsOut,
     Task,
@@ -75,7 +82,7 @@ Lie = Callable[[Any], Any]
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder]:
-    """Four clients whose owners demand three, as provisioned."""
+    """Four clients of one's own, in sums of three at least."""
     with reserved_port() as port:
         yield provision(
             tmp_path_factory.mktemp("federation") / "fed",
@@ -84,6 +91,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationF
             now=datetime.now(UTC),
             hosts=["127.0.0.1"],
             port=port,
+            policy=Policy.own(CLIENTS),
         )
 
 
@@ -146,9 +154,15 @@ class Scripted:
     """Why the exchange is over, once it is."""
     drops: dict[int, str] = field(default_factory=dict)
     """Peers that fall silent before the named route."""
+    cheats: dict[int, Callable[[ClientSession, KeyShares], KeyShares]] = field(default_factory=dict)
+    """Peers that deal something else than they should."""
     truth: Task | None = None
     """What the peers are told, where that is something else."""
+    randomness: Randomness = os.urandom
+    """What the peers draw from."""
     requests: list[str] = field(default_factory=list)
+    heard: list[tuple[str, str, bytes]] = field(default_factory=list)
+    """Method, path with query, and body of every request."""
     bodies: dict[str, bytes] = field(default_factory=dict)
     parts: dict[int, bytes] = field(default_factory=dict)
     withdrawals: list[WithdrawIn] = field(default_factory=list)
@@ -158,6 +172,12 @@ class Scripted:
     tasks: deque[Task] = field(default_factory=deque)
     polls: list[dict[str, str]] = field(default_factory=list)
     decoded: Decoded | None = None
+    records: list[SignedRecord] = field(default_factory=list)
+    """The transcript; an honest one unless a test changes it."""
+    head: str = ""
+    """The hash of its last record."""
+    rosters: list[Roster] = field(default_factory=list)
+    """Those after the one that every kit was made with."""
     nonces: NonceCache = field(default_factory=NonceCache)
     not_yet: int = 1
     """How many polls get 204 before each answer; 0 also answers a step with what it leads to, in the same request."""
@@ -184,10 +204,37 @@ class Scripted:
                 roster=self.kits[peer].roster.keys,
                 min_cohort=2,
                 min_threshold=2,
+                randomness=self.randomness,
             )
             for peer in task.cohort
             if peer != 1
         }
+
+    def use(self, *rosters: Roster) -> None:
+        """Go on with the last of these rosters, which follow each other."""
+        self.rosters += rosters
+        self.kits = {number: replace(kit, roster=rosters[-1]) for number, kit in self.kits.items()}
+
+    def go_on(self, task: Task) -> None:
+        """Offer one more exchange, after those that are in the transcript."""
+        self.task = task.model_copy(update={"previous": self.head})
+        self.decoded, self._round, self._polled = None, None, {}
+
+    def keep_record(self) -> None:
+        """Add the record of an exchange that a quorum has signed."""
+        outcome = self.round.outcome()
+        roster = self.kits[1].roster
+        record = ExchangeRecord.of(self.task, federation="testing", roster_hash=roster.hash(), outcome=outcome)
+        signatures = dict(self.round.signatures().signatures)
+        self.records.append(SignedRecord(record=record, complete=True, signatures=signatures))
+        self.head = record_hash(outcome, complete=True)
+
+    def records_after(self, known: str) -> Response:
+        """The records after the one with this hash."""
+        hashes = [signed.record.task["previous"] for signed in self.records] + [self.head]
+        if known not in hashes:
+            return problem(404, "not-found", "there is no such record")
+        return self.say("transcript", TranscriptOut(records=self.records[hashes.index(known) :], more=False))
 
     @property
     def round(self) -> ServerRound:
@@ -223,7 +270,8 @@ class Scripted:
         sent = KeySharesIn.model_validate_json(body)
         self.round.receive_shares(conversions.key_shares_from_wire(1, sent, *self.round.receivers(1)))
         for number, peer in self.peers("key-shares").items():
-            self.round.receive_shares(peer.share_keys(self.round.advertised(number)))
+            dealt = peer.share_keys(self.round.advertised(number))
+            self.round.receive_shares(self.cheats[number](peer, dealt) if number in self.cheats else dealt)
         self.round.close_stage()
         for number, peer in self.peers("delivery").items():
             peer.receive_shares(self.round.delivery(number))
@@ -280,6 +328,7 @@ class Scripted:
         for peer in self.peers("consistency").values():
             self.round.receive_consistency(peer.sign_survivors(self.round.survivors()))
         self.round.close_stage()
+        self.keep_record()
 
     def signatures(self) -> SignaturesOut:
         return conversions.signatures_to_wire(self.round.signatures())
@@ -291,14 +340,12 @@ class Scripted:
             self.round.receive_unmask(peer.unmask(self.round.signatures()))
         self.round.close_stage()
         apply_masks(self._sum, self.round.mask_terms())
-        manifest = ManifestIn.model_validate_json(self.bodies["manifest"])
         encoding = self.encoding()
         self.decoded = decode(
             encoding,
             self._sum,
             survivors=len(self.round.survivors().survivors),
             base=ModelState.open(self.model) if encoding.layout else None,
-            metric_names=[(slot.name, slot.length or None) for slot in manifest.metrics],
         )
 
     # --- HTTP ----------------------------------------------------------------------------------------------------
@@ -310,6 +357,7 @@ class Scripted:
         if "/update/parts/" in request.url.path:
             route = f"part {route}"
         self.requests.append(f"{request.method} {route}")
+        self.heard.append((request.method, _target(request), body))
         try:
             self.authenticate(request, body)
         except Unauthorized as error:
@@ -321,12 +369,9 @@ class Scripted:
         return await (self.get(route, request) if request.method == "GET" else self.take(route, body))
 
     def authenticate(self, request: Request, body: bytes) -> None:
-        target = request.scope["raw_path"].decode()
-        if request.url.query:
-            target += f"?{request.url.query}"
         verified = verify_headers(
             request.method,
-            target,
+            _target(request),
             request.headers,
             resolve_key=lambda key_id: self.kits[int(key_id.removeprefix("client-"))].roster.keys[
                 int(key_id.removeprefix("client-"))
@@ -349,6 +394,7 @@ class Scripted:
                     name="client-1",
                     version="0",
                     heartbeat_seconds=self.heartbeat_seconds,
+                    roster=self.kits[1].roster.version,
                     roster_sha256=self.kits[1].roster.hash().hex(),
                 )
                 return self.say("join", answer)
@@ -373,6 +419,13 @@ class Scripted:
             if "model" in self.lies:
                 content = self.lies["model"](content)
             return content if isinstance(content, Response) else Response(content)
+        if route == "rosters":
+            after = int(request.query_params["after"])
+            return self.say("rosters", RostersOut(rosters=[r.to_json() for r in self.rosters if r.version > after]))
+        if route == "transcript":
+            return self.records_after(request.query_params["after"])
+        if "/key-shares/" in request.url.path:
+            return self.say("dealing", conversions.dealing_to_wire(self.round.dealing(1, int(route))))
         if route == "parts":
             return self.say("parts", self.held())
         self._polled[route] = self._polled.get(route, 0) + 1
@@ -425,6 +478,11 @@ def listening(app: Any, federation: FederationFolder) -> AbstractAsyncContextMan
     )
 
 
+def _target(request: Request) -> str:
+    query = f"?{request.url.query}" if request.url.query else ""
+    return request.scope["raw_path"].decode() + query
+
+
 def problem(status: int, kind: str, detail: str) -> Response:
     document = {"type": f"urn:fedcore:problem:{kind}", "title": kind, "status": status, "detail": detail}
     return Response(json.dumps(document), status_code=status, media_type="application/problem+json")
@@ -449,6 +507,7 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
             "aggregation": "secure",
             "app_sha256": APP,
             "run_config": {},
+            "settings": JobSettings(w_max=100).for_clients(),
             "arrays_key": "arrays",
             "configs": {},
             "weight_key": "num-examples",
@@ -457,7 +516,8 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
             "quorum": 3,
             "protection": PROTECTION,
             "encoding": encoding_to_json(first_encoding(CodecSettings(w_max=100), layout, CLIENTS)),
-            "seconds": 600.0,
+            "roster": 1,
+            "seconds": 3600.0,
         }
         return Task(**{**fields, **changes})
 
@@ -486,21 +546,28 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 async def client(
-    federation: FederationFolder, kits: dict[int, ClientKit], ledger: Ledger, tmp_path: Path, log: StringIO
+    federation: FederationFolder,
+    kits: dict[int, ClientKit],
+    ledger: Ledger,
+    tmp_path: Path,
+    log: StringIO,
 ) -> AsyncIterator[Client]:
     """Client 1, with local work that takes no process."""
     kit = kits[1]
     transport = Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
-    async with transport:
-        yield Client(
-            kit=kit,
-            app_sha256=APP,
-            transport=transport,
-            work=Shift(),
-            ledger=ledger,
-            state_dir=tmp_path / "state",
-            output=Output(name=kit.name, stream=log),
-        )
+    with Transcript(tmp_path / "state", kit.roster) as transcript:
+        async with transport:
+            yield Client(
+                kit=kit,
+                app_sha256=APP,
+                agreed=Agreed(run_config={}, settings=JobSettings()),
+                transport=transport,
+                work=Shift(),
+                ledger=ledger,
+                transcript=transcript,
+                state_dir=tmp_path / "state",
+                output=Output(name=kit.name, stream=log),
+            )
 
 
 @pytest.fixture
@@ -508,7 +575,7 @@ def allow() -> Callable[..., Client]:
     """A client whose owner has another policy."""
 
     def changed(client: Client, **policy: Any) -> Client:
-        kit = replace(client.kit, policy=Policy(**{"min_cohort": 2, "min_threshold": 2, **policy}))
+        kit = replace(client.kit, policy=Policy.own(CLIENTS, **{"min_cohort": 2, "min_threshold": 2, **policy}))
         return replace(client, kit=kit)
 
     return changed

@@ -1,4 +1,4 @@
-"""Replays tests/vectors/secagg_v2.json through fedcore.
+"""Replays tests/vectors/secagg_v3.json through fedcore.
 
 The file was made without fedcore. A case is one value of it beside what fedcore comes to; a round is replayed by
 sessions and a server that are given the recorded messages, so that ciphertexts which nobody can draw twice are no
@@ -26,9 +26,11 @@ from fedcore.secagg import (
     Advertisement,
     Agreement,
     ClientSession,
+    Complaint,
     ConsistencySignature,
     KeyShares,
     MaskTerm,
+    Part,
     RoundParameters,
     Secret,
     ServerRound,
@@ -37,6 +39,8 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
     apply_masks,
+    complaint,
+    dealing,
     schedule,
     shamir,
 )
@@ -45,7 +49,7 @@ from fedcore.secagg.domain import Usage, derive, statement, tagged_hash
 from fedcore.secagg.graph import Graph
 from fedcore.secagg.tree import Tree, root_of
 
-FILE = Path(__file__).parents[1] / "vectors" / "secagg_v2.json"
+FILE = Path(__file__).parents[1] / "vectors" / "secagg_v3.json"
 STEPS = ("advertise", "share", "deliver", "upload", "sign", "unmask", "end")
 
 
@@ -133,12 +137,7 @@ def sharings() -> Iterator[Case]:
         rebuilder = shamir.Rebuilder(threshold=threshold, holders=len(shares), randomness=_randomness("server"))
         for points in (range(1, threshold + 1), range(len(shares) - threshold + 1, len(shares) + 1)):
             some = {point: shares[point - 1] for point in points}
-            yield Case("rebuild", f"sharing {k}", rebuilder.rebuild(some, secret.__eq__).secret, secret)
-        altered = {
-            point: bytes(33) if point in entry["wrong"] else shares[point - 1] for point in range(1, len(shares) + 1)
-        }
-        found = rebuilder.rebuild(altered, secret.__eq__)
-        yield Case("rebuild", f"sharing {k} altered", (found.secret, set(found.wrong)), (secret, set(entry["wrong"])))
+            yield Case("rebuild", f"sharing {k}", rebuilder.rebuild(some, secret.__eq__), secret)
 
 
 PARTS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -196,7 +195,8 @@ class Replay:
 
     def key_shares(self, i: int) -> KeyShares:
         entry = self.record["key_shares"][str(i)]
-        return KeyShares(i, raw(entry["commitment"]), raw(entry["shares"]), raw(entry["pair_secrets"]))
+        fields = (raw(entry[key]) for key in ("commitment", "own", "shares", "pair_secrets", "signature"))
+        return KeyShares(i, *fields)
 
     def delivery(self, i: int) -> ShareDelivery:
         sealed = {v: self.key_shares(v) for v in self.record["neighbours"][str(i)] if v in self.present["share"]}
@@ -219,6 +219,26 @@ class Replay:
 
     def _raw_of(self, key: str, i: int) -> dict[str, bytes]:
         return {name: raw(value) for name, value in self.record[key][str(i)].items()}
+
+    def complaints(self) -> Iterator[Case]:
+        """What fedcore says in the complainant's place, where nothing is altered afterwards; and the verdict."""
+        for entry in self.record["complaints"]:
+            own, accused, part = entry["complainant"], entry["accused"], Part(entry["part"])
+            case = complaint.Case(
+                transcript=self.transcript,
+                agreement=self.parameters.agreement,
+                complainant=self.advertisement(own),
+                accused=self.advertisement(accused),
+                parcel=raw(entry["parcel"]),
+                pair_secret=raw(entry["pair_secret"]) or None,
+            )
+            said = Complaint(own, accused, part, *(raw(entry[key]) for key in ("shared", "proof", "mlkem_seed")))
+            verdict, name = complaint.judge(said, case), f"of client {own} about the {part} of {accused}"
+            yield Case("verdict", name, (verdict.client_id, verdict.fault), (entry["guilty"], entry["fault"]))
+            root = Secret(self._raw_of("roots", own)["c" if part is Part.SHARES else "s"])
+            pair = KeyPair.from_root(self.parameters.agreement, root)
+            made = complaint.complain(case, part, pair, lambda _, nonce=entry["nonce"]: raw(nonce))
+            yield Case("complaint", name, made == said, not entry["altered"])
 
     # The steps
 
@@ -271,6 +291,10 @@ class Replay:
                 self._case(f"shares of client {i} for {v}", answer.shares[v], expected.shares[v])
             for v in expected.pair_secrets:
                 self._case(f"secret of client {i} for {v}", answer.pair_secrets[v], expected.pair_secrets[v])
+            self._case(f"signature of client {i} over its dealing", answer.signature, expected.signature)
+        self._case(f"own commitments of client {i}", answer.own_commitments, expected.own_commitments)
+        leaves = self._raw("dealings")[i]
+        self._case(f"dealing of client {i}", dealing.dealing_tree(expected, self.graph).root, Tree(leaves).root)
         self._case_of_sharing(i)
 
     def _case_of_sharing(self, i: int) -> None:
@@ -282,17 +306,23 @@ class Replay:
         for half, secret in zip((slice(33), slice(33, 66)), secrets, strict=True):
             shares = {points[v]: self._raw("shares")[i][int(v)][half] for v in last}
             found = rebuilder.rebuild(shares, lambda _: True)
-            self._case(f"sharing of client {i}", found.secret.reveal(), secret)
+            self._case(f"sharing of client {i}", found and found.reveal(), secret)
 
     def _deliver(self) -> None:
         for i in self.present["share"]:
             message, roots = self.delivery(i), self._raw_of("roots", i)
             self._case(f"delivery to client {i}", self.server.delivery(i), message)
             pair_c, pair_s = (KeyPair.from_root(self.parameters.agreement, Secret(roots[name])) for name in "cs")
-            for v, sealed in message.shares.items():
+            for v, parcel in message.shares.items():
                 public, ends = self.advertisement(v).c_public, {"sender": v, "receiver": i}
+                commitments, sealed = dealing.split_parcel(parcel)
                 text = schedule.open_shares(self.transcript, pair_c, public, **ends, sealed=sealed)
                 self._case(f"shares of client {v} opened by {i}", text, self._raw("shares")[v][i])
+                committed = dealing.commit(self._raw("ctx"), v, i, self._raw("shares")[v][i])
+                self._case(f"commitments of client {v} for {i}", committed, commitments)
+                shown = dealing.dealing_for(self.key_shares(v), self.graph, i)
+                root = dealing.dealt_root(shown, self.graph, i, parcel, message.pair_secrets.get(v, b""))
+                self._case(f"dealing of client {v} to {i}", root, Tree(self._raw("dealings")[v]).root)
             for v, sealed in message.pair_secrets.items():
                 public, ends = self.advertisement(v).s_public, {"sender": v, "receiver": i}
                 secret = schedule.open_pair_secret(self.transcript, pair_s, public, **ends, sealed=sealed)
@@ -333,7 +363,7 @@ class Replay:
         total = vectors.sum(axis=0, dtype=np.uint64)
         apply_masks(total, self.server.mask_terms())
         self._case("sum", total.tolist(), self.record["sum"])
-        self._case("nobody to blame", self.server.bad_share_senders, {})
+        self._case("nobody to blame", self.server.blamed, {})
 
 
 def _parameters(record: dict[str, Any]) -> RoundParameters:
@@ -397,12 +427,20 @@ def _as(part: Any, value: Any) -> Any:
     return raw(value)
 
 
+@functools.cache
+def complaints(name: str) -> tuple[Case, ...]:
+    """The verdict on every complaint of a round."""
+    return tuple(Replay(name).complaints())
+
+
 def count() -> dict[str, int]:
     """How many vectors are replayed, by part, round, and refused messages."""
     counts = {name: sum(1 for _ in part()) for name, part in PARTS.items()}
     for record in load()["rounds"]:
         counts[f"round {record['name']}"] = len(replayed(record["name"]))
         counts[f"refused in round {record['name']}"] = len(record["refused"])
+        if "complaints" in record:
+            counts[f"complaints in round {record['name']}"] = len(complaints(record["name"]))
     return counts | {"all": sum(counts.values())}
 
 

@@ -22,11 +22,12 @@ import pytest
 
 from fedcore.errors import WorkerDied
 from fedcore.events import RunOut
-from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit, provision
+from fedcore.federation import ClientKit, FederationFolder, OperatorKit, Policy, ServerKit, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Message, RunIn
 from server_app.http.application import Application, make_application
+from server_app.rosters import Rosters
 from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
@@ -69,6 +70,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> FederationFolder:
         clients=4,
         now=datetime.now(UTC),
         hosts=["127.0.0.1"],
+        policy=Policy.own(4),
     )
 
 
@@ -264,7 +266,7 @@ async def site(
     numbers = itertools.count(1)
     services = Services(
         settings=settings,
-        roster=kit.roster,
+        roster=Rosters(kit.rosters, authority=kit.authority, path=kit.rosters_file),
         min_cohort=kit.min_cohort,
         store=store,
         spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),

@@ -22,6 +22,7 @@ from fedcore.secagg import (
     RoundParameters,
     Secret,
     ShareDelivery,
+    dealing,
     schedule,
     shamir,
     verifies,
@@ -136,13 +137,14 @@ class Actor:
             for secret in (self.mask_pair.root, self.self_secret)
         ]
         text = b"".join(part[graph.point(own, receiver) - 1] for part in parts)
-        shares = schedule.seal_shares(
+        parcel = dealing.commit(story.transcript.context, own, receiver, text)
+        parcel += schedule.seal_shares(
             story.transcript, self.seal_pair, public.c_public, sender=own, receiver=receiver, text=text
         )
         if not graph.chooses(own, receiver):
-            return shares, None
+            return parcel, None
         secret = schedule.pair_secret(story.transcript, self.mask_pair.root, chooser=own, peer=receiver)
-        return shares, schedule.seal_pair_secret(
+        return parcel, schedule.seal_pair_secret(
             story.transcript, self.mask_pair, public.s_public, sender=own, receiver=receiver, secret=secret
         )
 
@@ -184,7 +186,7 @@ class Story:
         return sender in self.dealt or sender in self.actors
 
     def sealed(self, sender: int, receiver: int) -> tuple[bytes, bytes | None]:
-        """Shares and, if the sender chooses it, the pair secret, sealed for `receiver`."""
+        """The parcel and, if the sender chooses it, the pair secret, sealed for `receiver`."""
         if sender in self.dealt:
             return self.dealt[sender].shares[receiver], self.dealt[sender].pair_secrets.get(receiver)
         if (sender, receiver) not in self._sealed:

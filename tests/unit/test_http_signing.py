@@ -41,6 +41,19 @@ def test_round_trip(target):
     assert verified.content_sha256 == BODY
 
 
+@pytest.mark.parametrize("field", ["Signature", "Signature-Input", "Content-Digest"])
+def test_a_long_field_is_refused_before_it_is_parsed(field):
+    headers = sign()
+    headers[field] += f", other=:{'A' * 48_000}:"
+    with pytest.raises(Unauthorized, match=f"the field {field.lower()} is longer than"):
+        verify(headers)
+
+
+def test_the_longest_honest_fields_are_not():
+    headers = sign("/v1/a?" + "q" * 2000, nonce="n" * 128)
+    assert verify(headers, "/v1/a?" + "q" * 2000).key_id == "client-1"
+
+
 def test_headers_follow_the_standards():
     headers = sign("/v1/poll", method="GET")
     assert headers["Content-Digest"] == f"sha-256=:{base64.b64encode(BODY).decode()}:"

@@ -103,6 +103,11 @@ SHOWN = [
     ("clients", {"online": ["a"], "expected": 2, "absent": ["b"]}, "1 of 2 clients joined: a; waiting for b"),
     (
         "clients",
+        {"online": ["a", "b"], "expected": 2, "reporting": ["b"]},
+        "2 of 2 clients joined: a, b; told of failures by b only",
+    ),
+    (
+        "clients",
         {"online": ["a"], "expected": 2, "absent": ["b", "c"]},
         "1 of 2 clients joined: a; waiting for 1 of b, c",
     ),

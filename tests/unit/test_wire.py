@@ -32,6 +32,7 @@ def task(encoding: object) -> Task:
         aggregation="secure",
         app_sha256="a" * 64,
         run_config={"x": 1.0},
+        settings={"w-max": 100},
         arrays_key="arrays",
         configs={},
         weight_key="num-examples",
@@ -40,6 +41,7 @@ def task(encoding: object) -> Task:
         quorum=3,
         protection=None,
         encoding=encoding,  # type: ignore[arg-type]
+        roster=1,
         seconds=3,
     )
 
@@ -47,12 +49,12 @@ def task(encoding: object) -> Task:
 @pytest.mark.parametrize(
     ("encoding", "digest"),
     [
-        (EXACT, "08f0be5a9b6495e7270b42647b6b7a90036418c84b8c378829af9bbbaa5d2a8a"),
-        (NOISED, "66e07b9ff9638b4ae60b97e6f36426aaa30c966a4c28854d1241bf2c14b03d86"),
-        (None, "f603b5bb3cda71ae8574ee70aac6c133674d37a180e9951f710b73056679c6d6"),
+        (EXACT, "53cd2788a1658958885be40de4a1773e45fba03d0a714b89175658eb8c6636d8"),
+        (NOISED, "08cdcab239786157ae84ca694b8aa6a8de67d7182640e487fcc7a6dd4ae73080"),
+        (None, "c2aa493613f8eaf946c738816fed8b106402b2d032a03e4e76b1b05598ac3522"),
     ],
 )
-def test_a_task_survives_its_json_and_its_digest_is_the_one_of_version_1(
+def test_a_task_survives_its_json_and_its_digest_is_the_one_of_version_2(
     encoding: AnyEncoding | None, digest: str
 ) -> None:
     sent = task(encoding)

@@ -111,7 +111,7 @@ async def test_serves_until_a_signal_and_leaves_in_good_order(
         )
         lines = await read_until(process, '"stage": "done"')
         assert script.decoded.examples == 40
-        script.task, script._round, script._polled = sleepy(600.0, 2), None, {}
+        script.go_on(sleepy(600.0, 2))
         script.tasks.append(script.task)
         lines += await read_until(process, "asleep for 600.0 at the north")
         worker = psutil.Process(process.pid).children()[0]

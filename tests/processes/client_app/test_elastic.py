@@ -80,7 +80,11 @@ async def test_two_machines(size: GroupSize, make_task: Callable[..., Task], tmp
     (other / "modes.py").write_text((app / "modes.py").read_text() + "# another version\n")
     model, out, printed = tmp_path / "global.safetensors", tmp_path / "out.safetensors", tmp_path / "printed"
     settings = GroupSettings(
-        app=app, app_sha256=AppBundle.from_folder(app).sha256, client_id=1, node_config={"site": "north"}
+        app=app,
+        app_sha256=AppBundle.from_folder(app).sha256,
+        client_id=1,
+        node_config={"site": "north"},
+        models=tmp_path,
     )
     group = ElasticGroup(settings, Output(name="client-1", stream=log), size=size)
     others = psutil.Process().children(recursive=True)  # such as the fork server of tests before this one

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.errors import WorkerDied
-from fedcore.federation import FederationFolder, OperatorKit, provision
+from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from server_app.runs.app_messages import Start
 from server_app.runs.app_process import AppProcess
 
@@ -112,6 +112,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder
             now=datetime.now(UTC),
             hosts=["127.0.0.1"],
             port=port,
+            policy=Policy.own(2),
         )
 
 

@@ -7,6 +7,8 @@ import torch
 from flwr.app import ArrayRecord
 from support.events import told
 
+from fedcore.codec.encoding import SMALL_TENSOR
+from fedcore.codec.names import NAMES_BYTES
 from fedcore.config import JobSettings, override
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
@@ -57,11 +59,14 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
     assert all(".lora_A." in name or ".lora_B." in name for name in start)
     assert state.layout.nbytes == 4 * ADAPTER_PARAMETERS
     trainings = [exchange for exchange in exchanges if exchange["message_type"] == "train"]
-    # The first exchange takes 32 bits a parameter, those after it 16, and a little is for the metrics.
-    for exchange, width in zip(trainings, (4, 2, 2), strict=True):
+    # The first exchange takes 32 bits a parameter and tells the metrics' names; those after it take 16, but for small
+    # tensors, and a little is for the metrics.
+    small = sum(spec.size for spec in state.layout.specs if spec.size < SMALL_TENSOR)
+    for exchange, width, names in zip(trainings, (4, 2, 2), (8 * NAMES_BYTES, 0, 0), strict=True):
         assert len(exchange["survivors"]) == 3
         assert set(exchange["bytes_down"].values()) == {4 * ADAPTER_PARAMETERS}
-        assert max(exchange["bytes_up"].values()) < width * ADAPTER_PARAMETERS + 1000 < BASE_PARAMETERS
+        size = width * (ADAPTER_PARAMETERS - small) + 4 * small + names
+        assert size < max(exchange["bytes_up"].values()) < size + 1000 < BASE_PARAMETERS
 
     # Every client of the simulation trained on this one engine: the frozen part of its model is what it was.
     now = dict(client.app._warm.engine.module.named_parameters())

@@ -17,13 +17,14 @@ from fastapi import Response
 
 from client_app.agent import Agent, Pauses
 from client_app.exchange import Client, take_part
-from client_app.ledger import _Entry
+from client_app.ledger_entries import Unmasked
 from client_app.ranks.failures import AppFailed, RankFailed
+from fedcore import conversions
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.compare.measure import clock
 from fedcore.conversions import pack_members
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
-from fedcore.secagg import Agreement
+from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.agreement import KeyPair
 from fedcore.state import ModelState
 from fedcore.wire import (
@@ -81,7 +82,7 @@ class TestHonest:
         self, script: Script, client: Client, make_task: Callable[..., Task]
     ) -> None:
         await take(script, client)
-        script.task, script._round, script._polled = make_task(exchange=2), None, {}
+        script.go_on(make_task(exchange=2))
         await take(script, client)
         assert script.requests.count("GET model") == 1
         assert script.decoded is not None
@@ -268,7 +269,7 @@ LIES = [
     pytest.param("cohort", _alone, "cohort-below-minimum", 1, id="4-alone"),
     pytest.param("key-shares", _sharers(1, 2), "cohort-below-minimum", 2, id="4-two-sharers"),
     pytest.param("survivors", _survivors(1, 2), "cohort-below-minimum", 4, id="4-two-survivors"),
-    pytest.param("key-shares", _swap_shares, "share-unsealing", 2, id="6-shares-of-other-pairs"),
+    pytest.param("key-shares", _swap_shares, "unsigned-dealing", 2, id="6-shares-of-other-pairs"),
     pytest.param("cohort", _stranger, "malformed", 1, id="8-key-of-a-stranger"),
     pytest.param("cohort", _twice, "duplicate-id", 1, id="8-key-twice"),
     pytest.param("key-shares", _bits(0b10111, "sharers"), "malformed", 2, id="8-unknown-sharer"),
@@ -306,6 +307,25 @@ class TestLies:
         [withdrawal] = script.withdrawals
         assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.PROTOCOL_VIOLATION, "malformed")
         assert "PUT unmask" not in answered(script)
+
+    async def test_a_neighbour_that_seals_garbage_is_accused_with_a_proof(
+        self, script: Script, client: Client, log: StringIO
+    ) -> None:
+        def garbage(peer: ClientSession, honest: KeyShares) -> KeyShares:
+            assert peer._transcript is not None
+            assert peer._graph is not None
+            spoilt = {i: parcel[:-1] + bytes([parcel[-1] ^ 1]) for i, parcel in honest.shares.items()}
+            return peer._signed(replace(honest, shares=spoilt), peer._transcript, peer._graph)
+
+        script.cheats[3] = garbage
+        script.drops = dict.fromkeys((2, 4), "delivery")
+        await offer(script, client)
+        [withdrawal] = script.withdrawals
+        assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.PROTOCOL_VIOLATION, "share-unsealing")
+        assert withdrawal.complaint is not None
+        verdict = script.round.judge(conversions.complaint_from_wire(1, withdrawal.complaint))
+        assert (verdict.client_id, verdict.fault) == (3, Fault.SEALED_GARBAGE)
+        assert "refused: share-unsealing: what client 3 sealed" in log.getvalue()
 
     async def test_different_survivors_with_fitting_signers(self, script: Script, client: Client) -> None:
         """The server hides the signature that would give it away; the others still do not match."""
@@ -350,7 +370,7 @@ class TestLies:
 
     async def test_shares_that_left_before_do_not_leave_again(self, script: Script, client: Client) -> None:
         """The ledger knows it although the session, which is new, does not."""
-        client.ledger._append(_Entry(event="unmasked", run=script.task.run, exchange=1))
+        client.ledger._append(Unmasked(run=script.task.run, exchange=1))
         await offer(script, client)
         assert script.withdrawals[0].check == "second-unmask"
         assert answered(script) == STEPS[:5]
@@ -374,7 +394,7 @@ class TestLies:
         client.work.by = math.nan
         with pytest.raises(EncodingError, match="NaN"):
             await take(script, client)
-        assert answered(script) == STEPS[:2]
+        assert "PUT part 0" not in answered(script)
 
     @pytest.mark.parametrize("metrics", [{"loss": math.inf}, {"loss": 2.0**21}, {"curve": []}, {"m" * 201: 1.0}])
     async def test_metrics_that_cannot_be_summed_never_leave(
@@ -383,7 +403,7 @@ class TestLies:
         client.work.metrics = metrics
         await offer(script, client)
         assert script.withdrawals[0].reason is WithdrawalReason.UPDATE_REFUSED
-        assert answered(script) == STEPS[:2]
+        assert "PUT part 0" not in answered(script)
 
     async def test_a_model_is_sent_only_where_one_was_asked_for(self, script: Script, client: Client) -> None:
         client.work.forgets = True
@@ -395,7 +415,7 @@ class TestLies:
         client.work.examples = 101
         await offer(script, client)
         assert script.withdrawals[0].reason is WithdrawalReason.UPDATE_REFUSED
-        assert answered(script) == STEPS[:2]
+        assert "PUT part 0" not in answered(script)
 
 
 class TestTask:
@@ -414,7 +434,7 @@ class TestTask:
             (protected(threshold=2), "threshold-below-minimum", WithdrawalReason.POLICY),
             (protected(threshold=5), "bad-parameters", WithdrawalReason.PROTOCOL_VIOLATION),
             (protected(degree=2), "bad-parameters", WithdrawalReason.PROTOCOL_VIOLATION),
-            (protected(corrupt=2), "bad-parameters", WithdrawalReason.PROTOCOL_VIOLATION),
+            (protected(corrupt=2), "cohort-below-minimum", WithdrawalReason.POLICY),
             (protected(agreement="none"), "agreement-not-allowed", WithdrawalReason.POLICY),
             (protected(agreement="x25519"), "agreement-not-allowed", WithdrawalReason.POLICY),
             ({"protection": None}, "bad-parameters", WithdrawalReason.PROTOCOL_VIOLATION),
@@ -424,7 +444,7 @@ class TestTask:
             ({"encoding": None}, "encoding-refused", WithdrawalReason.PROTOCOL_VIOLATION),
             ({"encoding": {"n_max": "x"}}, "encoding-refused", WithdrawalReason.PROTOCOL_VIOLATION),
             (
-                {"encoding": first_encoding(CodecSettings(), None, 4)},
+                {"encoding": first_encoding(CodecSettings(w_max=100), None, 4)},
                 "layout-mismatch",
                 WithdrawalReason.PROTOCOL_VIOLATION,
             ),
@@ -462,7 +482,7 @@ class TestTask:
         await take(script, client)
         [cached] = (client.state_dir / "models").iterdir()
         cached.write_bytes(cached.read_bytes()[:-1] + b"x")
-        script.task, script._round, script._polled = make_task(exchange=2), None, {}
+        script.go_on(make_task(exchange=2))
         await take(script, client)
         assert script.requests.count("GET model") == 2
 

@@ -16,6 +16,7 @@ from support.agents import agent_running, until
 from client_app import agent
 from client_app.eligibility import Eligibility, Machine, NotEligible, Reading, why_not
 from client_app.exchange import Client
+from fedcore.codec import Encoding
 from fedcore.errors import KitError
 from fedcore.federation.eligibility import EligibilityRules, Hours
 from fedcore.wire import WithdrawalReason
@@ -208,11 +209,30 @@ async def test_unplugged_while_it_trains_it_leaves_and_comes_back(
         given.plug_in()
         await until(lambda: owner.eligibility.holds, running)  # or else it would leave the next one too
         client.work.goes_on.set()
-        script.task, script._round, script._polled = make_task(exchange=2, **plain), None, {}
+        script.go_on(make_task(exchange=2, **plain))
         script.tasks.append(script.task)
         await until(lambda: "PUT manifest" in script.requests, running)
     assert "left the exchange, not eligible: on battery" in log.getvalue()
     assert "error" not in log.getvalue()
+
+
+async def test_unplugged_in_silence_it_says_so_after_the_exchange(
+    script: Script, client: Client, allow: Callable[..., Client]
+) -> None:
+    given = Given()
+    given.plug_in()
+    client.work.goes_on = asyncio.Event()
+    assert isinstance(script.task.encoding, Encoding)
+    script.task = script.task.model_copy(update={"encoding": replace(script.task.encoding, failures=1)})
+    script.tasks.append(script.task)
+    owner = restricted(allow(client, report_failures=False), given)
+    async with script.serving(), agent_running(owner) as running:
+        await until(lambda: client.work.calls, running)
+        given.plug_in(False)
+        await until(lambda: script.heartbeats and not script.heartbeats[-1]["eligible"], running)
+    assert (script.decoded.examples, script.decoded.failures) == (30, 1)
+    assert {beat["eligible"] for beat in script.heartbeats if beat["exchange"]} <= {True}
+    assert script.withdrawals == []
 
 
 async def test_unplugged_after_its_upload_it_stays_to_the_end(script: Script, client: Client) -> None:

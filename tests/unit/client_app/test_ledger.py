@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from client_app.ledger import LEDGER_FILE, Ledger, lock_folder
+from client_app.ledger import Ledger, lock_folder
+from client_app.ledger_entries import LEDGER_FILE, Released, ids_from_text, ids_to_text
 from fedcore.errors import ConfigurationError, ProtocolViolation, StorageFull
 from fedcore.privacy import Accountant, Release
+from fedcore.transcript import Attempt
 
 
 def test_an_exchange_is_entered_once(tmp_path: Path) -> None:
@@ -56,24 +58,50 @@ def test_leaving_closes_the_exchange_and_keeps_its_number(tmp_path: Path) -> Non
 RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimension=100)
 
 
+def attempt(run: str, exchange: int) -> Attempt:
+    return Attempt(
+        run=run,
+        exchange=exchange,
+        release=RELEASE,
+        previous="",
+        cohort=[1, 2, 3, 4],
+        quorum=3,
+        corrupt=0,
+        threshold=3,
+        full_graph=True,
+    )
+
+
 def test_what_sums_reveal_adds_up_over_restarts_and_runs(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        assert ledger.spent.epsilon(1e-5) == 0
+        assert ledger.spent().epsilon(1e-5) == 0
         ledger.enter("run", 1)
-        ledger.spend("run", 1, RELEASE)
+        ledger.spend(attempt("run", 1))
         ledger.leave("run", 1)
     with Ledger(tmp_path) as ledger:
-        assert ledger.spent.epsilon(1e-5) == Accountant((RELEASE,)).epsilon(1e-5)
-        ledger.spend("another run", 1, RELEASE)
+        assert ledger.spent().epsilon(1e-5) == Accountant((RELEASE,)).epsilon(1e-5)
+        ledger.spend(attempt("another run", 1))
         assert ledger.open_exchange is None
         assert ledger.last == ("run", 1)
     with Ledger(tmp_path) as ledger:
-        assert ledger.spent.epsilon(1e-5) == Accountant((RELEASE, RELEASE)).epsilon(1e-5)
+        assert ledger.spent().epsilon(1e-5) == Accountant((RELEASE, RELEASE)).epsilon(1e-5)
 
 
-@pytest.mark.parametrize("release", [b"", b', "release": {}', b', "release": {"variance": 0}', b', "release": null'])
-def test_a_sum_that_cannot_be_read_is_no_sum_that_cost_nothing(tmp_path: Path, release: bytes) -> None:
-    line = b'{"event": "spent", "run": "run", "exchange": 1' + release + b"}"
+def test_what_is_proven_to_have_stayed_masked_is_returned_for_good(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.spend(attempt("run", 1))
+        ledger.spend(attempt("run", 2))
+        assert ledger.spent(without=[attempt("run", 1)]).epsilon(1e-5) == Accountant((RELEASE,)).epsilon(1e-5)
+        ledger.give_back(attempt("run", 1))
+        assert ledger.attempts == (attempt("run", 2),)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.attempts == (attempt("run", 2),)
+        assert ledger.spent().epsilon(1e-5) == Accountant((RELEASE,)).epsilon(1e-5)
+
+
+@pytest.mark.parametrize("noted", [b"", b', "attempt": {}', b', "attempt": {"release": 0}', b', "attempt": null'])
+def test_a_sum_that_cannot_be_read_is_no_sum_that_cost_nothing(tmp_path: Path, noted: bytes) -> None:
+    line = b'{"event": "spent", "run": "run", "exchange": 1' + noted + b"}"
     (tmp_path / LEDGER_FILE).write_bytes(line + b"\n")
     with pytest.raises(ConfigurationError, match=r"line 1 of .* is damaged"):
         Ledger(tmp_path)
@@ -127,3 +155,34 @@ def test_a_full_disk_is_named_and_nothing_counts_as_written(tmp_path: Path, monk
 def test_the_file_is_private(tmp_path: Path) -> None:
     with Ledger(tmp_path):
         assert (tmp_path / LEDGER_FILE).stat().st_mode & 0o077 == 0
+
+
+def test_exchanges_are_counted_by_run_and_by_day(tmp_path: Path) -> None:
+    now = [1e9]
+    with Ledger(tmp_path, wall=lambda: now[0]) as ledger:
+        ledger.enter("one", 1)
+        now[0] += 80_000
+        ledger.enter("one", 2)
+        ledger.enter("two", 1)
+        ledger.refuse("two", 2, "too-long")
+        assert (ledger.entered_in("one"), ledger.entered_in("two"), ledger.entered_in_a_day()) == (2, 1, 3)
+    now[0] += 6_401
+    with Ledger(tmp_path, wall=lambda: now[0]) as ledger:
+        assert (ledger.entered_in("one"), ledger.entered_in("two"), ledger.entered_in_a_day()) == (2, 1, 2)
+
+
+def test_what_was_released_is_known_after_a_restart(tmp_path: Path) -> None:
+    released = Released(run="r", exchange=1, purpose="train", model="aa", survivors="1-3,5", scales="bb")
+    with Ledger(tmp_path) as ledger:
+        ledger.release(released)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.released("train", "aa") == (released,)
+        assert ledger.released("evaluate", "aa") == ()
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"), [([], ""), ([7], "7"), ([3, 1, 2], "1-3"), ([1, 2, 5, 7, 8, 9], "1-2,5,7-9"), ([2, 4], "2,4")]
+)
+def test_ids_are_written_as_ranges(ids: list[int], text: str) -> None:
+    assert ids_to_text(ids) == text
+    assert ids_from_text(text) == frozenset(ids)

@@ -10,12 +10,13 @@ import pytest
 from support.encodings import encoding_from_json, encoding_to_json
 
 from fedcore.codec import CodecSettings, Encoding, first_encoding
+from fedcore.codec.names import NAMES_BYTES
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 
 LAYOUT = Layout(
     specs=(
-        TensorSpec(name="w", dtype="F32", shape=(5, 3)),
+        TensorSpec(name="w", dtype="F32", shape=(50, 30)),
         TensorSpec(name="n", dtype="I64", shape=()),
         TensorSpec(name="b", dtype="BF16", shape=(4,)),
     )
@@ -33,13 +34,14 @@ def test_value_bits_are_those_of_the_protocols_table(bits: int, n_max: int, valu
     assert n_max * 2 * encoding.levels < 1 << bits
 
 
-@pytest.mark.parametrize(("bits", "packed"), [(16, 5), (21, 7), (32, 10)])
+@pytest.mark.parametrize(("bits", "packed"), [(16, 375), (21, 500), (32, 750)])
 def test_the_vector_is_as_long_as_its_parts(bits: int, packed: int) -> None:
     encoding = dataclasses.replace(ENCODING, field_bits=bits)
     sizes = {name: part.stop - part.start for name, part in encoding.sections.items()}
     assert sizes == {
         "packed": packed,
-        "tag": 1,
+        "small": 2,
+        "failed": 1,
         "examples": 1,
         "shrunk": 1,
         "sizes": 2,
@@ -47,15 +49,23 @@ def test_the_vector_is_as_long_as_its_parts(bits: int, packed: int) -> None:
         "clipped": 2,
         "integers": 1,
         "metrics": 32,
+        "names": NAMES_BYTES,
+        "keys": 0,
     }
     assert encoding.words == sum(sizes.values())
+    named = dataclasses.replace(encoding, metrics=(("loss", None), ("pair", 2)))
+    assert named.words == sum(sizes.values()) - NAMES_BYTES - 32 + 3
 
 
 CHANGES: list[dict[str, Any]] = [
     {},
     {"n_max": 101},
     {"field_bits": 21},
+    {"failures": 3},
     {"scales": (0.125, 3.5)},
+    {"metrics": ()},
+    {"metrics": (("loss", None),)},
+    {"metrics": (("loss", 1),)},
     {"scales": (3.0, 0.125)},
     {"layout": Layout(specs=LAYOUT.specs[::-1])},
     {"layout": None, "scales": ()},
@@ -104,9 +114,9 @@ def test_json_scales_may_have_lost_their_point() -> None:
         ({"n_max": True}, "n_max"),
         ({"field_bits": 8}, "field_bits"),
         ({"field_bits": "16"}, "field_bits"),
-        ({"scales": [1.0]}, "1 scales for 2"),
-        ({"scales": [1.0, 0.0]}, "scale of tensor 'b'"),
-        ({"scales": [1.0, -1.0]}, "scale of tensor 'b'"),
+        ({"scales": [1.0]}, "1 scales, the model needs 2"),
+        ({"scales": [1.0, 0.0]}, "scale of the small tensors"),
+        ({"scales": [1.0, -1.0]}, "scale of the small tensors"),
         ({"scales": [float("nan"), 1.0]}, "scale of tensor 'w'"),
         ({"scales": [float("inf"), 1.0]}, "scale of tensor 'w'"),
         ({"scales": [10**400, 1.0]}, "scales.0"),

@@ -18,13 +18,14 @@ from fedcore.codec import (
     PrivateEncoding,
     decode,
     encode,
+    encode_nothing,
     first_encoding,
     private_encoding,
     release_of,
 )
 from fedcore.codec.noised import _round
-from fedcore.errors import EncodingError, PeerError, UsageError
-from fedcore.privacy import ROUNDING, KeyStream, accounting, noise_bound
+from fedcore.errors import EncodingError, NothingContributed, PeerError, UsageError
+from fedcore.privacy import BLOCK, ROUNDING, KeyStream, accounting, noise_bound
 from fedcore.state import ModelState
 
 QUIET = 2.0**-9
@@ -32,7 +33,7 @@ QUIET = 2.0**-9
 
 
 def words_of(encoding: PrivateEncoding, local: ModelState, seed: int = 0, **changes: Any) -> np.ndarray:
-    base = weights(size=encoding.coordinates)
+    base = weights(size=encoding.coordinates - 1)
     arguments = {"base": base, "local": local, "examples": 1, "metrics": {}, "randomness": seeded(seed), **changes}
     return encode(encoding, **arguments).words
 
@@ -43,8 +44,8 @@ def total_of(encoding: PrivateEncoding, updates: list[ModelState]) -> np.ndarray
 
 def mean_of(encoding: PrivateEncoding, updates: list[ModelState]) -> np.ndarray:
     total = total_of(encoding, updates)
-    base = weights(size=encoding.coordinates)
-    decoded = decode(encoding, total, survivors=len(updates), base=base, metric_names=())
+    base = weights(size=encoding.coordinates - 1)
+    decoded = decode(encoding, total, survivors=len(updates), base=base)
     assert decoded.state is not None
     return np.asarray(decoded.state["weight"], np.float64)
 
@@ -89,8 +90,8 @@ class TestSums:
         encoding = encoding_for(70_000)
         total = total_of(encoding, [weights(1.0, size=70_000)] * 3)
         base = weights(size=70_000)
-        kept = decode(encoding, total, survivors=3, base=base, metric_names=())
-        filed = decode(encoding, total, survivors=3, base=base, metric_names=(), out_path=tmp_path / "mean")
+        kept = decode(encoding, total, survivors=3, base=base)
+        filed = decode(encoding, total, survivors=3, base=base, out_path=tmp_path / "mean")
         assert kept.state is not None
         assert filed.state is not None
         np.testing.assert_array_equal(kept.state["weight"], filed.state["weight"])
@@ -106,7 +107,7 @@ class TestSums:
         local = ModelState.from_arrays({name: array + array.dtype.type(0.25) for name, array in arrays.items()})
         encoding = private_encoding(CODEC, base.layout, 2, plan=plan(dp_noise_multiplier=QUIET), noise_clients=2)
         words = sum(words_of(encoding, local, seed, base=base) for seed in range(2))
-        decoded = decode(encoding, words, survivors=2, base=base, metric_names=())
+        decoded = decode(encoding, words, survivors=2, base=base)
         assert decoded.state is not None
         for name, array in arrays.items():
             assert decoded.state[name].dtype == array.dtype
@@ -115,7 +116,12 @@ class TestSums:
 
 class TestMetrics:
     encoding = private_encoding(
-        CODEC, None, 3, plan=plan(dp_noise_multiplier=QUIET, dp_metric_bound=2.0), noise_clients=2
+        CODEC,
+        None,
+        3,
+        plan=plan(dp_noise_multiplier=QUIET, dp_metric_bound=2.0),
+        noise_clients=2,
+        metrics=(("acc", None), ("pair", 2)),
     )
 
     def send(self, metrics: dict[str, Any], seed: int) -> Any:
@@ -125,27 +131,72 @@ class TestMetrics:
         reports = [{"acc": 0.5, "pair": [1.0, 50.0]}, {"acc": 0.7, "pair": [-9.0, 0.0]}]
         sent = [self.send(metrics, seed) for seed, metrics in enumerate(reports)]
         total = sent[0].words + sent[1].words
-        names = sent[0].metric_names
-        decoded = decode(self.encoding, total, survivors=2, base=None, metric_names=names)
+        decoded = decode(self.encoding, total, survivors=2, base=None)
         assert decoded.examples == 2
         assert decoded.metrics["acc"] == pytest.approx(0.6, abs=0.05)
         assert decoded.metrics["pair"] == pytest.approx([(1 - 2) / 2, 1.0], abs=0.05)
 
     def test_the_noise_is_on_every_slot(self) -> None:
-        """Otherwise the number of values would change the sensitivity that was announced."""
+        """On that of failures, too: a client that failed shows as little as one that did not."""
         loud = dataclasses.replace(self.encoding, release=dataclasses.replace(self.encoding.release, variance=1e6))
-        words = encode(loud, base=None, local=None, examples=1, metrics={}, randomness=seeded(1)).words
-        assert np.unique(words[:-1].view(np.uint32)).size > 0.9 * loud.coordinates
-
-    def test_clients_that_report_different_metrics_are_noticed(self) -> None:
-        one, other = self.send({"acc": 0.5}, 0), self.send({"loss": 0.5}, 1)
-        with pytest.raises(PeerError, match="same metrics"):
-            decode(self.encoding, one.words + other.words, survivors=2, base=None, metric_names=one.metric_names)
+        for words in (
+            encode_nothing(loud, randomness=seeded(1)).words,
+            encode(
+                loud, base=None, local=None, examples=1, metrics={"acc": 0.0, "pair": [0.0, 0.0]}, randomness=seeded(1)
+            ).words,
+        ):
+            lanes = words.view(np.uint32)
+            assert np.unique(lanes).size == lanes.size == loud.coordinates
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, True, "x", 2.0**30])
     def test_a_metric_that_is_none(self, value: Any) -> None:
         with pytest.raises(EncodingError, match="'acc'"):
-            self.send({"acc": value}, 0)
+            self.send({"acc": value, "pair": [0.0, 0.0]}, 0)
+
+    def test_other_metrics_than_those_of_the_exchange(self) -> None:
+        with pytest.raises(EncodingError, match="reports the metrics acc, loss, the exchange is for acc, pair:2"):
+            self.send({"acc": 0.5, "loss": 0.5}, 0)
+
+
+class TestFailures:
+    @pytest.mark.parametrize("size", [3, 999, 2**17 + 5])
+    def test_who_contributes_nothing_sends_the_bound_in_a_coordinate_of_its_own(self, size: int) -> None:
+        """Same shape, same range, the same noise; before it, a norm within that of any update."""
+        encoding = encoding_for(size, dp_noise_multiplier=2.0**-9)
+        lanes = np.zeros(encoding.coordinates, np.int32)
+        values = np.append(np.zeros(size), encoding.clip)
+        _round(encoding, lanes, lambda: iter(np.split(values, range(BLOCK, size, BLOCK))), 1 / encoding.step, seeded(3))
+        assert int(lanes.astype(np.int64) @ lanes.astype(np.int64)) <= encoding.release.norm_squared
+        nothing = encode_nothing(encoding, randomness=seeded(4)).words
+        update = words_of(encoding, weights(*[1.0] * min(size, 999), size=size))
+        assert nothing.shape == update.shape
+        for words in (nothing, update):
+            signed = words.view(np.uint32)[: encoding.coordinates].astype(np.int64) - encoding.offset
+            assert np.abs(signed).max() <= encoding.offset
+        assert abs(int(signed[-1])) < encoding.release.scale // 2
+
+    @pytest.mark.parametrize("failed", [0, 1, 2, 3])
+    def test_the_sum_tells_about_how_many(self, failed: int) -> None:
+        encoding = encoding_for(50, dp_noise_multiplier=QUIET)
+        total = total_of(encoding, [weights(*[0.01] * 50)] * (3 - failed)) if failed < 3 else 0
+        for seed in range(failed):
+            total = total + encode_nothing(encoding, randomness=seeded(100 + seed)).words
+        if failed == 3:
+            with pytest.raises(NothingContributed, match="about 3 of 3 clients contributed nothing"):
+                decode(encoding, total, survivors=3, base=weights(size=50))
+            return
+        decoded = decode(encoding, total, survivors=3, base=weights(size=50))
+        assert (decoded.examples, decoded.failures) == (3, failed)
+        assert decoded.state is not None
+        np.testing.assert_allclose(decoded.state["weight"], 0.01 * (3 - failed) / 3, atol=0.01)
+
+    def test_what_the_noise_may_account_for_is_no_failure(self) -> None:
+        """Else every other exchange of a run with sound clients would warn of one."""
+        encoding = encoding_for(3, n_max=4)
+        for seed in range(20):
+            parts = [words_of(encoding, weights(size=3), seed * 10 + client) for client in range(4)]
+            total = np.sum(parts, axis=0, dtype=np.uint64)
+            assert decode(encoding, total, survivors=4, base=weights(size=3)).failures == 0
 
 
 class TestSensitivity:
@@ -220,16 +271,14 @@ class TestWrapping:
         total = total_of(encoding, [weights(size=3)] * 2)
         total[0] += np.uint64(2 * 2 * encoding.offset + 1)
         with pytest.raises(PeerError, match="out of range"):
-            decode(encoding, total, survivors=2, base=weights(size=3), metric_names=())
+            decode(encoding, total, survivors=2, base=weights(size=3))
 
-    def test_padding_and_tag_are_checked(self) -> None:
-        encoding = encoding_for(3)
-        total = total_of(encoding, [weights(size=3)] * 2)
-        for place, message in ((1, "padding"), (2, "mask is left")):
-            spoilt = total.copy()
-            spoilt[place] ^= np.uint64(1 << 60)
-            with pytest.raises(PeerError, match=message):
-                decode(encoding, spoilt, survivors=2, base=weights(size=3), metric_names=())
+    def test_padding_is_checked(self) -> None:
+        encoding = encoding_for(4)
+        total = total_of(encoding, [weights(size=4)] * 2)
+        total[2] ^= np.uint64(1 << 60)
+        with pytest.raises(PeerError, match="padding"):
+            decode(encoding, total, survivors=2, base=weights(size=4))
 
 
 class TestParameters:
@@ -294,7 +343,7 @@ class TestParameters:
             (2, weights(size=3), 1),
         ):
             with pytest.raises(UsageError):
-                decode(encoding, np.zeros(words, np.uint64), survivors=survivors, base=base, metric_names=())
+                decode(encoding, np.zeros(words, np.uint64), survivors=survivors, base=base)
 
     def test_words_can_go_to_a_given_array(self) -> None:
         encoding = encoding_for(3)

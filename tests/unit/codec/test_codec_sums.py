@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.encodings import following
 from support.error_bound import error_bound
 
 from fedcore.codec import (
@@ -23,9 +24,10 @@ from fedcore.codec import (
     decode,
     encode,
     first_encoding,
-    next_encoding,
 )
 from fedcore.codec.blocks import BLOCK_FIELDS
+from fedcore.codec.encoding import SMALL_TENSOR, scale_groups
+from fedcore.codec.names import NAMES_BYTES
 from fedcore.state import ModelState, sha256_file
 
 WIDTHS = (16, 21, 32)
@@ -51,8 +53,8 @@ def model(rng: np.random.Generator, shift: float = 0.0) -> ModelState:
         "norm.num_batches_tracked": np.array(rng.integers(0, 1000), np.int64),
         "scalar": np.float32(real()).reshape(()),
         "empty": np.zeros((0, 5), np.float32),
-        "half": real(11).astype(np.float16),
-        "brain": to_bfloat16(real(13)),
+        "half": real(1100).astype(np.float16),
+        "brain": to_bfloat16(real(1031)),
         "double": real(2, 2),
         "big": real(BLOCK_FIELDS + 5).astype(np.float32),
         "mask": rng.random(6) > 0.5,
@@ -60,6 +62,11 @@ def model(rng: np.random.Generator, shift: float = 0.0) -> ModelState:
         "huge": rng.integers(1 << 63, (1 << 63) + 1000, 3, dtype=np.uint64),
     }
     return ModelState.from_arrays(arrays, dtypes={"brain": "BF16"})
+
+
+SCALES = len(scale_groups(model(np.random.default_rng(0)).layout))
+"""Three large tensors, and the small ones together."""
+WIDEST = (8.0,) * SCALES
 
 
 def floats(state: ModelState, name: str) -> NDArray[np.float64]:
@@ -77,7 +84,6 @@ def run_round(
     out_path: Path | None = None,
 ) -> Decoded:
     total = np.zeros(encoding.words, np.uint64)
-    names = None
     for index, (local, count) in enumerate(zip(locals_, examples, strict=True)):
         encoded = encode(
             encoding,
@@ -88,9 +94,7 @@ def run_round(
             randomness=stream(index),
         )
         total += encoded.words
-        names = encoded.metric_names
-    assert names is not None
-    return decode(encoding, total, survivors=len(locals_), base=base, metric_names=names, out_path=out_path)
+    return decode(encoding, total, survivors=len(locals_), base=base, out_path=out_path)
 
 
 def assert_within_bound(
@@ -115,7 +119,7 @@ def test_round_trip_of_every_dtype(bits: int, tmp_path: Path) -> None:
     base, *locals_ = (model(np.random.default_rng(seed)) for seed in range(4))
     examples = [10, 250, 40]
     encoding = Encoding(
-        settings=CodecSettings(w_max=250), layout=base.layout, n_max=5, field_bits=bits, scales=(0.5,) * 7
+        settings=CodecSettings(w_max=250), layout=base.layout, n_max=5, field_bits=bits, scales=(0.5,) * SCALES
     )
     decoded = run_round(encoding, base, locals_, examples)
     assert decoded.state is not None
@@ -143,7 +147,9 @@ def test_round_trip_of_every_dtype(bits: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_no_change_decodes_to_the_same_bits(bits: int) -> None:
     base = model(np.random.default_rng(1))
-    encoding = Encoding(settings=CodecSettings(), layout=base.layout, n_max=100, field_bits=bits, scales=(8.0,) * 7)
+    encoding = Encoding(
+        settings=CodecSettings(), layout=base.layout, n_max=100, field_bits=bits, scales=(8.0,) * SCALES
+    )
     decoded = run_round(encoding, base, [base, base, base], [3, 0, 100])
     assert decoded.state is not None
     for name in base:
@@ -182,8 +188,10 @@ def heavy_tailed(draw: st.DrawFn) -> tuple[int, int, list[list[float]], list[int
 @given(heavy_tailed(), st.floats(-100, 100, width=32))
 def test_sums_stay_within_the_stated_bound(case: tuple[int, int, list[list[float]], list[int]], start: float) -> None:
     bits, n_max, deltas, examples = case
-    base = ModelState.from_arrays({"w": np.full(len(deltas[0]), start, np.float32)})
-    locals_ = [ModelState.from_arrays({"w": base["w"] + np.array(row, np.float32)}) for row in deltas]
+    size = max(len(deltas[0]), SMALL_TENSOR)
+    base = ModelState.from_arrays({"w": np.full(size, start, np.float32)})
+    rows = [np.pad(np.array(row, np.float32), (0, size - len(row))) for row in deltas]
+    locals_ = [ModelState.from_arrays({"w": base["w"] + row}) for row in rows]
     encoding = Encoding(
         settings=CodecSettings(w_max=1000), layout=base.layout, n_max=n_max, field_bits=bits, scales=(1.01,)
     )
@@ -218,16 +226,17 @@ def test_the_bound_without_statistics_or_base_is_the_general_one() -> None:
 @pytest.mark.parametrize("n_max", [1, 2, 7, 8, 64, 100])
 def test_sums_at_the_edge_of_the_field_are_exact(bits: int, n_max: int) -> None:
     """Everyone at +max, at -max, and beside each other, with n = n_max clients."""
-    extremes = np.array([1, -1, 1, 1, -1, -1, 0], np.float32)
-    base = ModelState.from_arrays({"w": np.zeros(7, np.float32)})
-    local = ModelState.from_arrays({"w": extremes})
+    extremes = np.tile(np.array([1, -1, 1, 1, -1, -1, 0], np.float32), SMALL_TENSOR // 7 + 1)
+    base = ModelState.from_arrays({"w": np.zeros_like(extremes), "b": np.zeros(7, np.float32)})
+    local = ModelState.from_arrays({"w": extremes, "b": extremes[:7]})
     encoding = Encoding(
-        settings=CodecSettings(w_max=64), layout=base.layout, n_max=n_max, field_bits=bits, scales=(1.0,)
+        settings=CodecSettings(w_max=64), layout=base.layout, n_max=n_max, field_bits=bits, scales=(1.0, 1.0)
     )
     decoded = run_round(encoding, base, [local] * n_max, [64] * n_max)
     assert decoded.state is not None
-    np.testing.assert_array_equal(decoded.state["w"], extremes)
-    assert decoded.statistics.clipped == (0,)
+    for name in base:
+        np.testing.assert_array_equal(decoded.state[name], local[name])
+    assert decoded.statistics.clipped == (0, 0)
 
 
 def test_masks_that_cancel_modulo_2_64_leave_the_sum() -> None:
@@ -238,9 +247,9 @@ def test_masks_that_cancel_modulo_2_64_leave_the_sum() -> None:
         encode(encoding, base=base, local=local, examples=9, metrics={}, randomness=stream(i))
         for i, local in enumerate(locals_)
     ]
-    plain = decode(encoding, parts[0].words + parts[1].words, survivors=2, base=base, metric_names=())
+    plain = decode(encoding, parts[0].words + parts[1].words, survivors=2, base=base)
     masked = (parts[0].words + mask) + (parts[1].words - mask)
-    unmasked = decode(encoding, masked, survivors=2, base=base, metric_names=())
+    unmasked = decode(encoding, masked, survivors=2, base=base)
     assert plain.state is not None
     assert unmasked.state is not None
     assert all(plain.state[name].tobytes() == unmasked.state[name].tobytes() for name in base)
@@ -249,7 +258,9 @@ def test_masks_that_cancel_modulo_2_64_leave_the_sum() -> None:
 def test_encode_writes_into_a_used_buffer() -> None:
     base, local = (model(np.random.default_rng(seed)) for seed in range(2))
     for bits in WIDTHS:
-        encoding = Encoding(settings=CodecSettings(), layout=base.layout, n_max=4, field_bits=bits, scales=(8.0,) * 7)
+        encoding = Encoding(
+            settings=CodecSettings(), layout=base.layout, n_max=4, field_bits=bits, scales=(8.0,) * SCALES
+        )
         out = np.full(encoding.words, 2**64 - 1, np.uint64)
         used = encode(encoding, base=base, local=local, examples=5, metrics={}, randomness=stream(1), out=out)
         fresh = encode(encoding, base=base, local=local, examples=5, metrics={}, randomness=stream(1))
@@ -301,8 +312,13 @@ def test_metrics_alone_need_no_model() -> None:
             randomness=stream(1),
         )
         words += encoded.words
-    assert encoding.words == 7
-    decoded = decode(encoding, words, survivors=2, base=None, metric_names=encoded.metric_names)
+    assert encoding.words == 3 + 4 + NAMES_BYTES
+    assert decode(encoding, words, survivors=2, base=None).names == (
+        ("accuracy", None),
+        ("confusion", 2),
+        ("loss", None),
+    )
+    decoded = decode(encoding, words, survivors=2, base=None)
     assert decoded.metrics == {"accuracy": 0.875, "confusion": [1.0, 2.5], "loss": -0.875}
     assert decoded.state is None
     assert decoded.examples == 400
@@ -340,8 +356,8 @@ def test_the_statistics_name_what_the_next_round_needs() -> None:
     base, local = (model(np.random.default_rng(seed)) for seed in range(2))
     codec = CodecSettings(w_max=100)
     decoded = run_round(first_encoding(codec, base.layout, 2), base, [local], [100])
-    following = next_encoding(codec, base.layout, 2, decoded.statistics)
-    assert following.field_bits == 16
-    again = run_round(following, base, [local, local], [100, 100])
-    assert again.statistics.clipped == (0,) * 7
-    assert_within_bound(following, base, [local, local], [100, 100], again)
+    next_one = following(codec, base.layout, 2, decoded.statistics)
+    assert next_one.field_bits == 16
+    again = run_round(next_one, base, [local, local], [100, 100])
+    assert again.statistics.clipped == (0,) * SCALES
+    assert_within_bound(next_one, base, [local, local], [100, 100], again)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedcore.codec import CodecSettings, Encoding, decode, encode
 from fedcore.codec.blocks import BLOCK_FIELDS, blocks
+from fedcore.codec.encoding import FieldSection, scale_groups
 from fedcore.errors import EncodingError, PeerError, UsageError
 from fedcore.state import Layout, ModelState, TensorSpec
 
@@ -33,8 +34,10 @@ def model(seed: int) -> ModelState:
     arrays = {
         "first": rng.standard_normal(BLOCK_FIELDS + 1, dtype=np.float32),
         "count": np.array([seed]),
-        "half": rng.standard_normal(1000).astype(np.float16),
+        "half": rng.standard_normal(1030).astype(np.float16),
         "empty": np.zeros(0, np.float32),
+        "short": rng.standard_normal(7, dtype=np.float32),
+        "other": rng.standard_normal(1000),
         "wide": rng.standard_normal(BLOCK_FIELDS // 2),
         "brain": (rng.standard_normal(BLOCK_FIELDS, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16),
         "last": rng.standard_normal((BLOCK_FIELDS + 1) // 2, dtype=np.float32),
@@ -51,7 +54,7 @@ def encoding_of(bits: int, layout: Layout = BASE.layout, **settings: float) -> E
         layout=layout,
         n_max=N_MAX,
         field_bits=bits,
-        scales=(4.0,) * len(layout.floats),
+        scales=(4.0,) * len(scale_groups(layout)),
     )
 
 
@@ -80,13 +83,11 @@ def test_the_words_do_not_depend_on_the_threads(bits: int, settings: dict[str, f
 def test_the_decoded_state_does_not_depend_on_the_threads(bits: int, tmp_path: Path) -> None:
     encoding = encoding_of(bits)
     words = encode(encoding, base=BASE, local=LOCAL, examples=9, metrics={}, randomness=stream(1)).words
-    alone = decode(encoding, words, survivors=1, base=BASE, metric_names=())
+    alone = decode(encoding, words, survivors=1, base=BASE)
     for threads in THREADS:
         path = tmp_path / str(threads)
         for out_path in (None, path):
-            shared = decode(
-                encoding, words, survivors=1, base=BASE, metric_names=(), out_path=out_path, threads=threads
-            )
+            shared = decode(encoding, words, survivors=1, base=BASE, out_path=out_path, threads=threads)
             assert alone.state is not None
             assert shared.state is not None
             assert all(shared.state[name].tobytes() == alone.state[name].tobytes() for name in BASE)
@@ -100,7 +101,7 @@ def test_no_two_pieces_are_rounded_by_the_same_bits(bits: int) -> None:
     half = np.full(3 * BLOCK_FIELDS, 0.5 * encoding.step(0), np.float32)
     local = ModelState.from_arrays({"w": half})
     words = encode(encoding, base=base, local=local, examples=10, metrics={}, randomness=stream(1), threads=2).words
-    decoded = decode(encoding, words, survivors=1, base=base, metric_names=())
+    decoded = decode(encoding, words, survivors=1, base=base)
     assert decoded.state is not None
     ups = (decoded.state["w"] > half).reshape(3, BLOCK_FIELDS)
     for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -117,8 +118,8 @@ def test_a_piece_ends_with_a_word() -> None:
     )
 )
 def test_pieces_cover_every_element_once_in_order(sizes: list[int]) -> None:
-    layout = Layout(specs=tuple(TensorSpec(name=f"t{i}", dtype="F32", shape=(n,)) for i, n in enumerate(sizes)))
-    cut = blocks(encoding_of(21, layout))
+    tensors = tuple((index, TensorSpec(name=f"t{index}", dtype="F32", shape=(n,))) for index, n in enumerate(sizes))
+    cut = blocks(FieldSection(name="packed", field_bits=21, levels=3, tensors=tensors))
     assert [block.number for block in cut] == list(range(-(-sum(sizes) // BLOCK_FIELDS)))
     spans = [span for block in cut for span in block.spans]
     places = [*(span.place for span in spans), sum(sizes)]
@@ -149,7 +150,7 @@ def test_the_first_error_in_the_order_of_the_tensors_is_the_one_that_is_raised(t
     words = encode(encoding, base=BASE, local=LOCAL, examples=1, metrics={}, randomness=stream(1)).words
     words[[(BLOCK_FIELDS + 4000) // 4, 2 * BLOCK_FIELDS // 4]] = 2**64 - 1
     with pytest.raises(PeerError, match="'wide' is out of range"):
-        decode(encoding, words, survivors=1, base=BASE, metric_names=(), threads=threads)
+        decode(encoding, words, survivors=1, base=BASE, threads=threads)
 
 
 def test_threads_are_counted_from_one() -> None:

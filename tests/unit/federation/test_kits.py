@@ -23,7 +23,7 @@ SERVER_FILES = (
     "server.crt",
     "server.key",
     "authority.pub",
-    "roster.json",
+    "rosters.json",
     "operator_token.sha256",
 )
 OPERATOR_FILES = ("operator.toml", "token", "ca.crt")
@@ -135,7 +135,7 @@ def test_a_file_of_another_federation_is_refused(client, stranger, name):
 
 def test_another_clients_key_is_refused(federation, client):
     shutil.copy2(federation / "clients" / "client-1" / "identity.key", client)
-    with pytest.raises(KitError, match="not the key that the roster has for client 2"):
+    with pytest.raises(KitError, match="not the key that the roster has for this client"):
         ClientKit.load(client)
 
 
@@ -279,6 +279,43 @@ def test_eligibility_rules_that_mean_nothing(client, old, new, message):
     with pytest.raises(KitError, match=message) as refused:
         ClientKit.load(client)
     assert str(client / "policy.toml") in str(refused.value)
+
+
+_ROUNDS = "allow-config.num-server-rounds = [1, 10000]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (_ROUNDS, "allow-config.lr = [1, 0]", "allow-config.lr must be true"),
+        (_ROUNDS, "allow-config.lr = [1]", "allow-config.lr must be true"),
+        (_ROUNDS, "allow-config.lr = [1, inf]", "allow-config.lr must be true"),
+        (_ROUNDS, "allow-config.lr = false", "allow-config.lr must be true"),
+        (_ROUNDS, "allow-config.fedcore.w-max = []", "allow-config.fedcore.w-max must be true"),
+        (_ROUNDS, 'allow-config.lr = [1, "a"]', "allow-config.lr must be true"),
+        (_ROUNDS, "allow-config = true", "allow-config must be a dict"),
+        ("max-model-bytes = 8000000000", "max-model-bytes = 0", "max-model-bytes must be at least 1"),
+        ("max-model-bytes = 8000000000", "max-model-bytes = 8e9", "max-model-bytes must be a int"),
+        ("max-seconds = 86400.0", "max-seconds = inf", "max-seconds must be a number greater than 0"),
+        ("pad-seconds = 0.0", "pad-seconds = -1", "pad-seconds must be at least 0"),
+        ("max-releases = 10", "max-releases = 0", "max-releases must be at least 1"),
+        ("max-tensors = 10000", "max-tensors = 0", "max-tensors must be at least 1"),
+    ],
+)
+def test_a_bound_that_means_nothing(client, old, new, message):
+    edit(client / "policy.toml", old, new)
+    with pytest.raises(KitError, match=message) as refused:
+        ClientKit.load(client)
+    assert str(client / "policy.toml") in str(refused.value)
+
+
+def test_ones_own_clients_allow_what_others_refuse():
+    own = Policy.own(4, min_cohort=2, min_threshold=2)
+    assert (own.report_failures, own.allow_differencing, own.allow_config) == (True, True, {"*": True})
+    strict = Policy.default(4)
+    assert (strict.report_failures, strict.allow_differencing) == (False, False)
+    assert strict.allow_config == {"num-server-rounds": (1, 10_000)}
+    assert own.min_cohort == 2
 
 
 def test_what_a_policy_leaves_out_is_the_safe_choice(client):

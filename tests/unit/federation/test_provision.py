@@ -79,7 +79,7 @@ def test_the_same_randomness_gives_the_same_files(tmp_path):
     other = make(tmp_path / "c", randomness=fixed_randomness(b"other"))
     assert tree(first.folder) == tree(second.folder)
     for name, content in tree(first.folder).items():
-        if name.endswith(("roster.json", ".key", "token")):
+        if name.endswith(("roster.json", "rosters.json", ".key", "token")):
             assert content != tree(other.folder)[name], name
 
 
@@ -187,7 +187,29 @@ def test_a_policy_of_ones_own(tmp_path):
         idle_only=True,
         idle_load=0.5,
     )
-    policy = Policy(min_cohort=5, min_threshold=4, app_sha256="0f" * 32, allow_plain=True, eligibility=rules)
+    policy = Policy(
+        min_cohort=5,
+        min_threshold=4,
+        app_sha256="0f" * 32,
+        allow_plain=True,
+        report_failures=True,
+        pad_seconds=2.5,
+        allow_config={
+            "lr": (0.5, 1),
+            "fedcore.w-max": (1, 64),
+            "optimizer": ("sgd", 'a "b"'),
+            "a key": True,
+            "*": True,
+        },
+        allow_differencing=True,
+        max_model_bytes=1000,
+        max_seconds=60.0,
+        max_tensors=7,
+        max_exchanges_per_run=8,
+        max_exchanges_per_day=9,
+        max_releases=3,
+        eligibility=rules,
+    )
     made = make(tmp_path / "pilot", policy=policy)
     assert all(ClientKit.load(folder).policy == policy for folder in made.clients)
 

@@ -13,9 +13,11 @@ from pydantic import TypeAdapter
 from scipy.special import ive
 from support.privacy import encoding_for, plan
 
+from fedcore.codec import release_of
 from fedcore.config import JobSettings
 from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
 from fedcore.events import PrivacyTerms
+from fedcore.exchange import EncodingPlan, protection_for, quorum_for
 from fedcore.plain_json import from_plain
 from fedcore.privacy import Accountant, PrivacyBudget, PrivacyPlan, Release, calibrated_multiplier, grid_scale
 from fedcore.privacy.accounting import (
@@ -26,6 +28,7 @@ from fedcore.privacy.accounting import (
     skellam_rdp,
     sum_distance,
 )
+from fedcore.state import Layout, TensorSpec
 
 RELEASE = Release(mechanism="skellam", variance=1e5, shares=10, scale=1024, dimension=1000)
 
@@ -272,3 +275,24 @@ class TestRelease:
             parsed({**dataclasses.asdict(RELEASE), "varianc": 1.0})
         with pytest.raises(EncodingError, match="lacks 'shares'"):
             parsed({key: value for key, value in dataclasses.asdict(RELEASE).items() if key != "shares"})
+
+
+@pytest.mark.parametrize("n", [3, 4, 10, 40, 64])
+def test_epsilon_holds_although_as_many_collude_as_the_masks_withstand(n: int) -> None:
+    """They know their own shares of the noise, so the smallest sum has those of the others alone."""
+    settings = JobSettings(clip_norm=1.0, dp_noise_multiplier=3.0)
+    layout = Layout(specs=(TensorSpec(name="w", dtype="F32", shape=(100,)),))
+    encoding = EncodingPlan(settings, 3).encoding("train", layout, n)
+    quorum, protection = quorum_for(settings, n, 3), protection_for(settings, n, 3)
+    assert protection is not None
+    colluding = 2 * protection.threshold - n - 1
+    assert colluding >= protection.corrupt
+    stated = release_of(encoding)
+    assert stated is not None
+
+    def epsilon(shares: int) -> float:
+        """At which a sum with so many honest shares is private, each as large as it was announced."""
+        return Accountant((dataclasses.replace(stated, shares=shares),)).epsilon(1e-5)
+
+    assert epsilon(quorum - colluding) <= epsilon(stated.shares)
+    assert epsilon(quorum - colluding - 1 or 1) >= epsilon(stated.shares), "nor does it count on fewer than there are"

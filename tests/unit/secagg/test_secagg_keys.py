@@ -37,7 +37,7 @@ def test_packed_ids_are_eight_bytes_each():
 def test_usages_are_distinct_versioned_and_separate():
     values = [usage.value for usage in Usage]
     assert len(set(values)) == len(values)
-    assert all(value.startswith("fedcore/secagg/v2") for value in values)
+    assert all(value.startswith("fedcore/secagg/v3") for value in values)
     assert len({tagged_hash(usage, b"same") for usage in Usage}) == len(values)
     assert len({derive(bytes(32), bytes(32), usage, b"same") for usage in Usage}) == len(values)
 
@@ -132,7 +132,7 @@ def test_no_secret_shows_in_any_repr(make_rig, caplog, agreement):
     assert len(secrets) > 15
     holders = [session, live, held, held.held, held.pair_secrets, sharing, sharing.mask_pair, server]
     told = [live._answers, session._answers, released, server.signatures(), server.delivery(1)]
-    rebuilt = [server.mask_terms(), server._unmasking]
+    rebuilt = [server.mask_terms(), server._terms]
     shown = " ".join(map(repr, (*holders, *told, *rebuilt))) + caplog.text
     for secret in secrets:
         for text in _texts_of(secret):

@@ -88,6 +88,23 @@ def test_one_key_for_two_clients_or_two_purposes(make_rig, agreement):
     rig.go_on("share")
 
 
+def test_the_server_lists_no_key_twice_either(make_rig):
+    """Everybody would refuse the whole list for it: one client with one key for both purposes would end every round."""
+    rig = make_rig(4)
+    honest = rig.clients[1].advertise()
+    rig.server.receive_advertisement(honest)
+    one, other = rig.keys("one"), rig.keys("other")
+    for keys in ((one, one), (honest.c_public, other), (other, honest.c_public), (honest.s_public, other)):
+        copied = rig.signed(2, *keys)
+        refusal = rig.refused(
+            "duplicate-key", rig.server, lambda copied=copied: rig.server.receive_advertisement(copied)
+        )
+        assert refusal.peer == 2
+    rig.server.receive_advertisement(honest)  # said again
+    rig.advertise([2, 3, 4])
+    rig.go_on("share")
+
+
 @pytest.mark.parametrize("agreement", Agreement)
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("point", [0, 1, 2**255 - 20, 2**255 - 19, 2**255])
@@ -189,6 +206,13 @@ def test_the_owner_decides_the_least_cohort_and_threshold(make_rig):
             rig.client(1, **limits)
         assert caught.value.check == check
     assert rig.client(1, min_cohort=4, min_threshold=4).state == "new"
+
+
+def test_who_may_collude_does_not_count_towards_the_least_cohort(make_rig):
+    rig = make_rig(6, corrupt=1)
+    with pytest.raises(ProtocolViolation, match=r"cohort-below-minimum: .* 4 clients beside those that may collude"):
+        rig.client(1, min_cohort=5)
+    assert rig.client(1, min_cohort=4).state == "new"
 
 
 def test_too_few_at_each_list_that_the_server_sends(any_rig):

@@ -11,6 +11,7 @@ from fedcore.secagg import (
     AdvertisedCohort,
     Advertisement,
     ConsistencySignature,
+    Dealing,
     KeyShares,
     ShareDelivery,
     SignatureSet,
@@ -23,8 +24,9 @@ from fedcore.secagg.tree import Tree
 ADVERTISEMENT = Advertisement(1, b"c" * 32, b"s" * 32, b"g" * 64)
 MESSAGES = [
     ADVERTISEMENT,
-    KeyShares(1, b"m" * 32, {2: b"s" * 82, 3: b"t" * 82}, {2: b"p" * 48}),
-    ShareDelivery((1, 2, 3), {2: b"s" * 82, 3: b"t" * 82}, {3: b"p" * 48}),
+    KeyShares(1, b"m" * 32, b"o" * 32, {2: b"s" * 114, 3: b"t" * 114}, {2: b"p" * 48}, b"g" * 64),
+    ShareDelivery((1, 2, 3), {2: b"s" * 114, 3: b"t" * 114}, {3: b"p" * 48}),
+    Dealing(1, b"m" * 32, b"g" * 64, (b"h" * 32, b"i" * 32)),
     Survivors((1, 2, 3)),
     ConsistencySignature(1, b"g" * 64),
     SignatureSet({1: b"g" * 64, 2: b"h" * 64}),
@@ -38,6 +40,8 @@ def _others(value):
         return [value + 1]
     if isinstance(value, bytes):
         return [value[:-1] + bytes([value[-1] ^ 1])]
+    if isinstance(value, tuple) and isinstance(value[0], bytes):
+        return [value[1:], *((part, *value[1:]) for part in _others(value[0]))]
     if isinstance(value, tuple):
         return [value[1:], (*value[1:], value[0] + 8)]
     first = next(iter(value))
@@ -119,6 +123,6 @@ def test_the_digest_does_not_depend_on_the_order_of_a_mapping():
 def test_shares_and_ciphertexts_are_not_in_a_repr():
     assert repr(MESSAGES[-1]) == "UnmaskShares(client_id=1)"
     assert repr(MESSAGES[2]) == "ShareDelivery(sharers=(1, 2, 3))"
-    assert repr(MESSAGES[5]) == "SignatureSet()"
+    assert repr(MESSAGES[6]) == "SignatureSet()"
     for field in ("shares", "pair_secrets"):
         assert field not in repr(MESSAGES[1])

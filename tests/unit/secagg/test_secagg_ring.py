@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 
 from fedcore.errors import CohortTooSmall, UnmaskFailed
-from fedcore.secagg import Agreement, ServerStage, UnmaskShares
+from fedcore.secagg import Agreement, Fault, ServerStage, UnmaskShares
 
 
 def _ring_order(rig):
@@ -39,7 +39,7 @@ def test_the_sum_is_exact_with_everyone(make_rig, agreement, size):
     rig.assert_sum(rig.ids)
     assert rig.server.stage is ServerStage.DONE
     assert len(rig.server.mask_terms()) == size
-    assert rig.server.bad_share_senders == {}
+    assert rig.server.blamed == {}
 
 
 @pytest.mark.parametrize("places", [(0,), (0, 1), (0, 6), (0, 1, 7), (0, 4, 9)], ids=str)
@@ -61,7 +61,7 @@ def test_one_dropout_beyond_the_limit_is_named(make_rig, step):
     lost = _ring_order(rig)[3:6]
     near = "|".join(str(i) for i in rig.ids if set(lost) <= {i, *rig.graph().neighbours(i)})
     rig = make_rig.ring().until(step)
-    with pytest.raises(UnmaskFailed, match=rf"self secret of client ({near}) is lost: 4 shares .* 5 are needed"):
+    with pytest.raises(UnmaskFailed, match=rf"self secret of client ({near}) is lost: 4 good shares .* 5 are needed"):
         rig.lose(step, lost)
     assert rig.server.stage is ServerStage.FAILED
 
@@ -90,7 +90,7 @@ def test_a_mask_root_that_is_lost_is_named(make_rig):
     gone, others = order[0], {order[3], order[-3]}
     rig.upload(set(rig.ids) - {gone})
     rig.sign()
-    with pytest.raises(UnmaskFailed, match=f"the mask root of client {gone} is lost: 4 shares"):
+    with pytest.raises(UnmaskFailed, match=f"the mask root of client {gone} is lost: 4 good shares"):
         rig.unmask(set(rig.server.expected) - others)
 
 
@@ -171,7 +171,6 @@ def _with_wrong_shares(message: UnmaskShares) -> UnmaskShares:
 
 @pytest.mark.parametrize("place", [0, 3, 12])
 def test_a_holder_of_wrong_shares_is_named_and_the_sum_is_exact(make_rig, place):
-    """Seven shares with one wrong are within the decoding radius of a threshold of five."""
     rig = make_rig.ring().until("unmask")
     (liar,) = _at(rig, place)
     for i in rig.ids:
@@ -179,7 +178,7 @@ def test_a_holder_of_wrong_shares_is_named_and_the_sum_is_exact(make_rig, place)
         rig.server.receive_unmask(_with_wrong_shares(message) if i == liar else message)
     rig.server.close_stage()
     rig.assert_sum(rig.ids)
-    assert set(rig.server.bad_share_senders) == {liar}
+    assert rig.server.blamed == {liar: Fault.WRONG_SHARE}
 
 
 def test_a_wrong_share_of_a_mask_root_is_named(make_rig):
@@ -193,19 +192,20 @@ def test_a_wrong_share_of_a_mask_root_is_named(make_rig):
             message = dataclasses.replace(message, key_shares={gone: bytes(33)})
         rig.server.receive_unmask(message)
     rig.server.close_stage()
-    assert rig.server.bad_share_senders == {liar: f"its share of the mask root of client {gone} is wrong"}
+    assert rig.server.blamed == {liar: Fault.WRONG_SHARE}
     rig.assert_sum(set(rig.ids) - {gone})
 
 
-def test_wrong_shares_and_dropouts_together_are_named(make_rig):
+def test_wrong_shares_are_named_where_dropouts_cost_the_sum(make_rig):
     """Two holders gone and one wrong share: five are left of which four are good, so the secret is lost."""
     rig = make_rig.ring().until("unmask")
     gone_1, gone_2, liar = _at(rig, 0, 1, 3)
     for i in sorted(set(rig.ids) - {gone_1, gone_2}):
         message = rig.clients[i].unmask(rig.server.signatures())
         rig.server.receive_unmask(_with_wrong_shares(message) if i == liar else message)
-    with pytest.raises(UnmaskFailed, match="self secret of client"):
+    with pytest.raises(UnmaskFailed, match=r"self secret of client .* 4 good shares of it came back, 5 are needed"):
         rig.server.close_stage()
+    assert rig.server.blamed == {liar: Fault.WRONG_SHARE}
 
 
 @pytest.mark.parametrize("agreement", Agreement)
@@ -224,6 +224,7 @@ def test_a_survivor_that_sealed_no_secret_for_a_lost_client_is_named(make_rig, a
     with pytest.raises(UnmaskFailed, match=f"client {cheat} sealed something else than a secret for client {gone}"):
         rig.unmask()
     assert rig.server.stage is ServerStage.FAILED
+    assert rig.server.blamed == {cheat: Fault.SEALED_GARBAGE}
 
 
 def test_a_hundred_clients_with_dropouts(make_rig):

@@ -18,7 +18,7 @@ def _leaves(count: int) -> list[bytes]:
 
 
 def _tag(kind: bytes) -> bytes:
-    parts = (b"fedcore/secagg/v2/tree", kind)
+    parts = (b"fedcore/secagg/v3/tree", kind)
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 

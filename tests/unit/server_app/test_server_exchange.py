@@ -262,26 +262,78 @@ async def test_plain_evaluation_ends_with_the_manifest(here: Site, model: ModelS
     assert [(reply.node, reply.state) for reply in answer.replies] == [(1, None), (2, None), (3, None)]
 
 
-async def test_clients_must_report_the_same_metrics(here: Site, model: ModelState) -> None:
-    give_locals(here)
-    _, app = await here.begin()
+async def exchange(here: Site, app: Any, model: ModelState) -> Any:
     asked = asyncio.create_task(app.exchange(model, ALL))
-    members = await here.enter_all()
-    members[2].local.metrics = {"loss": 1.0, "surprise": 2.0}
-    await asyncio.gather(*(member.secure(until="upload") for member in members))
-    await members[0].upload()
-    with pytest.raises(Failure, match="which has: loss, pair") as refused:
-        await members[2].upload()
-    assert refused.value.problem.kind == "bad-configuration"
-    assert "surprise" not in refused.value.problem.detail
-    await members[2].withdraw(WithdrawalReason.UPDATE_REFUSED)
-    await asyncio.gather(members[1].upload(), members[3].upload())
-    rest = [members[0], members[1], members[3]]
-    await asyncio.gather(*(member.sign() for member in rest))
-    await asyncio.gather(*(member.unmask() for member in rest))
-    answer = await asked
-    assert isinstance(answer, Replies)
-    check_mean(answer.replies[0], model, [1, 2, 4])
+    await asyncio.gather(*(member.secure() for member in await here.enter_all()))
+    return await asked
+
+
+async def test_clients_that_disagree_on_their_metrics_still_give_a_model(here: Site, model: ModelState) -> None:
+    """Odd names end no run and blame nobody: there are no metrics, and a line that says why."""
+    give_locals(here)
+    run, app = await here.begin()
+    here.members[3].local.metrics = {"loss": 1.0, "surprise": 2.0}
+    first = await exchange(here, app, model)
+    here.members[3].local.metrics = {"loss": 3.0, "pair": [1.0, 9.0]}
+    second = await exchange(here, app, model)
+    assert (first.replies[0].metrics, first.replies[0].examples) == ({}, 64)
+    assert second.replies[0].metrics["loss"] == pytest.approx((10 + 40 + 90 + 16) / 64)
+    assert [member.task.encoding.metrics for member in here.members.values()] == [None] * 4  # type: ignore[union-attr]
+    third = await exchange(here, app, model)
+    assert third.replies[0].metrics == second.replies[0].metrics
+    assert here.members[1].task.encoding.metrics == (("loss", None), ("pair", 2))  # type: ignore[union-attr]
+    done = events_of(await here.finish(run, app), "exchange-done")
+    assert [data["metrics_agree"] for data in done] == [False, True, True]
+
+
+async def test_a_sum_to_which_nobody_contributed_is_not_tried_again(here: Site, model: ModelState) -> None:
+    for member in here.members.values():
+        member.local.fails = True
+    run, app = await here.begin()
+    answer = await exchange(here, app, model)
+    assert isinstance(answer, ExchangeRefused)
+    assert answer.reason.startswith("4 of 4 clients contributed nothing; their own logs say why; ")
+    app.fail(answer.reason)
+    (failed,) = events_of(await here.follow(run), "exchange-failed")
+    assert not failed["retry"]
+
+
+async def test_who_contributes_nothing_is_counted_and_not_named(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    here.members[2].local.fails = True
+    run, app = await here.begin({"quorum": 4})
+    answer = await exchange(here, app, model)
+    check_mean(answer.replies[0], model, [1, 3, 4])
+    (done,) = events_of(await here.finish(run, app), "exchange-done")
+    assert (done["failures"], done["survivors"]) == (1, [f"client-{number}" for number in (1, 2, 3, 4)])
+
+
+async def test_a_sum_that_stayed_closed_is_asked_for_again_of_all(here: Site, model: ModelState) -> None:
+    """With a quorum of three of four no failure is tolerated, with one of four a single one."""
+    give_locals(here)
+    here.members[2].local.fails = True
+    run, app = await here.begin({"quorum": 3})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    for _ in range(2):
+        await asyncio.gather(*(member.secure() for member in await here.enter_all()))
+    check_mean((await asked).replies[0], model, [1, 3, 4])
+    events = await here.finish(run, app)
+    assert [data["quorum"] for data in events_of(events, "exchange")] == [3, 4]
+    (failed,) = events_of(events, "exchange-failed")
+    assert failed["retry"]
+    assert failed["reason"].startswith(
+        "1 of 4 clients contributed nothing; their own logs say why. The sum of the others"
+    )
+
+
+async def test_a_sum_for_which_there_is_no_room_is_not_asked_for_again(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    here.members[2].local.fails = here.members[3].local.fails = True
+    _, app = await here.begin({"quorum": 3})
+    answer = await exchange(here, app, model)
+    assert isinstance(answer, ExchangeRefused)
+    assert answer.reason.startswith("2 of 4 clients contributed nothing; ")
+    assert answer.reason.endswith("tolerates 0, since clients refuse a sum of too few; the same again would end alike")
 
 
 async def test_a_client_with_another_app_is_not_asked(here: Site, model: ModelState) -> None:
@@ -312,10 +364,13 @@ async def test_a_run_waits_for_as_many_clients_as_their_policies_ask_for(here: S
     """Without min-clients and quorum, as `fedcore run` submits it: it says whom it waits for, and then goes on."""
     give_locals(here)
     run, app = await here.begin({"min-clients": 0})
+    hello = JoinIn(app_sha256=here.services.presence.installed[2], version="test", reports_failures=True)
+    await here.members[2].ask("POST", "/v1/join", hello)
     for absent in (3, 4):
         await here.members[absent].ask("POST", "/v1/heartbeat", HeartbeatIn(eligible=False))
     asked = asyncio.create_task(app.nodes())
-    waiting = {"online": ["client-1", "client-2"], "expected": 3, "absent": ["client-3", "client-4"]}
+    told = {"online": ["client-1", "client-2"], "reporting": ["client-2"]}
+    waiting = {**told, "expected": 3, "absent": ["client-3", "client-4"]}
     while waiting not in events_of(await here.show(run), "clients"):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert not asked.done()
@@ -323,6 +378,8 @@ async def test_a_run_waits_for_as_many_clients_as_their_policies_ask_for(here: S
     nodes = await asked
     assert isinstance(nodes, Nodes)
     assert nodes.nodes == [1, 2, 3]
+    listed = json.loads((await here.operator("GET", "/v1/clients")).content)["clients"]
+    assert [client["reports_failures"] for client in listed] == [False, True, False, False]
     exchange = asyncio.create_task(app.exchange(model, nodes.nodes))
     members = [here.members[number] for number in nodes.nodes]
     await asyncio.gather(*(member.enter() for member in members))

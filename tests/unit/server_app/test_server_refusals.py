@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -153,6 +154,21 @@ async def test_a_route_that_does_not_say_who_may_call_it_is_closed(here: Site) -
 async def test_the_health_and_the_schema_are_open(here: Site) -> None:
     for path in ("/healthz", "/readyz", "/openapi.json", "/docs"):
         assert (await here.http.get(path)).status_code == 200
+
+
+async def test_the_page_of_the_schema_names_no_other_host(here: Site) -> None:
+    page = await here.http.get("/docs")
+    named = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+    assert len(named) == 4
+    for name in named:
+        answer = await here.http.get(f"/{name}")
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert policy == page.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self';" in policy
+        assert "http" not in policy
+    assert "//" not in page.text + (await here.http.get("/docs/start.js")).text
+    assert (await here.http.get("/docs/redoc.standalone.js")).status_code == 422
 
 
 async def test_who_is_there_is_shown_to_the_operator(here: Site) -> None:
@@ -509,9 +525,15 @@ def test_what_a_plan_needs_follows_the_clients_policies() -> None:
         plan().check(4, 5)
     plan(quorum=5, min_clients=5).check(8, 5)
     plan().check(5, 5)
+    with pytest.raises(ConfigurationError, match="min-clients is 7, but it must be at least 8"):
+        plan(min_clients=7).check(100, 3)
+    with pytest.raises(ConfigurationError, match="quorum must be more than half"):
+        plan(quorum=10, min_clients=16).check(100, 3)
+    plan(quorum=11, min_clients=16).check(100, 3)
     plan(aggregation="plain", min_clients=1).check(4, 3)
-    assert [plan().least_clients(5), plan(min_clients=6).least_clients(5)] == [5, 6]
-    assert plan(aggregation="plain").least_clients(5) == 2
+    assert [plan().least_clients(members, 3) for members in (4, 20, 100)] == [3, 4, 8]
+    assert [plan().least_clients(8, 5), plan(min_clients=6).least_clients(8, 5)] == [5, 6]
+    assert plan(aggregation="plain").least_clients(8, 5) == 2
     assert [quorum_for(JobSettings(), n, 5) for n in (5, 6, 7, 9)] == [5, 5, 5, 7]
 
 

@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import hashlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 import uvicorn
 from support.serverside import Site, site, until
 from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.federation import FederationFolder
+from server_app.http import guard
 from server_app.http.application import Application
+from server_app.http.door import Door
 from server_app.http.head_limits import GuardedProtocol
+from server_app.http.serving import DoorServer
 
 WAIT_SECONDS = 90.0
 """For what should come at once, on a machine that is busy."""
@@ -25,13 +30,20 @@ WAIT_SECONDS = 90.0
 
 @contextlib.asynccontextmanager
 async def listening(
-    application: Application, *, header_seconds: float = 2 * WAIT_SECONDS
-) -> AsyncIterator[tuple[uvicorn.Server, int]]:
-    """uvicorn over the application, and its loopback port; the lifespan is the site's own."""
+    application: Application,
+    *,
+    header_seconds: float = 2 * WAIT_SECONDS,
+    most: int = 100,
+    tls: FederationFolder | None = None,
+) -> AsyncIterator[tuple[DoorServer, int]]:
+    """The server over the application, and its loopback port; the lifespan is the site's own."""
     limits = {"header_bytes": 8192, "header_seconds": header_seconds}
     protocol = type("Protocol", (GuardedProtocol,), limits)
-    config = uvicorn.Config(application.asgi, http=protocol, ws="none", lifespan="off", log_config=None, port=0)
-    server = uvicorn.Server(config)
+    files = {"ssl_certfile": tls.server / "server.crt", "ssl_keyfile": tls.server / "server.key"} if tls else {}
+    config = uvicorn.Config(
+        application.asgi, http=protocol, ws="none", lifespan="off", log_config=None, port=0, **files
+    )
+    server = DoorServer(config, Door(most=most, seconds=header_seconds))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -99,6 +111,66 @@ async def test_a_head_that_is_late_is_dropped(federation: FederationFolder, tmp_
     async with site(federation, tmp_path) as made, listening(made.application, header_seconds=0.2) as (_, port):
         await cut_off(port, b"")
         await cut_off(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100)
+
+
+async def test_idle_strangers_lock_nobody_out(federation: FederationFolder, tmp_path: Path) -> None:
+    """They come from many addresses, more than there are places for; a member is still heard, and so is a newcomer."""
+    async with site(federation, tmp_path) as made, listening(made.application, most=16) as (server, port):
+        path, url = "/v1/heartbeat", f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as known:
+
+            async def heartbeat(http: httpx.AsyncClient) -> int:
+                signed = made.members[1].signed("POST", path, b"{}")
+                answer = await http.post(path, content=b"{}", headers={"Content-Type": "application/json", **signed})
+                return answer.status_code
+
+            assert await heartbeat(known) == 204
+            idle = [
+                await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{2 + number // 3}", 0))
+                for number in range(36)
+            ]
+            await until(lambda: server.door.strangers == server.door.for_strangers == 8)
+            assert await heartbeat(known) == 204
+            (own, *more) = [seen._visit.who for seen in server.server_state.connections if seen._visit.who]
+            assert (own, more) == ("client-1", [])
+            async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as newcomer:
+                assert await heartbeat(newcomer) == 204
+        await until(lambda: sum(reader.at_eof() for reader, _ in idle) >= 28)
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_who_shows_no_handshake_is_turned_out(federation: FederationFolder, tmp_path: Path) -> None:
+    async with (
+        site(federation, tmp_path) as made,
+        listening(made.application, header_seconds=0.2, tls=federation) as (server, port),
+    ):
+        await cut_off(port, b"")
+        await until(lambda: server.door.strangers == 0)
+
+
+async def test_a_refused_body_is_not_read_on(
+    federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in small chunks either, each of which is soon there."""
+    monkeypatch.setattr(guard, "LINGER_SECONDS", 0.2)
+    trusted = ssl.create_default_context(cafile=federation.server / "ca.crt")
+    async with site(federation, tmp_path) as made, listening(made.application, tls=federation) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted, server_hostname="127.0.0.1")
+        start = head(made, "/v1/heartbeat", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        writer.write(start + b"%x\r\n" % 90_000 + bytes(90_000) + b"\r\n")
+        answer = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+
+        async def go_on() -> None:
+            while True:
+                writer.write(b"1\r\nx\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(go_on(), WAIT_SECONDS / 6)
+        assert (await answer).startswith(b"HTTP/1.1 413")
+        writer.close()
 
 
 async def test_a_kept_connection_has_no_clock_running_between_requests(

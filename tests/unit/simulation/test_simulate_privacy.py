@@ -34,7 +34,7 @@ def standard_deviation(survivors: int, shares: int) -> float:
 def test_the_model_is_the_mean_and_the_promised_noise(simulate: Simulate) -> None:
     done = simulate(7, app=STEADY, settings=PRIVATE, norm=0.5, fraction_evaluate=0.0)
     weight = np.asarray(done.state["weight"], np.float64)
-    noise = standard_deviation(7, shares=5)
+    noise = standard_deviation(7, shares=3)  # of the five that are sure, the masks would let two collude
     assert weight.mean() == pytest.approx(0.5 / math.sqrt(SIZE), abs=SIGMAS * noise / math.sqrt(SIZE))
     assert weight.std() == pytest.approx(noise, rel=SIGMAS * math.sqrt(0.5 / SIZE))
     (train,) = done.of("exchange-done")
@@ -53,12 +53,12 @@ def test_dropouts_leave_at_least_the_promised_noise(simulate: Simulate, seed: in
 
 
 def test_metrics_come_with_noise(simulate: Simulate) -> None:
-    settings = {"dp-noise-multiplier": 0.5, "dp-metric-bound": 1.0}
+    settings = {"dp-noise-multiplier": 0.5, "dp-metric-bound": 1.0, "evaluate-metrics": ["accuracy"]}
     done = simulate(12, app=STEADY, settings=settings, size=10, accuracy=0.75, num_server_rounds=3)
     exchanges = done.of("exchange-done")
     errors = [abs(evaluated["metrics"]["accuracy"] - 0.75) for evaluated in exchanges[1::2]]
-    # The noise multiplier, over 8 of 12 clients. One error in 800 is nought by chance: the noise has steps.
-    assert max(errors) < SIGMAS * 0.5 / math.sqrt(8 * 12)
+    # The noise multiplier, over 4 of 12 clients. One error in 800 is nought by chance: the noise has steps.
+    assert max(errors) < SIGMAS * 0.5 / math.sqrt(4 * 12)
     assert len(errors) == 3
     assert any(errors), "there is no noise"
     spent = [done["epsilon_spent"] for done in exchanges]

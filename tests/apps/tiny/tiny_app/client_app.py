@@ -46,7 +46,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def wait_at(gate: Path) -> None:
     """Until somebody opens it."""
-    gate.with_name(f"{gate.name}-reached").touch()
+    print("at the gate", gate, flush=True)  # noqa: T201 - tests wait for it in the log
     while not gate.exists():
         time.sleep(0.02)
 

@@ -1,4 +1,4 @@
-"""Version 2 of the protocol a second time, to make vectors with: straight from the formulas, and without fedcore.
+"""Version 3 of the protocol a second time, to make vectors with: straight from the formulas, and without fedcore.
 
 Nothing here is checked, erased or fast. Primitives come from hashlib, hmac and `cryptography`; key derivation,
 packing, the tree, the ring and Shamir's scheme are written out.
@@ -17,10 +17,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-VERSION = "fedcore/secagg/v2"
+VERSION = "fedcore/secagg/v3"
 HYBRID = "x25519-mlkem768"
 PRIME = 2**256 + 297
 CHUNK = 64 * 1024 * 1024
+CURVE_PRIME = 2**255 - 19
+CURVE_ORDER = 2**252 + 27742317777372353535851937790883648493
+CURVE_D = -121665 * pow(121666, -1, CURVE_PRIME) % CURVE_PRIME
 
 Field = bytes | str | int
 
@@ -190,6 +193,15 @@ class Bound:
         key, associated = self.sealing(usage, agreed, ciphertext, sender, receiver)
         return ciphertext + ChaCha20Poly1305(key).encrypt(bytes(12), text, associated)
 
+    def commitments(self, owner: int, holder: int, shares: Sequence[bytes]) -> bytes:
+        """To a pair of shares, 16 bytes each."""
+        kinds = zip(("key", "self"), shares, strict=True)
+        return b"".join(tagged_hash("share-com", self.context, owner, holder, k, share)[:16] for k, share in kinds)
+
+    def dealing(self, client: int, commitment: bytes, leaves: Sequence[bytes]) -> bytes:
+        """What is signed about shares, whose leaves come in the order of the points."""
+        return statement("shares", self.context, self.cohort, client, commitment, tree_root(leaves))
+
     def pair_secret(self, root: bytes, chooser: int, peer: int) -> bytes:
         return derive(root, self.context, "pair-secret", self.cohort, chooser, peer)
 
@@ -202,3 +214,56 @@ class Bound:
     def consistency(self, sharers: Sequence[int], survivors: Sequence[int]) -> bytes:
         sets = tagged_hash("sets", pack_ids(sharers), pack_ids(survivors))
         return statement("consistency", self.context, self.cohort, sets)
+
+
+Affine = tuple[int, int]
+"""A point of edwards25519."""
+
+
+def lifted(u: bytes) -> Affine:
+    """The point with an even x over a u-coordinate (RFC 7748, section 4.1)."""
+    coordinate = int.from_bytes(u, "little") % 2**255 % CURVE_PRIME
+    y = (coordinate - 1) * pow(coordinate + 1, -1, CURVE_PRIME) % CURVE_PRIME
+    square = (y * y - 1) * pow(CURVE_D * y * y + 1, -1, CURVE_PRIME) % CURVE_PRIME
+    x = pow(square, (CURVE_PRIME + 3) // 8, CURVE_PRIME)
+    x = x if x * x % CURVE_PRIME == square else x * pow(2, (CURVE_PRIME - 1) // 4, CURVE_PRIME) % CURVE_PRIME
+    return (x if x % 2 == 0 else CURVE_PRIME - x), y
+
+
+def added(one: Affine, two: Affine) -> Affine:
+    (a, b), (c, d) = one, two
+    product = CURVE_D * a * b * c * d % CURVE_PRIME
+    x = (a * d + b * c) * pow(1 + product, -1, CURVE_PRIME) % CURVE_PRIME
+    y = (b * d + a * c) * pow(1 - product, -1, CURVE_PRIME) % CURVE_PRIME
+    return x, y
+
+
+def times(factor: int, point: Affine) -> Affine:
+    total = (0, 1)
+    for bit in f"{factor:b}":
+        total = added(total, total)
+        total = added(total, point) if bit == "1" else total
+    return total
+
+
+def encoded(point: Affine) -> bytes:
+    return (point[1] + point[0] % 2 * 2**255).to_bytes(32, "little")
+
+
+def complaint(
+    bound: Bound, part: str, pair: Pair, accused_public: bytes, complainant: int, accused: int, nonce: bytes
+) -> tuple[bytes, bytes, bytes]:
+    """X, the proof, and the seed of the complainant's ML-KEM pair, if it has one."""
+    raw = int.from_bytes(derive(pair.root, b"", "x25519"), "little")
+    private = raw % 2**254 // 8 * 8 + 2**254
+    base, peer = lifted((9).to_bytes(32, "little")), lifted(accused_public[:32])
+    factor = private if times(private, base)[0] % 2 == 0 else 8 * CURVE_ORDER - private  # of the lifted public key
+    shared = encoded(times(factor, peer))
+    k = int.from_bytes(nonce, "little") % CURVE_ORDER
+    challenge = tagged_hash(
+        "complaint", bound.context, bound.cohort, complainant, accused, part, pair.public, accused_public, shared,
+        *(encoded(times(k, times(8, point))) for point in (base, peer)),
+    )  # fmt: skip
+    response = (k + int.from_bytes(challenge, "little") * factor) % CURVE_ORDER
+    seed = b"".join(derive(pair.root, b"", "mlkem768", part) for part in "dz") if pair.agreement == HYBRID else b""
+    return shared, challenge + response.to_bytes(32, "little"), seed

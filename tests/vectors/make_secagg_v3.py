@@ -1,9 +1,9 @@
-"""Makes secagg_v2.json: whole rounds with fixed randomness, and vectors of the parts that no small round reaches.
+"""Makes secagg_v3.json: whole rounds with fixed randomness, and vectors of the parts that no small round reaches.
 
-    python tests/vectors/make_secagg_v2.py            writes the file
-    python tests/vectors/make_secagg_v2.py --check    fails unless the file is what would be written
+    python tests/vectors/make_secagg_v3.py            writes the file
+    python tests/vectors/make_secagg_v3.py --check    fails unless the file is what would be written
 
-It runs the protocol of secagg_v2_spec, not fedcore, which has to come to the same bytes. Encapsulation of ML-KEM draws
+It runs the protocol of secagg_v3_spec, not fedcore, which has to come to the same bytes. Encapsulation of ML-KEM draws
 its own randomness: in the hybrid round the ciphertexts differ at every run, so `--check` leaves that round out.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import secagg_v2_spec as spec
+import secagg_v3_spec as spec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-FILE = Path(__file__).with_name("secagg_v2.json")
+FILE = Path(__file__).with_name("secagg_v3.json")
 WORDS = 12
 MODULUS = 2**64
 
@@ -73,7 +73,7 @@ class Round:
     def _share(self) -> None:
         t = self.p["threshold"]
         self.sharers = self.present["share"]
-        self.self_secrets, self.key_shares, self.shares, self.chosen = {}, {}, {}, {}
+        self.self_secrets, self.key_shares, self.shares, self.chosen, self.dealings = {}, {}, {}, {}, {}
         for i in self.sharers:
             holders = (i, *self.ring.neighbours(i))
             self.self_secrets[i] = self.draw[i](32)
@@ -88,11 +88,21 @@ class Round:
         sealed: dict[str, dict[int, bytes]] = {"shares": {}, "pair_secrets": {}}
         for v in self.ring.neighbours(i):
             text, peer = b"".join(self.shares[i][v]), self.advertisements[v]
-            sealed["shares"][v] = self.bound.seal("share", self.seal_pairs[i], peer["c"], i, v, text)
+            parcel = self.bound.commitments(i, v, self.shares[i][v])
+            sealed["shares"][v] = parcel + self.bound.seal("share", self.seal_pairs[i], peer["c"], i, v, text)
             if self.ring.chooses(i, v):
                 self.chosen[i, v] = secret = self.bound.pair_secret(self.mask_pairs[i].root, i, v)
                 sealed["pair_secrets"][v] = self.bound.seal("pair-seal", self.mask_pairs[i], peer["s"], i, v, secret)
-        return {"commitment": spec.tagged_hash("bcom", self.context, i, self.self_secrets[i]), **sealed}
+        commitment = spec.tagged_hash("bcom", self.context, i, self.self_secrets[i])
+        own = self.bound.commitments(i, i, self.shares[i][i])
+        dealt = {i: own, **sealed["shares"]}
+        leaves = [
+            spec.tagged_hash("shares-leaf", v, dealt[v], sealed["pair_secrets"].get(v, b""))
+            for v in sorted(dealt, key=lambda v: self.ring.point(i, v))
+        ]
+        signature = self.identities[i].sign(self.bound.dealing(i, commitment, leaves))
+        self.dealings[i] = leaves
+        return {"commitment": commitment, "own": own, "signature": signature, **sealed}
 
     def _mask(self, i: int, v: int) -> tuple[int, bytes]:
         secret = self.chosen[(i, v) if self.ring.chooses(i, v) else (v, i)]
@@ -145,6 +155,7 @@ class Round:
             "self_secrets": self.self_secrets,
             "shares": {i: {v: b"".join(pair) for v, pair in held.items()} for i, held in self.shares.items()},
             "key_shares": self.key_shares,
+            "dealings": self.dealings,
             "pair_secrets": {i: {v: s for (c, v), s in self.chosen.items() if c == i} for i in self.sharers},
             "inputs": self.inputs,
             "masks": {i: sorted(terms, key=lambda term: term[1]) for i, terms in self.masks.items()},
@@ -165,6 +176,35 @@ def _added(plain: Sequence[int], masks: Sequence[tuple[int, bytes]]) -> list[int
     return total
 
 
+def _complaints(made: Round, dealer: int, receiver: int) -> list[dict[str, Any]]:
+    """What `receiver` says of what `dealer` sealed for it, right or wrongly, and who is at fault then.
+
+    `parcel` and `pair_secret` are what the dealer signed; the nonce is what the receiver draws.
+    """
+    dealt = made.key_shares[dealer]
+    parcel, secret = dealt["shares"][receiver], dealt["pair_secrets"].get(receiver, b"")
+    pairs, publics = (made.seal_pairs[receiver], made.mask_pairs[receiver]), made.advertisements[dealer]
+    other = made.bound.commitments(dealer, receiver, made.shares[dealer][dealer])
+    cases = [
+        ("shares", parcel[:-1] + bytes([parcel[-1] ^ 1]), secret, dealer, "sealed-garbage"),
+        ("shares", other + parcel[32:], secret, dealer, "inconsistent-dealing"),
+        ("shares", parcel, secret, receiver, "false-complaint"),
+        ("pair-secret", parcel, secret[:-1] + bytes([secret[-1] ^ 1]) if secret else b"", dealer, "sealed-garbage"),
+        ("pair-secret", parcel, secret, receiver, "false-complaint"),
+    ]
+    record = []
+    for part, shown, sealed, guilty, fault in cases if secret else cases[:3]:
+        nonce, pair = made.draw[receiver](64), pairs[part != "shares"]
+        public = publics["c" if part == "shares" else "s"]
+        shared, proof, seed = spec.complaint(made.bound, part, pair, public, receiver, dealer, nonce)
+        entry = {"complainant": receiver, "accused": dealer, "part": part, "nonce": nonce, "parcel": shown,
+                 "pair_secret": sealed, "mlkem_seed": seed}  # fmt: skip
+        record.append({**entry, "shared": shared, "proof": proof, "altered": False, "guilty": guilty, "fault": fault})
+        wrong = {"shared": _flipped(shared, 0)} if fault == "false-complaint" else {"proof": _flipped(proof, 32)}
+        record.append({**record[-1], **wrong, "altered": True, "guilty": receiver, "fault": "false-complaint"})
+    return record
+
+
 def full_round() -> dict[str, Any]:
     """Four clients on the full graph; the fourth is gone before its upload."""
     everybody, left = [1, 2, 3, 4], [1, 2, 3]
@@ -172,6 +212,7 @@ def full_round() -> dict[str, Any]:
     made = Round("full", present, cohort=everybody, quorum=3, degree=3, threshold=3, agreement="x25519")
     record = made.record()
     other = record["advertisements"][3]["s"]
+    record["complaints"] = [case for v in (2, 3) for case in _complaints(made, v, 1)]
     record["refused"] = [
         _no("client.share_keys", 1, ["members", 1, "c_public"], other, "key-substitution"),
         _no("client.share_keys", 1, ["members", 1, "signature"], bytes(64), "key-substitution"),
@@ -179,7 +220,21 @@ def full_round() -> dict[str, Any]:
         _no("client.share_keys", 1, ["ids"], [1, 2, 3, 3], "duplicate-id"),
         _no("client.share_keys", 1, ["proof"], [bytes(32)], "malformed"),
         _no("client.receive_shares", 1, ["shares", 2], record["key_shares"][3]["shares"][1], "share-unsealing"),
-        _no("client.receive_shares", 1, ["shares", 2], bytes(1170), "malformed"),
+        _no("client.receive_shares", 1, ["shares", 2], bytes(1202), "malformed"),
+        _no(
+            "client.receive_shares",
+            1,
+            ["shares", 2],
+            _flipped(record["key_shares"][2]["shares"][1], 31),
+            "uncommitted-share",
+        ),
+        _no(
+            "client.receive_shares",
+            1,
+            ["shares", 2],
+            _flipped(record["key_shares"][2]["shares"][1], 32),
+            "share-unsealing",
+        ),
         _no("client.receive_shares", 1, ["sharers"], [1, 2], "cohort-below-minimum"),
         _no("client.receive_shares", 1, ["sharers"], [2, 3, 4], "own-id-missing"),
         _no("client.receive_shares", 1, ["sharers"], [1, 2, 3, 4, 5], "sharers-not-advertised"),
@@ -213,7 +268,7 @@ def ring_round() -> dict[str, Any]:
     made = Round("ring", present, **RING)
     record, ring = made.record(), made.ring
     reader = next(
-        i for i in made.survivors if sum(ring.chooses(v, i) for v in ring.neighbours(i) if v in made.sharers) > 1
+        i for i in present["sign"] if sum(ring.chooses(v, i) for v in ring.neighbours(i) if v in made.sharers) > 1
     )
     one, two = [v for v in ring.neighbours(reader) if v in made.sharers and ring.chooses(v, reader)][:2]
     chosen = next(v for v in ring.neighbours(reader) if ring.chooses(reader, v))
@@ -230,11 +285,11 @@ def ring_round() -> dict[str, Any]:
         ),
         _no("client.receive_shares", reader, ["shares", one], sealed[two]["shares"][reader], "share-unsealing"),
         _no("client.receive_shares", reader, ["pair_secrets", chosen], bytes(48), "wrong-recipients"),
-        _no("client.receive_shares", reader, ["shares", stranger], bytes(82), "wrong-recipients"),
+        _no("client.receive_shares", reader, ["shares", stranger], bytes(114), "wrong-recipients"),
         _no("client.receive_shares", reader, ["pair_secrets"], {}, "wrong-recipients"),
         _no("client.unmask", reader, ["signatures", made.present["sign"][0]], bytes(64), "inconsistent-survivors"),
         _no("server.receive_shares", reader, ["pair_secrets"], {}, "wrong-recipients"),
-        _no("server.receive_shares", reader, ["shares", stranger], bytes(82), "wrong-recipients"),
+        _no("server.receive_shares", reader, ["shares", stranger], bytes(114), "wrong-recipients"),
         _no("server.receive_unmask", reader, ["self_shares", stranger], bytes(33), "wrong-recipients"),
     ]
     return record
@@ -251,16 +306,16 @@ def hybrid_round() -> dict[str, Any]:
     present = {"advertise": everybody, "share": everybody, "upload": left, "sign": left, "unmask": left}
     made = Round("hybrid", present, cohort=everybody, quorum=2, degree=2, threshold=2, agreement=spec.HYBRID)
     record = made.record()
-    sealed = bytearray(record["key_shares"][2]["shares"][1])
-    sealed[0] ^= 1
+    parcel = record["key_shares"][2]["shares"][1]
+    record["complaints"] = [case for ends in ((2, 1), (1, 2), (3, 2)) for case in _complaints(made, *ends)]
     key = bytearray(record["advertisements"][2]["c"])
     key[32:34] = b"\xff\xff"
     signature = made.identities[2].sign(
         spec.statement("adv", made.context, 2, bytes(key), record["advertisements"][2]["s"])
     )
     record["refused"] = [
-        _no("client.receive_shares", 1, ["shares", 2], bytes(sealed), "share-unsealing"),
-        _no("client.receive_shares", 1, ["shares", 2], bytes(sealed[1088:]), "malformed"),
+        _no("client.receive_shares", 1, ["shares", 2], _flipped(parcel, 32), "share-unsealing"),
+        _no("client.receive_shares", 1, ["shares", 2], parcel[1088:], "malformed"),
         _no("server.receive_advertisement", 2, [], {"client_id": 2, "c_public": bytes(key),
             "s_public": record["advertisements"][2]["s"], "signature": signature}, "malformed"),
     ]  # fmt: skip
@@ -276,10 +331,34 @@ def _no(step: str, client: int, path: list[Any], value: Any, check: str) -> dict
     return {"step": step, "client": client, "path": path, "value": value, "check": check}
 
 
+def _flipped(raw: bytes, place: int) -> bytes:
+    return raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
+
+
 def statements() -> list[dict[str, Any]]:
     """Every usage, with fields of every kind."""
-    usages = ["", "x25519", "mlkem768", "adv", "tree", "cohort", "order", "share", "bcom", "self", "pair-secret",
-              "pair-seal", "pair", "sets", "consistency", "message"]  # fmt: skip
+    usages = [
+        "",
+        "x25519",
+        "mlkem768",
+        "adv",
+        "tree",
+        "cohort",
+        "order",
+        "share",
+        "bcom",
+        "share-com",
+        "shares",
+        "shares-leaf",
+        "complaint",
+        "self",
+        "pair-secret",
+        "pair-seal",
+        "pair",
+        "sets",
+        "consistency",
+        "message",
+    ]
     fields = [[], [b""], ["text", 5, b"\x00\xff"], [2**63 - 1, "é"]]
     return [
         {
@@ -316,14 +395,14 @@ def trees() -> list[dict[str, Any]]:
 
 
 def sharings() -> list[dict[str, Any]]:
-    """Splits at the edges of the field and of the threshold, and which holders' shares were then altered."""
-    cases = [(1, 1, []), (2, 3, []), (3, 7, [2]), (5, 7, [7]), (5, 9, [1, 6]), (24, 35, [3, 30])]
+    """Splits at the edges of the field and of the threshold."""
+    cases = [(1, 1), (2, 3), (3, 7), (5, 7), (5, 9), (24, 35)]
     record = []
-    for k, (threshold, holders, wrong) in enumerate(cases):
+    for k, (threshold, holders) in enumerate(cases):
         secret = [_hash("secret"), bytes(32), b"\xff" * 32][k % 3]
         pool = spec.randomness(f"sharing {k}")(49 * (threshold - 1))
         shares = spec.split(secret, pool, threshold, holders)
-        record.append({"secret": secret, "threshold": threshold, "pool": pool, "shares": shares, "wrong": wrong})
+        record.append({"secret": secret, "threshold": threshold, "pool": pool, "shares": shares})
     return record
 
 
@@ -342,7 +421,7 @@ def orders() -> list[dict[str, Any]]:
 def build() -> dict[str, Any]:
     """Everything that the JSON file holds."""
     return {
-        "what": "fedcore secure aggregation, version 2; bytes are in hexadecimal",
+        "what": "fedcore secure aggregation, version 3; bytes are in hexadecimal",
         "randomness": "call k (from 1) for n bytes by client i of a round: the first n bytes of SHAKE-256('NAME i/k')",
         "statements": statements(),
         "streams": streams(),
@@ -377,7 +456,7 @@ def main() -> None:
     for version in (made, kept):
         version["rounds"] = [record for record in version["rounds"] if record["name"] != "hybrid"]
     if made != kept:
-        sys.exit("secagg_v2.json is not what make_secagg_v2.py makes")
+        sys.exit("secagg_v3.json is not what make_secagg_v3.py makes")
 
 
 if __name__ == "__main__":

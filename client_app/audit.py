@@ -1,0 +1,206 @@
+"""`fedcore client audit`: all that was ever asked of a client, what it released, refused and spent, for its owner.
+
+It is read from the ledger, which may grow meanwhile, and shows nothing that came out of the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from client_app.journal import whole_lines
+from client_app.ledger_entries import (
+    LEDGER_FILE,
+    Asked,
+    Entered,
+    Entry,
+    Refused,
+    Released,
+    Returned,
+    Spent,
+    ids_from_text,
+    read_entries,
+)
+from client_app.output import clean
+from fedcore.errors import ConfigurationError
+from fedcore.federation import ClientKit, Policy
+from fedcore.privacy import Accountant
+
+
+@dataclass(slots=True, kw_only=True)
+class AuditedExchange:
+    """One exchange that was offered, and how it ended for this client.
+
+    at: seconds since 1970. model: its SHA-256, "" for none. changed: config and settings other than the installed
+    app's. outcome: "asked"; "entered" where it took part and agreed to no sum; "released" into a sum with `others`;
+    "readable" where the server may have read the update itself; "refused", with the check and what it failed on.
+    """
+
+    run: str
+    exchange: int
+    at: float = 0.0
+    message_type: str = ""
+    aggregation: str = ""
+    app_sha256: str = ""
+    model: str = ""
+    cohort: int = 0
+    changed: dict[str, str] = field(default_factory=dict)
+    outcome: str = "asked"
+    others: int = 0
+    check: str = ""
+    subject: str = ""
+
+    def follow(self, entry: Entry) -> None:
+        """Take a line of the ledger that is about this exchange."""
+        match entry:
+            case Asked():
+                for name in ("at", "message_type", "aggregation", "app_sha256", "model", "cohort", "changed"):
+                    setattr(self, name, getattr(entry, name))
+            case Entered():
+                self.at = entry.at or self.at
+                self.outcome = "readable" if self.aggregation == "plain" else "entered"
+            case Released():
+                self.outcome, self.others = "released", len(ids_from_text(entry.survivors)) - 1
+            case Refused():
+                self.outcome = "released" if self.outcome == "released" else "refused"
+                self.check, self.subject = entry.check, entry.subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """Epsilon of all noised sums together, at the policy's delta. allowed, left: None where no bound is set."""
+
+    epsilon: float
+    delta: float
+    allowed: float | None
+    left: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What the ledger of one client says."""
+
+    client: str
+    federation: str
+    exchanges: tuple[AuditedExchange, ...]
+    spending: Spending
+
+
+def audit(kit: Path, state_dir: Path | None = None) -> Audit:
+    """Read the ledger of the client whose kit this is; raises ConfigurationError where there is none, or KitError."""
+    loaded = ClientKit.load(kit)
+    path = (state_dir or loaded.folder / "state") / LEDGER_FILE
+    if not path.exists():
+        raise ConfigurationError(
+            f"{path} does not exist: this client was never asked anything, or --state-dir is another"
+        )
+    content = path.read_bytes()
+    entries = tuple(read_entries(path, content[: whole_lines(content)]))
+    return Audit(
+        client=loaded.name,
+        federation=loaded.federation,
+        exchanges=tuple(_exchanges(entries)),
+        spending=_spending(entries, loaded.policy),
+    )
+
+
+def _exchanges(entries: Iterable[Entry]) -> list[AuditedExchange]:
+    """In the order in which they were asked; one that is asked for again, after a refusal, is listed again."""
+    listed: list[AuditedExchange] = []
+    latest: dict[tuple[str, int], AuditedExchange] = {}
+    for entry in entries:
+        key = (entry.run, entry.exchange)
+        if key not in latest or (isinstance(entry, Asked) and latest[key].outcome != "asked"):
+            latest[key] = AuditedExchange(run=entry.run, exchange=entry.exchange)
+            listed.append(latest[key])
+        latest[key].follow(entry)
+    return listed
+
+
+def _spending(entries: Iterable[Entry], policy: Policy) -> Spending:
+    spent = {}
+    for entry in entries:
+        if isinstance(entry, Spent):
+            spent[entry.run, entry.exchange] = entry.attempt.release
+        elif isinstance(entry, Returned):
+            spent.pop((entry.run, entry.exchange), None)
+    epsilon = Accountant(spent.values()).epsilon(policy.delta)
+    allowed = policy.max_epsilon or None
+    left = max(allowed - epsilon, 0.0) if allowed else None
+    return Spending(epsilon=epsilon, delta=policy.delta, allowed=allowed, left=left)
+
+
+def audit_json(found: Audit) -> str:
+    """Every exchange, and what was spent."""
+    return json.dumps(asdict(found), indent=2)
+
+
+def print_audit(found: Audit, console: Console) -> None:
+    """A row for each run, one for each kind of refusal, and what was spent."""
+    console.print(f"{found.client} of {found.federation}: {len(found.exchanges)} exchanges asked for")
+    console.print(_runs(found.exchanges))
+    if any(exchange.check for exchange in found.exchanges):
+        console.print(_refusals(found.exchanges))
+    spending = found.spending
+    left = f", {spending.left:.4g} of {spending.allowed:g} left" if spending.allowed else ", no bound is set"
+    console.print(f"epsilon spent: {spending.epsilon:.4g} at delta {spending.delta:g}{left}")
+
+
+def _runs(exchanges: Iterable[AuditedExchange]) -> Table:
+    table = _table("run", "first asked", "asked for", "models", "sums", "with", "refused", "set")
+    by_run: dict[str, list[AuditedExchange]] = {}
+    for exchange in exchanges:
+        by_run.setdefault(exchange.run, []).append(exchange)
+    for run, asked in by_run.items():
+        kinds = Counter(exchange.message_type for exchange in asked if exchange.message_type)
+        outcomes = Counter(exchange.outcome for exchange in asked)
+        others = [exchange.others for exchange in asked if exchange.outcome == "released"]
+        changed = {key: value for exchange in asked for key, value in exchange.changed.items()}
+        readable = f", {outcomes['readable']} readable" if outcomes["readable"] else ""
+        table.add_row(
+            _text(run[:16]),
+            _time(min(exchange.at for exchange in asked)),
+            "\n".join(f"{count} {_text(kind)}" for kind, count in kinds.items()),
+            str(len({exchange.model for exchange in asked} - {""})),
+            f"{outcomes['released']}{readable}",
+            str(min(others)) if others else "-",
+            str(outcomes["refused"]),
+            "\n".join(f"{_text(key)}={_text(value)}" for key, value in changed.items()) or "-",
+        )
+    return table
+
+
+def _refusals(exchanges: Iterable[AuditedExchange]) -> Table:
+    table = _table("refused or failed", "on", "times", "last")
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for exchange in exchanges:
+        if exchange.check:
+            kinds.setdefault((exchange.check, exchange.subject), []).append(exchange.at)
+    for (check, subject), times in kinds.items():
+        table.add_row(check, _text(subject) or "-", str(len(times)), _time(max(times)))
+    return table
+
+
+def _table(*titles: str) -> Table:
+    """Nothing is cut off where the terminal is narrow."""
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold", no_wrap=title in ("first asked", "asked for", "last", "on"))
+    return table
+
+
+def _text(text: str) -> str:
+    """Text of the server's choice: no control characters, no markup."""
+    return escape(clean(text))
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}" if seconds else "-"

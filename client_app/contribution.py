@@ -1,0 +1,65 @@
+"""What the server must not see of the local work: whether and why it failed, and, where padded, how long it took.
+
+From the moment that the local work of a secure exchange begins, what this client sends follows from the protocol alone
+(docs/protocol.md, "Constant behaviour"). Whatever fails because of data, the app or its ranks makes a masked zero of
+the update, and one count of a failure in the sum. Only the owner's log says which.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+
+from client_app.eligibility import NotEligible
+from client_app.output import Output
+from client_app.ranks.failures import AppFailed
+from fedcore.errors import FedcoreError, ProtocolViolation, Refused
+from fedcore.federation import Policy
+from fedcore.wire import Task
+
+
+def tells_failures(task: Task, policy: Policy) -> bool:
+    """Whether the server may be told that and why the local work fails; in plain mode it reads the updates anyway."""
+    return task.aggregation == "plain" or policy.report_failures
+
+
+def seconds_to_pad(elapsed: float, *, pad: float, limit: float) -> float:
+    """How long an upload that could begin after `elapsed` seconds waits for the next whole multiple of `pad`.
+
+    Never beyond `limit`, the time that the task allows; 0 where `pad` is 0.
+    """
+    if not pad:
+        return 0.0
+    return max(min(math.ceil(elapsed / pad) * pad, limit) - elapsed, 0.0)
+
+
+def show_nothing(output: Output, error: Exception) -> None:
+    """Tell the owner, and nobody else, why this client has nothing to contribute."""
+    for line in _trace(error):
+        output.error("app", line)
+    text = str(error) if isinstance(error, FedcoreError | OSError) else f"the local work failed: {type(error).__name__}"
+    output.error("failed", f"{text}; contributes nothing to this exchange; nobody is told why")
+
+
+def show_end(output: Output, error: FedcoreError | OSError) -> None:
+    """Tell the owner why an exchange ended for this client."""
+    match error:
+        case NotEligible():
+            output.info("withdrawn", f"left the exchange, {error}")
+        case ProtocolViolation():
+            output.error("refused", f"refused: {error}", check=error.check)
+        case Refused():
+            output.warning("ended", f"the exchange ended for this client: {error}")
+        case _:
+            for line in _trace(error):
+                output.error("app", line)
+            output.error("withdrawn", str(error))
+
+
+def _trace(error: Exception) -> list[str]:
+    """The lines behind an error of the app, or of ours that nobody expected."""
+    if isinstance(error, AppFailed):
+        return error.traceback.rstrip().splitlines()
+    if isinstance(error, FedcoreError | OSError):
+        return []
+    return "".join(traceback.format_exception(error)).rstrip().splitlines()

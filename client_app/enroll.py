@@ -1,0 +1,43 @@
+"""What `fedcore client enroll` does and says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedcore.federation.enrolment import accept, ask, rotate
+from fedcore.federation.fingerprint import fingerprint
+
+
+def request(folder: Path, name: str, as_json: bool) -> str:
+    """Ask to join under `name`, or, where it is empty, for a new key; returns what to tell the owner."""
+    path, made = ask(folder, name) if name else rotate(folder)
+    told = fingerprint(made.public_key)
+    if as_json:
+        return json.dumps({"request": str(path), "name": made.name, "fingerprint": told})
+    key = "its identity key was made here, and stays here" if name else "its new key waits here for the roster"
+    return (
+        f"{made.name}: {key}\n"
+        f"  request      {path}    send it to the federation's authority\n"
+        f"  fingerprint  {told}    tell it over a line that both trust"
+    )
+
+
+def complete(folder: Path, admission: Path, authority_fingerprint: str, as_json: bool) -> str:
+    """Accept an admission; returns what to tell the owner."""
+    kit = accept(folder, admission, authority_fingerprint)
+    if as_json:
+        return json.dumps(
+            {
+                "kit": str(kit.folder),
+                "federation": kit.federation,
+                "client": kit.client_id,
+                "name": kit.name,
+                "roster": kit.roster.version,
+            }
+        )
+    return (
+        f"{kit.name} is client {kit.client_id} of the federation {kit.federation!r} (roster {kit.roster.version})\n"
+        f"  policy  {kit.folder}/policy.toml    what this client insists on; read it\n"
+        f"  start   fedcore client --kit {kit.folder} --app APP_DIR"
+    )

@@ -1,0 +1,228 @@
+"""The commands `fedcore federation ...`: the authority's, and how its rosters reach a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedcore.federation.authority import Authority
+    from fedcore.federation.requests import Request
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Make a federation whose clients keep their own keys; admit, revoke and list them.\n\n"
+    "Example: fedcore federation create fed --host fl.example.org",
+)
+
+Federation = Annotated[
+    Path, typer.Option(help="The authority's folder, or the federation's folder around it.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.command()
+def create(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    name: Annotated[str, typer.Option(help="Name of the federation.")] = "federation",
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the server, for its certificate; repeatable.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the server.  \\[default: 8443]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a federation that clients enrol in: its authority, its server, its operator, and no client's key.
+
+    Example: fedcore federation create fed --host fl.example.org
+    """
+    from datetime import UTC, datetime
+
+    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT
+    from fedcore.federation import create as create_federation
+    from fedcore.federation.authority import Authority
+    from fedcore.federation.fingerprint import fingerprint
+
+    made = create_federation(
+        folder, name=name, now=datetime.now(UTC), hosts=host or DEFAULT_HOSTS, port=port or DEFAULT_PORT
+    )
+    told = fingerprint(Authority.load(made.folder).public_key)
+    _say(
+        as_json,
+        {"folder": str(folder), "federation": name, "server": made.server_url, "authority_fingerprint": told},
+        f"made the federation {name!r} in {folder}, without clients yet",
+        f"  authority    {folder}/authority    keep it offline: it admits clients",
+        f"  fingerprint  {told}    tell it to every client's owner",
+        f"  server       {folder}/server       fedcore server --federation {folder}",
+        f"  operator     {folder}/operator     fedcore run APP_DIR --operator {folder}/operator",
+        f"  apps         to be read and approved: fedcore server approve APP_DIR --federation {folder}",
+        f"  apps         the server runs those alone that its owner approves: fedcore server approve APP_DIR "
+        f"--federation {folder}",
+        "  clients      each runs: fedcore client enroll KIT --name NAME",
+    )
+
+
+@app.command()
+def approve(
+    requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", help="Files that clients sent.")],
+    federation: Federation,
+    fingerprint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="F", help="What a client's owner told you; repeatable. Without it you are asked."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for admissions.  \\[default: beside each request]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Admit clients, or replace their keys: sign the next roster, and write an admission file for each.
+
+    Example: fedcore federation approve hospital-3.request.json --federation fed
+    """
+    from fedcore.federation.authority import Authority
+    from fedcore.federation.files import replace_file
+    from fedcore.federation.requests import ADMISSION_SUFFIX, Request
+
+    authority = Authority.load(federation)
+    asked = [Request.load(path) for path in requests]
+    for request in asked:
+        authority.known(request)
+        _confirm(request, fingerprint or [])
+    authority = authority.approve(asked)
+    ids = {member.name: member.id for member in authority.roster.members}
+    granted: list[dict[str, Any]] = []
+    for path, request in zip(requests, asked, strict=True):
+        granted.append({"name": request.name, "id": ids[request.name], "admission": None})
+        if not request.replaces:  # a member has a kit, which follows the roster by itself
+            target = (out or path.parent) / f"{request.name}{ADMISSION_SUFFIX}"
+            replace_file(target, authority.admission(ids[request.name]).to_json())
+            granted[-1]["admission"] = str(target)
+    _say(
+        as_json,
+        {"roster": authority.roster.version, "granted": granted},
+        *(_granted(**one) for one in granted),
+        _not_yet(authority),
+    )
+
+
+@app.command()
+def revoke(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Members who leave, for good.")],
+    federation: Federation,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke members: sign the next roster without them. Neither their ids nor their names are given again.
+
+    Example: fedcore federation revoke hospital-2 --federation fed
+    """
+    from fedcore.federation.authority import Authority
+
+    if not yes:
+        typer.confirm(f"revoke {', '.join(names)}, for good?", abort=True, err=True)
+    authority = Authority.load(federation).revoke(names)
+    left = len(authority.roster.members)
+    _say(
+        as_json,
+        {"roster": authority.roster.version, "revoked": names, "members": left},
+        f"revoked {', '.join(names)}; {left} members are left",
+        _not_yet(authority),
+    )
+
+
+@app.command()
+def publish(
+    federation: Federation,
+    operator: Annotated[
+        Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
+    ],
+    connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Hand the newest roster to the running server, which uses it from the next exchange on.
+
+    Example: fedcore federation publish --federation fed --operator fed/operator
+    """
+    from client_app.operator.run import OperatorClient
+    from fedcore.federation import OperatorKit
+    from fedcore.federation.authority import Authority
+
+    rosters = Authority.load(federation).rosters
+    with OperatorClient(OperatorKit.load(operator), connect_seconds=connect_seconds) as client:
+        answer = client.publish(rosters)
+    waits = "" if answer.roster == answer.newest else "; it comes into use when the open exchange ends"
+    _say(as_json, answer.model_dump(), f"the server has roster {answer.newest}{waits}")
+
+
+@app.command()
+def show(federation: Federation, as_json: AsJson = False) -> None:
+    """List members, fingerprints, rosters, and how long the certificates are good.
+
+    Example: fedcore federation show --federation fed
+    """
+    from client_app.operator.federation_view import described, listed
+    from fedcore.federation.authority import Authority
+
+    content = described(Authority.load(federation))
+    _say(as_json, content, *listed(content))
+
+
+@app.command("renew-certificate")
+def renew_certificate(
+    federation: Federation,
+    certificate: Annotated[
+        Path | None, typer.Option(help="The server's certificate.  \\[default: server/server.crt of the federation]")
+    ] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the server, where they change; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace the server's certificate by one for another year, for the same key. It is taken at the next start.
+
+    Example: fedcore federation renew-certificate --federation fed
+    """
+    from datetime import UTC, datetime
+
+    from fedcore.federation.authority import Authority
+    from fedcore.federation.kits import CERTIFICATE_FILE
+
+    authority = Authority.load(federation)
+    path = certificate or authority.folder.parent / "server" / CERTIFICATE_FILE
+    made = authority.renew_certificate(path, host or [], now=datetime.now(UTC))
+    until = made.not_valid_after_utc.date().isoformat()
+    _say(
+        as_json,
+        {"certificate": str(path), "good_until": until},
+        f"{path} is good until {until}; a running server takes it at its next start",
+    )
+
+
+def _confirm(request: Request, told: list[str]) -> None:
+    """KitError, or the end of the command, unless the key is the one that its owner told of."""
+    from fedcore.federation.fingerprint import check_fingerprint, fingerprint
+
+    what = f"{request.name}, who asks to {'replace its key' if request.replaces else 'join'},"
+    if told:
+        check_fingerprint(request.public_key, told, what)
+        return
+    typer.echo(f"{what} has a key with the fingerprint\n  {fingerprint(request.public_key)}", err=True)
+    typer.confirm("is that what its owner told you, over a line that you trust?", abort=True, err=True)
+
+
+def _granted(name: str, id: int, admission: str | None) -> str:
+    return f"{name} is client {id}; " + (f"send back {admission}" if admission else "its new key is on the roster")
+
+
+def _not_yet(authority: Authority) -> str:
+    return (
+        f"roster {authority.roster.version} is signed; a running server gets it with: "
+        f"fedcore federation publish --federation {authority.folder} --operator OPERATOR_KIT"
+    )
+
+
+def _say(as_json: bool, content: Mapping[str, Any], *lines: str) -> None:
+    typer.echo(json.dumps(content, indent=2) if as_json else "\n".join(lines))

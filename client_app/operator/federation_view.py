@@ -1,0 +1,46 @@
+"""A federation as `fedcore federation show` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcore.federation.authority import Authority
+from fedcore.federation.files import read_certificate
+from fedcore.federation.fingerprint import fingerprint
+from fedcore.federation.kits import CA_FILE, CERTIFICATE_FILE
+
+
+def described(authority: Authority) -> dict[str, Any]:
+    """What there is to know without any secret."""
+    server = authority.folder.parent / "server" / CERTIFICATE_FILE
+    certificates = {"ca": authority.folder / CA_FILE} | ({"server": server} if server.exists() else {})
+    return {
+        "federation": authority.federation,
+        "server": authority.server_url,
+        "authority_fingerprint": fingerprint(authority.public_key),
+        "roster": authority.roster.version,
+        "members": [
+            {"id": member.id, "name": member.name, "fingerprint": fingerprint(member.public_key)}
+            for member in authority.roster.members
+        ],
+        "revoked": [{"id": member.id, "name": member.name} for member in authority.roster.revoked],
+        "good_until": {what: _end(path) for what, path in certificates.items()},
+    }
+
+
+def listed(content: Mapping[str, Any]) -> Iterator[str]:
+    """The same as lines of text."""
+    yield f"federation {content['federation']} at {content['server']}, roster {content['roster']}"
+    yield f"authority    {content['authority_fingerprint']}"
+    for member in content["members"]:
+        yield f"{member['id']:6}  {member['name']:<24} {member['fingerprint']}"
+    for member in content["revoked"]:
+        yield f"{member['id']:6}  {member['name']:<24} revoked"
+    for what, until in content["good_until"].items():
+        yield f"certificate of the {what}: good until {until}"
+
+
+def _end(path: Path) -> str:
+    return read_certificate(path).not_valid_after_utc.date().isoformat()

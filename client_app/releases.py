@@ -1,0 +1,127 @@
+"""Which sums this client has agreed to, and to which ones more it may: sums can tell together what none does alone.
+
+Sums from one model can be added and subtracted, its own as well as those of others. The sets of their survivors cut the
+members into groups: two members are in one group if they are in the same of the sets. Every combination of the sums
+gives all members of a group the same weight, so it tells nothing but sums over groups. A client agrees to a sum where
+each group then has as many members as a sum needs, among all sums of that model and purpose that its ledger and its
+transcript hold, unfinished ones too; and never to other scales for the same survivors. It is decided when the survivors
+are named, before anything is signed, and never depends on data. What counts is that the client signs: the others
+release their shares on its word, whatever it hears of that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Set
+from dataclasses import replace
+from typing import Final
+
+from client_app.agreed import Agreed
+from client_app.ledger import Ledger
+from client_app.ledger_entries import Released, ids_from_text, ids_to_text
+from fedcore.codec import AnyEncoding, Encoding
+from fedcore.errors import ProtocolViolation
+from fedcore.federation import Policy
+from fedcore.transcript import Chain
+from fedcore.wire import Task
+
+DIFFERENCING: Final = "differencing"
+TOO_MANY_RELEASES: Final = "too-many-releases"
+
+
+def note_asked(task: Task, agreed: Agreed, ledger: Ledger) -> None:
+    """Write down what the server asks for, for the owner."""
+    ledger.ask(
+        task.run,
+        task.exchange,
+        message_type=task.message_type,
+        aggregation=task.aggregation,
+        app_sha256=task.app_sha256,
+        model=task.model_sha256,
+        cohort=len(task.cohort),
+        changed=agreed.changed(task),
+    )
+
+
+def check_releases(task: Task, policy: Policy, ledger: Ledger) -> None:
+    """Refuse a task whose sum would be one too many, before the work is done; raises ProtocolViolation."""
+    if policy.allow_differencing or task.aggregation == "plain":
+        return
+    count = len(ledger.released(task.purpose, task.model_sha256))
+    if count >= policy.max_releases:
+        raise ProtocolViolation(
+            TOO_MANY_RELEASES,
+            f"this client is in {count} sums of this model and purpose ({task.purpose}), the policy allows "
+            f"{policy.max_releases}; start from another model",
+        )
+
+
+def agree(
+    task: Task,
+    encoding: AnyEncoding,
+    survivors: Collection[int],
+    policy: Policy,
+    ledger: Ledger,
+    chain: Chain,
+) -> None:
+    """Agree to the sum over `survivors`, durably; raises ProtocolViolation where the owner does not allow it.
+
+    chain: the transcript that the task goes on from.
+    """
+    asked = Released(
+        run=task.run,
+        exchange=task.exchange,
+        purpose=task.purpose,
+        model=task.model_sha256,
+        survivors=ids_to_text(survivors),
+        scales=_scales(encoding),
+    )
+    if not policy.allow_differencing:
+        earlier = ledger.released(asked.purpose, asked.model)
+        _check_scales(earlier, asked)
+        known = {ids_from_text(released.survivors) for released in earlier} | chain.sums(asked.purpose, asked.model)
+        corrupt = task.protection.corrupt if task.protection else 0
+        _check_groups(known, frozenset(survivors), policy.min_cohort, corrupt)
+    ledger.release(asked)
+
+
+def smallest_group(sums: Iterable[frozenset[int]]) -> int:
+    """The size of the smallest group into which these sets of survivors cut their members; 0 where there are none."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, survivors in enumerate(sums):
+        for member in survivors:
+            places[member].append(place)
+    return min(Counter(map(tuple, places.values())).values(), default=0)
+
+
+def _check_groups(known: Set[frozenset[int]], asked: frozenset[int], min_cohort: int, corrupt: int) -> None:
+    size = smallest_group({*known, asked})
+    if size < min_cohort + corrupt:
+        demanded = f"{min_cohort}, and {corrupt} more that may help the server" if corrupt else str(min_cohort)
+        raise ProtocolViolation(
+            DIFFERENCING,
+            f"this sum and the {len(known - {asked})} others of the same model, of this client and in the transcript, "
+            f"could together give that over a group of {size} clients; the policy demands {demanded}. Start from "
+            "another model, or ask for the same clients as before",
+        )
+
+
+def _check_scales(earlier: Iterable[Released], asked: Released) -> None:
+    for one in earlier:
+        if one.survivors == asked.survivors and one.scales != asked.scales:
+            raise ProtocolViolation(
+                DIFFERENCING,
+                f"the sum differs from that of exchange {one.exchange} of run {one.run[:32]!r}, of the same model and "
+                "clients, in its scales only: together they would tell what each hides. Start from another model",
+            )
+
+
+def _scales(encoding: AnyEncoding) -> str:
+    """A hash of all that decides how the sum is rounded and bounded.
+
+    The names of the metrics, and when the sum opens, are no part of that: where it stayed closed, the same clients may
+    be asked again with room for those that failed.
+    """
+    return (
+        (replace(encoding, metrics=None, failures=0) if isinstance(encoding, Encoding) else encoding).canonical().hex()
+    )

@@ -1,0 +1,201 @@
+"""This client's own copy of the federation's transcript, and the check of what the server says it is.
+
+The copy is a file in the state folder. A record that this client signs is in it before the signature leaves, so no
+crash makes it forget; a record of others is in it once its signatures have been checked. Every secure task names the
+record before it. Where that is not this client's last one, the records between are fetched first:
+
+| check             | stops                                                                                    |
+| ----------------- | ---------------------------------------------------------------------------------------- |
+| transcript-fork   | a transcript without a record that this client signed, or knows                          |
+| transcript-gap    | a transcript that does not lead from this client's last record to the one the task names |
+| transcript-forged | a record whose signatures do not hold                                                    |
+
+After any of them the copy is as it was, so that this client takes part again only in what contains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from client_app.journal import Journal, read_lines
+from fedcore.errors import ConfigurationError, ProtocolViolation, Refused
+from fedcore.federation import Roster
+from fedcore.secagg import Outcome, SignatureSet
+from fedcore.system.concurrency import in_thread
+from fedcore.transcript import (
+    TRANSCRIPT_FORK,
+    TRANSCRIPT_GAP,
+    Chain,
+    ExchangeRecord,
+    Keys,
+    Link,
+    SignedRecord,
+    TranscriptOut,
+    keys_of,
+    record_hash,
+)
+from fedcore.wire import Message, ProblemKind, Sha256, Task
+
+TRANSCRIPT_FILE: Final = "transcript.jsonl"
+MAX_FETCHED: Final = 10_000
+"""Most records that are fetched before one exchange: a server could make up unfinished ones without end."""
+
+Fetch = Callable[[str], Awaitable[TranscriptOut | None]]
+"""The hash of a record -> those after it, as the server has them."""
+
+
+class Entry(Message):
+    """A line of the file: a roster, where the copy begins, a record that this client signs, one that has its place."""
+
+    event: Literal["roster", "began", "signed", "linked"]
+    hash: Sha256 | Literal[""]
+    roster: Roster | None = None
+    unfinished: Sha256 | Literal[""] = ""
+    """Of a signed record, whose `hash` is that of the complete one: the hash that it has if too few others sign."""
+    record: ExchangeRecord | None = None
+    linked: SignedRecord | None = None
+
+
+class Transcript:
+    """The copy of one client; `Transcript(folder, roster)` reads what earlier starts wrote.
+
+    roster: the one that the client knows now; `know` tells of the next ones. The folder is locked by the ledger.
+    Raises ConfigurationError when the file is damaged.
+    """
+
+    def __init__(self, folder: Path, roster: Roster) -> None:
+        self.path = folder / TRANSCRIPT_FILE
+        self.chain = Chain()
+        self._begun = False
+        self._rosters: dict[str, Roster] = {}
+        self._signed: dict[str, str] = {}
+        """Records that this client signed and that have no place yet: complete hash -> unfinished one."""
+        self._journal = Journal(self.path, what="the agent's transcript")
+        try:
+            for entry in read_entries(self.path, self._journal.read()):
+                self._apply(entry)
+            self.know(roster)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def know(self, roster: Roster) -> None:
+        """Keep a roster that has been verified: its records can be checked from now on."""
+        if (name := roster.hash().hex()) not in self._rosters:
+            self._append(Entry(event="roster", hash=name, roster=roster))
+
+    async def follow(self, task: Task, fetch: Fetch) -> str:
+        """Bring the copy to the record that the task names; what there is to tell the owner, or "".
+
+        Raises ProtocolViolation, as above, and what `fetch` raises.
+        """
+        if not self._begun:
+            await in_thread(self._append, Entry(event="began", hash=task.previous))
+            return f"first contact: taking the transcript as it is, from {task.previous[:12] or 'its beginning'} on"
+        chain = Chain(anchor=self.chain.head)
+        entries: list[Entry] = []
+        while chain.head != task.previous:
+            page = await self._page(chain, fetch)
+            entries += await in_thread(_check, chain, page, keys_of(self._rosters.values()), task.previous)
+        self._check_signed(chain.links)
+        for entry in entries:
+            await in_thread(self._append, entry)
+        return f"{len(entries)} records of others checked" if entries else ""
+
+    def sign(self, task: Task, outcome: Outcome, roster: Roster) -> ExchangeRecord:
+        """Keep a record whose survivors this client is about to sign; `roster` is the one in its ctx."""
+        record = ExchangeRecord.of(task, federation=roster.federation, roster_hash=roster.hash(), outcome=outcome)
+        complete, unfinished = (record_hash(outcome, complete=complete) for complete in (True, False))
+        self._append(Entry(event="signed", hash=complete, unfinished=unfinished, record=record))
+        return record
+
+    def complete(self, record: ExchangeRecord, outcome: Outcome, signatures: SignatureSet) -> None:
+        """Give its place to a record whose quorum of signatures this client was shown, and has checked."""
+        linked = SignedRecord(record=record, complete=True, signatures=dict(signatures.signatures))
+        self._append(Entry(event="linked", hash=record_hash(outcome, complete=True), linked=linked))
+
+    def close(self) -> None:
+        """Release the file."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _page(self, chain: Chain, fetch: Fetch) -> TranscriptOut:
+        try:
+            page = await fetch(chain.head)
+        except Refused as refused:
+            if refused.kind != ProblemKind.NOT_FOUND:
+                raise
+            raise self._fork(f"the record {chain.head[:12]}…, the last one that this client knows") from None
+        if page is None or not page.records or len(chain.links) + len(page.records) > MAX_FETCHED:
+            raise ProtocolViolation(
+                TRANSCRIPT_GAP,
+                "the server's records do not lead to the one that the task names; ask the server's operator for the "
+                "whole transcript. Until then this client takes part in nothing",
+            )
+        return page
+
+    def _check_signed(self, links: list[Link]) -> None:
+        """Everything that this client ever signed is in the chain."""
+        found = {link.hash for link in links}
+        for complete, unfinished in self._signed.items():
+            if not found & {complete, unfinished}:
+                raise self._fork(f"the record {complete[:12]}…, which this client signed")
+
+    def _fork(self, what: str) -> ProtocolViolation:
+        return ProtocolViolation(
+            TRANSCRIPT_FORK,
+            f"the server's transcript does not contain {what}: somebody may be hiding what was summed. This client "
+            "takes part in nothing without it. Compare `fedcore transcript show` with other members and the server's "
+            f"operator; to take the server's transcript as a new beginning, move {self.path} away and start again",
+        )
+
+    def _append(self, entry: Entry) -> None:
+        self._journal.append(entry.model_dump_json(exclude_none=True))
+        self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        match entry.event:
+            case "roster" if entry.roster is not None:
+                self._rosters[entry.hash] = entry.roster
+            case "began":
+                self._begun, self.chain.anchor = True, entry.hash
+            case "signed":
+                self._signed[entry.hash] = entry.unfinished
+            case "linked":
+                self._link(entry)
+
+    def _link(self, entry: Entry) -> None:
+        if entry.linked is None:
+            raise ConfigurationError("a record that has its place is there as a whole")
+        self.chain.links.append(Link.of(entry.hash, entry.linked.record.announced(), entry.linked))
+        self._signed = {
+            complete: unfinished
+            for complete, unfinished in self._signed.items()
+            if entry.hash not in (complete, unfinished)
+        }
+
+
+def _check(chain: Chain, page: TranscriptOut, keys: Keys, last: str) -> list[Entry]:
+    """Extend the chain by a page, as far as the record `last`; the lines for it."""
+    entries: list[Entry] = []
+    for signed in page.records:
+        if chain.head == last:
+            break
+        link, _ = chain.extend(signed, keys)
+        entries.append(Entry(event="linked", hash=link.hash, linked=signed))
+    return entries
+
+
+def read_entries(path: Path, content: bytes) -> Iterator[Entry]:
+    """The entries of `content`, which was read from `path` and consists of whole lines; raises ConfigurationError."""
+    return read_lines(path, content, Entry.model_validate_json, unknown="what this client has signed")

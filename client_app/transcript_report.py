@@ -1,0 +1,250 @@
+"""What `fedcore transcript` does: read a copy or the server's transcript, check all of it, and say what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from client_app.journal import whole_lines
+from client_app.operator.run import OperatorClient
+from client_app.output import clean
+from client_app.transcript import TRANSCRIPT_FILE, read_entries
+from fedcore.codec import release_of
+from fedcore.errors import ConfigurationError, ProtocolViolation
+from fedcore.federation import ClientKit, OperatorKit, Roster
+from fedcore.federation.files import read_authority
+from fedcore.privacy import Accountant, Release
+from fedcore.transcript import TRANSCRIPT_FORK, Chain, SignedRecord, keys_of, record_hash
+from fedcore.wire import Task
+
+STATE: Final = "state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the command line says that the transcript is: exactly one of the first three."""
+
+    copy: Path | None = None
+    kit: Path | None = None
+    operator: Path | None = None
+    authority: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One exchange, as it is shown. epsilon: of this sum alone; None without noise."""
+
+    record: str
+    run: str
+    exchange: int
+    round: int
+    message_type: str
+    model: str | None
+    app: str
+    roster: int
+    cohort: int
+    survivors: int
+    signers: list[int]
+    complete: bool
+    epsilon: float | None
+
+
+@dataclass(slots=True)
+class Findings:
+    """What is in a transcript, as far as it holds. anchor: the record after which it begins, "" for all of it.
+
+    open: what the copy's client signed and has not been shown the place of yet; each as complete and as unfinished.
+    """
+
+    federation: str = ""
+    anchor: str = ""
+    lines: list[Line] = field(default_factory=list)
+    open: list[tuple[str, str]] = field(default_factory=list)
+    releases: dict[str, Counter[Release]] = field(default_factory=dict)
+
+    def add(self, task: Task, signed: SignedRecord, name: str, delta: float) -> None:
+        """A record that was checked."""
+        release = release_of(task.encoding) if task.encoding is not None else None
+        self.federation = signed.record.federation
+        noised = self.releases.setdefault(task.run, Counter())
+        if release is not None:
+            noised[release] += 1
+        self.lines.append(
+            Line(
+                record=name,
+                run=task.run,
+                exchange=task.exchange,
+                round=task.server_round,
+                message_type=task.message_type,
+                model=task.model.sha256 if task.model else None,
+                app=task.app_sha256,
+                roster=task.roster,
+                cohort=len(task.cohort),
+                survivors=len(signed.record.survivors),
+                signers=sorted(signed.signatures),
+                complete=signed.complete,
+                epsilon=Accountant((release,)).epsilon(delta) if release is not None else None,
+            )
+        )
+
+    def runs(self, delta: float) -> list[dict[str, Any]]:
+        """Of every run how many exchanges there were, and the epsilon of a client that was in all of them."""
+        counts = Counter(line.run for line in self.lines)
+        return [
+            {"run": run, "exchanges": count, "epsilon": _epsilon([self.releases[run]], delta)}
+            for run, count in counts.items()
+        ]
+
+    def epsilon(self, delta: float) -> float | None:
+        """That of a client that was in all exchanges of all runs; None without noise."""
+        return _epsilon(self.releases.values(), delta)
+
+
+def report(source: Source, *, delta: float, every: bool, as_json: bool) -> None:
+    """Check a transcript and print what is in it; raises FedcoreError, ProtocolViolation where it does not hold."""
+    findings = Findings()
+    try:
+        _check(source, findings, delta)
+    except ProtocolViolation as error:
+        if not as_json:
+            _print(findings, delta, every)
+            raise
+        _print_json(findings, delta, error)
+        raise typer.Exit(error.exit_code) from None
+    if as_json:
+        _print_json(findings, delta, None)
+    else:
+        _print(findings, delta, every)
+        typer.echo("every link and every signature holds")
+
+
+def _check(source: Source, findings: Findings, delta: float) -> None:
+    given = [place for place in (source.copy, source.kit, source.operator) if place is not None]
+    if len(given) != 1:
+        raise ConfigurationError("name one transcript: a PATH, --kit KIT or --operator KIT")
+    if source.operator is not None:
+        with OperatorClient(OperatorKit.load(source.operator)) as client:
+            _extend(Chain(), client.rosters(), client.records(), findings, delta)
+        return
+    if source.kit is not None:
+        kit = ClientKit.load(source.kit)
+        _check_copy(kit.folder / STATE / TRANSCRIPT_FILE, kit.authority, findings, delta)
+        return
+    if source.authority is None:
+        raise ConfigurationError("--authority is missing: the authority.pub under whose rosters the copy is checked")
+    path = given[0] / TRANSCRIPT_FILE if given[0].is_dir() else given[0]
+    _check_copy(path, read_authority(source.authority), findings, delta)
+
+
+def _extend(
+    chain: Chain, rosters: Iterable[Roster], records: Iterable[SignedRecord], findings: Findings, delta: float
+) -> None:
+    keys = keys_of(rosters)
+    for signed in records:
+        link, task = chain.extend(signed, keys)
+        findings.add(task, signed, link.hash, delta)
+
+
+def _check_copy(path: Path, authority: bytes, findings: Findings, delta: float) -> None:
+    """A client's copy: its rosters, its chain, and that nothing is missing of what the client signed."""
+    if not path.exists():
+        raise ConfigurationError(f"there is no transcript at {path}; a client has one once it was asked to take part")
+    content = path.read_bytes()
+    entries = list(read_entries(path, content[: whole_lines(content)]))
+    rosters = [entry.roster for entry in entries if entry.roster is not None]
+    for roster in rosters:
+        roster.verify(authority)
+    findings.anchor = next((entry.hash for entry in entries if entry.event == "began"), "")
+    chain = Chain(anchor=findings.anchor)
+    for entry in entries:
+        if entry.record is not None:
+            outcome = entry.record.outcome(entry.record.announced())
+            findings.open.append((record_hash(outcome, complete=True), record_hash(outcome, complete=False)))
+        if entry.linked is not None:
+            _extend(chain, rosters, [entry.linked], findings, delta)
+            _place(chain.head, findings)
+
+
+def _place(record: str, findings: Findings) -> None:
+    """A record has its place: whatever the client signed before has to have one, too."""
+    findings.open = [names for names in findings.open if record not in names]
+    if findings.open:
+        raise ProtocolViolation(
+            TRANSCRIPT_FORK, f"the record {findings.open[0][0][:12]}…, which this client signed, is left out"
+        )
+
+
+def _epsilon(releases: Iterable[Counter[Release]], delta: float) -> float | None:
+    noised = sum(releases, Counter[Release]())
+    if not noised:
+        return None
+    accountant = Accountant()
+    for release, times in noised.items():
+        accountant.add(release, times)
+    return accountant.epsilon(delta)
+
+
+def _print_json(findings: Findings, delta: float, error: ProtocolViolation | None) -> None:
+    document = {
+        "holds": error is None,
+        "check": error.check if error else "",
+        "reason": str(error) if error else "",
+        "federation": findings.federation,
+        "anchor": findings.anchor,
+        "delta": delta,
+        "epsilon": findings.epsilon(delta),
+        "runs": findings.runs(delta),
+        "exchanges": [asdict(line) for line in findings.lines],
+        "open": len(findings.open),
+    }
+    typer.echo(json.dumps(document, indent=2))
+
+
+def _print(findings: Findings, delta: float, every: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if findings.anchor:
+        console.print(f"begins after the record {findings.anchor[:12]}…, which was taken as it was")
+    if every and findings.lines:
+        console.print(_table(findings.lines))
+    for run in findings.runs(delta):
+        noise = f", epsilon {run['epsilon']:.4g} at delta {delta:g}" if run["epsilon"] is not None else ""
+        console.print(f"run {_text(run['run'])}: {run['exchanges']} exchanges{noise}")
+    if (total := findings.epsilon(delta)) is not None:
+        console.print(f"epsilon of a client in all of them: {total:.4g} at delta {delta:g}")
+    if findings.open:
+        console.print(f"{len(findings.open)} signed by this client whose place is not known yet")
+    console.print(f"{len(findings.lines)} records{f' of {_text(findings.federation)}' if findings.federation else ''}")
+
+
+def _table(lines: list[Line]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("record", "run", "no.", "round", "type", "model", "roster", "in sum", "signed", "epsilon"):
+        table.add_column(name, no_wrap=True)
+    for line in lines:
+        table.add_row(
+            line.record[:8],
+            _text(line.run[:8]),
+            str(line.exchange),
+            str(line.round),
+            _text(line.message_type),
+            (line.model or "none")[:8],
+            str(line.roster),
+            f"{line.survivors} of {line.cohort}",
+            f"by {len(line.signers)}" if line.complete else "unfinished",
+            f"{line.epsilon:.4g}" if line.epsilon is not None else "",
+        )
+    return table
+
+
+def _text(text: str) -> str:
+    """Text of the server's choice: no control characters, no markup."""
+    return escape(clean(text))

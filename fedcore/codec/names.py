@@ -1,0 +1,84 @@
+"""The names of an exchange's metrics: part of the encoding, or, where nobody knows them yet, in the sum itself.
+
+Names that are known are public parameters like the scales, so whoever reports others has no place to put them. Before
+the first exchange nobody knows them: then every client writes its names as canonical JSON, one byte to a 64-bit word,
+and the sum is a multiple of those bytes where all that contributed agree. Where they do not, the sum tells that, and
+not who differs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.errors import EncodingError
+
+MetricName = tuple[str, int | None]
+"""Name of a metric, and the length of its list; None for a single number."""
+
+NAMES_BYTES = 1000
+"""Most bytes that the names take where they travel in the sum, and so the words of their section."""
+
+_LONGEST_NAME = 200
+
+
+def slot_count(names: Sequence[MetricName]) -> int:
+    """How many values metrics with these names hold together."""
+    return sum(1 if length is None else length for _, length in names)
+
+
+def check_names(names: Sequence[MetricName], max_metrics: int) -> None:
+    """Raise EncodingError unless `names` are sorted and unique, of sound lengths, and fit `max_metrics` values."""
+    plain = [name for name, _ in names]
+    if plain != sorted(set(plain)):
+        raise EncodingError("the names of the metrics are not sorted and unique")
+    for name, length in names:
+        if not 1 <= len(name) <= _LONGEST_NAME or (length is not None and length < 1):
+            raise EncodingError(
+                f"metric {name[:_LONGEST_NAME]!r} is an empty list, or its name is not 1 to {_LONGEST_NAME} "
+                "characters long"
+            )
+    if (slots := slot_count(names)) > max_metrics:
+        raise EncodingError(f"there are {slots} metric values, {max_metrics} are allowed; report fewer")
+
+
+def names_text(names: Sequence[MetricName]) -> str:
+    """Names and lengths for a person; "none" where there are none."""
+    return ", ".join(name if length is None else f"{name}:{length}" for name, length in names) or "none"
+
+
+def names_json(names: Sequence[MetricName]) -> bytes:
+    """The one spelling of names and lengths, ASCII without spaces."""
+    return json.dumps([list(name) for name in names], separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def names_words(names: Sequence[MetricName]) -> NDArray[np.uint64]:
+    """One client's section `names` ([NAMES_BYTES], uint64). Raises EncodingError where the names are too long."""
+    text = names_json(names)
+    if len(text) > NAMES_BYTES:
+        raise EncodingError(
+            f"the names of the metrics take {len(text)} bytes, {NAMES_BYTES} are allowed where the task does not name "
+            "them; report fewer, or set train-metrics and evaluate-metrics"
+        )
+    words = np.zeros(NAMES_BYTES, np.uint64)
+    words[: len(text)] = np.frombuffer(text, np.uint8)
+    return words
+
+
+def names_from_sum(words: NDArray[np.uint64], contributors: int, max_metrics: int) -> tuple[MetricName, ...] | None:
+    """The names that all `contributors` wrote, from the sum of their sections; None where they do not agree."""
+    quotients, remainders = np.divmod(words, np.uint64(contributors))
+    if remainders.any() or (quotients > np.uint64(0xFF)).any():
+        return None
+    text = quotients.astype(np.uint8).tobytes().rstrip(b"\0")
+    try:
+        names = tuple((name, length) for name, length in json.loads(text))
+        if not all(type(name) is str and type(length) in (int, type(None)) for name, length in names):
+            return None
+        check_names(names, max_metrics)
+    except (ValueError, TypeError, RecursionError, EncodingError):
+        return None
+    return names if names_json(names) == text else None

@@ -1,0 +1,75 @@
+"""The settings files of the kits as they are first written; policy.toml is in `policy_text`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedcore.federation.approval import APPROVED_FILE
+from fedcore.federation.kits import AUTHORITY_FILE, ROSTERS_FILE
+
+
+def server_text(name: str, *, bind: str, port: int, min_cohort: int, approve_apps: str) -> str:
+    """server.toml."""
+    return f"""\
+# The server of the federation {name}. Paths are relative to this file.
+federation = "{name}"
+# The address and port to listen on; "0.0.0.0" is every IPv4 address of this machine.
+host = "{bind}"
+port = {port}
+tls-certificate = "server.crt"
+tls-key = "server.key"
+# Who belongs to the federation: all versions, signed by its authority. A running server adds those that it is handed.
+rosters = "{ROSTERS_FILE}"
+authority = "{AUTHORITY_FILE}"
+# The SHA-256 of the token in the operator's folder; the token itself is not kept here.
+operator-token-sha256 = "operator_token.sha256"
+# The fewest clients of a secure sum beside those that may collude with the server, as policy.toml says at every
+# client: a run waits for so many, and for as many more as may collude. Where an owner asks for more, say so here.
+min-cohort = {min_cohort}
+# Which apps the operator may run here, as code on this machine: "listed" for those that `fedcore server approve` put
+# into the file {APPROVED_FILE}, "any" for all, which is for trying things out.
+approve-apps = "{approve_apps}"
+# A ServerApp runs without this process's variables, files and network. What it may have all the same: variables by
+# name, files and folders to read. false takes the sandbox away, to look for a fault.
+app-env = []
+app-read = []
+app-sandbox = true
+# Uploads in progress, models and the journal of runs.
+data-dir = "data"
+"""
+
+
+def operator_text(name: str, server_url: str) -> str:
+    """operator.toml."""
+    return f"""\
+# The operator of the federation {name}: submits runs and follows them.
+# The file token is a secret.
+federation = "{name}"
+server-url = "{server_url}"
+"""
+
+
+def authority_text(name: str, server_url: str) -> str:
+    """federation.toml, the authority's own."""
+    return f"""\
+# The authority of the federation {name}. authority.key signs its rosters, ca.key the server's certificate: both are
+# secrets, and neither is needed while the federation runs.
+federation = "{name}"
+# The address that new clients are told.
+server-url = "{server_url}"
+"""
+
+
+def client_text(name: str, client_id: int, client: str, server_url: str, node_config: Mapping[str, int]) -> str:
+    """client.toml."""
+    entries = "".join(f"{key} = {value}\n" for key, value in node_config.items())
+    return f"""\
+# Client {client_id} of the federation {name}. Only identity.key is a secret.
+federation = "{name}"
+client-id = {client_id}
+name = "{client}"
+server-url = "{server_url}"
+
+# What the app sees as context.node_config. Add keys of your own, such as the folder of your data.
+[node-config]
+{entries}"""

@@ -1,0 +1,211 @@
+"""What a client's owner insists on: policy.toml, which the server cannot lower."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from fedcore.config import ROUNDS_KEY
+from fedcore.errors import KitError
+from fedcore.federation.eligibility import EligibilityRules, Hours
+from fedcore.federation.files import broken, read_toml
+from fedcore.secagg import FULL_GRAPH_BELOW, default_quorum
+
+MIN_CORRUPT: Final = 0.05
+"""What a policy demands where its file says nothing; the default of a job's max-corrupt."""
+
+ANY_KEY: Final = "*"
+"""The key of allow-config that stands for all."""
+
+SETTINGS_PREFIX: Final = "fedcore."
+"""Stands in allow-config before a setting of the run, to tell it from the app's own run config."""
+
+ConfigRule: TypeAlias = Literal[True] | tuple[float, float] | tuple[str, ...]
+"""What a run may change a key to: anything, a number from the first to the second, or one of these texts."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_EVERYTHING: Final[Mapping[str, ConfigRule]] = MappingProxyType({ANY_KEY: True})
+_ROUNDS_ONLY: Final[Mapping[str, ConfigRule]] = MappingProxyType({ROUNDS_KEY: (1, 10_000)})
+_TYPES: Final[Mapping[str, type]] = {
+    "min-cohort": int,
+    "min-threshold": int,
+    "app-sha256": str,
+    "allow-plain": bool,
+    "min-corrupt": float,
+    "allow-x25519": bool,
+    "max-epsilon": float,
+    "delta": float,
+    "report-failures": bool,
+    "pad-seconds": float,
+    "allow-config": dict,
+    "allow-differencing": bool,
+    "max-model-bytes": int,
+    "max-seconds": float,
+    "max-tensors": int,
+    "max-exchanges-per-run": int,
+    "max-exchanges-per-day": int,
+    "max-releases": int,
+    "train-hours": list,
+    "on-power-only": bool,
+    "idle-only": bool,
+    "idle-load": float,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a client's owner insists on; the server cannot lower it.
+
+    min_cohort: fewest clients that do not collude with the server in any sum with this one in it.
+    min_threshold: fewest clients that must work together to remove a mask.
+    app_sha256: hash of the only app it agrees to run; None for whatever app the owner installed.
+    allow_plain: whether the server may read this client's updates one by one, as it does with
+        `aggregation = "plain"`.
+    min_corrupt: fraction of the roster's members that must be able to collude with the server without learning
+        more than the sum.
+    allow_x25519: whether keys may be agreed without ML-KEM, so that uploads that somebody records
+        would open to a later quantum computer.
+    max_epsilon: how much all sums with this client in them may reveal about it together, in all runs;
+        0 where its owner does not insist on differential privacy.
+    delta: the delta at which that epsilon is counted.
+    report_failures: whether the server may be told that and why the local work failed. If not, a failure becomes a
+        masked zero, and the server learns how many there were in a sum, never whose.
+    pad_seconds: uploads begin at whole multiples of this time after the task came; 0 for as soon as they can.
+    allow_config: which keys a run may set to other values than the installed app, and to which.
+    allow_differencing: whether sums from one model may together tell that over fewer than `min_cohort` clients.
+    max_model_bytes, max_tensors, max_seconds: the largest model and the longest local work that are accepted.
+    max_exchanges_per_run, max_exchanges_per_day: how often this client can be asked.
+    max_releases: most sums with this client in them of one model and purpose.
+    eligibility: when the machine may train at all; not a question of what the server asks for.
+    """
+
+    min_cohort: int
+    min_threshold: int
+    app_sha256: str | None = None
+    allow_plain: bool = False
+    min_corrupt: float = MIN_CORRUPT
+    allow_x25519: bool = False
+    max_epsilon: float = 0.0
+    delta: float = 1e-5
+    report_failures: bool = False
+    pad_seconds: float = 0.0
+    allow_config: Mapping[str, ConfigRule] = field(default_factory=lambda: _ROUNDS_ONLY)
+    allow_differencing: bool = False
+    max_model_bytes: int = 8_000_000_000
+    max_seconds: float = 86_400.0
+    max_tensors: int = 10_000
+    max_exchanges_per_run: int = 10_000
+    max_exchanges_per_day: int = 10_000
+    max_releases: int = 10
+    eligibility: EligibilityRules = field(default_factory=EligibilityRules)
+
+    def __post_init__(self) -> None:
+        if self.min_cohort < 2:
+            raise KitError("min-cohort must be at least 2: a sum over one client is that client's update")
+        if not 2 <= self.min_threshold <= self.min_cohort:
+            raise KitError("min-threshold must be at least 2 and at most min-cohort")
+        if not 0 <= self.min_corrupt < 1 / 3:
+            raise KitError("min-corrupt must be at least 0 and less than a third")
+        if self.app_sha256 is not None and not _SHA256.fullmatch(self.app_sha256):
+            raise KitError("app-sha256 must be 64 lower-case hexadecimal digits, or empty")
+        if not 0 <= self.max_epsilon < math.inf:
+            raise KitError("max-epsilon must be a number that is not negative; 0 does not ask for differential privacy")
+        if not 0 < self.delta < 1:
+            raise KitError("delta must be greater than 0 and less than 1")
+        if self.max_epsilon and self.allow_plain:
+            raise KitError("allow-plain and max-epsilon contradict each other: a readable update has no noise")
+        self._check_bounds()
+        rules = {key: _config_rule(key, rule) for key, rule in self.allow_config.items()}
+        object.__setattr__(self, "allow_config", MappingProxyType(rules))
+
+    def _check_bounds(self) -> None:
+        for name in ("max_model_bytes", "max_tensors", "max_exchanges_per_run", "max_exchanges_per_day"):
+            if getattr(self, name) < 1:
+                raise KitError(f"{name.replace('_', '-')} must be at least 1")
+        if not 0 < self.max_seconds < math.inf:
+            raise KitError("max-seconds must be a number greater than 0")
+        if not 0 <= self.pad_seconds <= self.max_seconds:
+            raise KitError("pad-seconds must be at least 0 and at most max-seconds")
+        if self.max_releases < 1:
+            raise KitError("max-releases must be at least 1: how many sums of one model and purpose this client is in")
+
+    @classmethod
+    def default(cls, clients: int) -> Self:
+        """The policy that `provision` gives to each of `clients` clients.
+
+        Three is the smallest number of honest clients whose sum tells no member the update of another; a federation
+        of two has no choice. The threshold is the protocol's default for that cohort,
+        floor(2n/3) + 1, so a server that names a smaller one is refused. Large federations agree on
+        keys without ML-KEM by default, which is a question of bytes (docs/adr/0006).
+        """
+        cohort = max(2, min(3, clients))
+        return cls(
+            min_cohort=cohort,
+            min_threshold=default_quorum(cohort),
+            allow_x25519=clients >= FULL_GRAPH_BELOW,
+        )
+
+    @classmethod
+    def own(cls, clients: int, **changes: Any) -> Self:
+        """The policy of somebody whose clients are all their own: they may read what those hold anyway.
+
+        Failures are told, a run may change every key, and sums may be taken as often and of whom it pleases. `changes`
+        are fields to set otherwise.
+        """
+        default = cls.default(clients)
+        loose: dict[str, Any] = {
+            "min_cohort": default.min_cohort,
+            "min_threshold": default.min_threshold,
+            "allow_x25519": default.allow_x25519,
+            "report_failures": True,
+            "allow_config": _EVERYTHING,
+            "allow_differencing": True,
+        }
+        return cls(**loose | changes)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read policy.toml; raises KitError or UnknownKey."""
+        values = read_toml(path, _TYPES, optional=frozenset(_TYPES) - {"min-cohort", "min-threshold"})
+        given = {key.replace("-", "_"): value for key, value in values.items()}
+        rules = {key: given.pop(key) for key in EligibilityRules.__slots__ if key in given}
+        if "allow_config" in given:
+            given["allow_config"] = dict(_flat(given["allow_config"]))
+        try:
+            return cls(**{**given, "app_sha256": given.get("app_sha256") or None, "eligibility": _eligibility(rules)})
+        except KitError as error:
+            raise broken(path, str(error), "mend the line") from None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The rules of a table, tables within it with their keys joined by dots, as Flower names nested run config."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _config_rule(key: str, rule: object) -> ConfigRule:
+    """A rule of allow-config, from TOML or from code; raises KitError."""
+    if rule is True:
+        return True
+    items: tuple[Any, ...] = tuple(rule) if isinstance(rule, list | tuple) else ()
+    if items and all(isinstance(item, str) for item in items):
+        return items
+    numbers = [item for item in items if type(item) in (int, float) and math.isfinite(item)]
+    if len(items) == len(numbers) == 2 and numbers[0] <= numbers[1]:
+        return numbers[0], numbers[1]
+    raise KitError(f"allow-config.{key} must be true, a range of numbers [low, high], or a list of texts")
+
+
+def _eligibility(rules: Mapping[str, Any]) -> EligibilityRules:
+    hours = rules.get("train_hours", [])
+    if not all(isinstance(text, str) for text in hours):
+        raise KitError('train-hours must be a list of texts such as "22:00-06:00"')
+    return EligibilityRules(**{**rules, "train_hours": tuple(map(Hours.parse, hours))})

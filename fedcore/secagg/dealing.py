@@ -1,0 +1,96 @@
+"""What a dealer publishes about the shares that it deals, so that whoever cheats with one can be named.
+
+A neighbour's *parcel* is two commitments, to its share of the mask root r and to its share of the self secret b, and
+behind them both shares, sealed. The commitments are hashes cut to 16 bytes: they bind, since only a second preimage,
+2^128 tries, would let a holder release another share, and shares are uniform in 256 bits, so a hash tells nothing of
+them. (A dealer may find two shares with one commitment in 2^64 tries; that cheats nobody but itself.)
+
+The dealer signs the root of a tree with one leaf for each holder, itself included. Server and receivers look at that
+signature only where something is wrong: in the good case the sealing already tells a receiver whose share it has.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from fedcore.secagg.checks import Check
+from fedcore.secagg.domain import Usage, statement, tagged_hash
+from fedcore.secagg.graph import Graph
+from fedcore.secagg.messages import COMMITMENTS_BYTES, SHARE_COMMITMENT_BYTES, Dealing, KeyShares
+from fedcore.secagg.schedule import Transcript
+from fedcore.secagg.shamir import SHARE_BYTES, is_share
+from fedcore.secagg.tree import Tree, root_of
+
+_KEY, _SELF = "key", "self"
+
+
+def commit(context: bytes, owner: int, holder: int, text: bytes) -> bytes:
+    """Both commitments to what `owner` deals `holder`: its share of r, then of b, 33 bytes each; 32 bytes."""
+    of_key, of_self = text[:SHARE_BYTES], text[SHARE_BYTES:]
+    return _commitment(context, owner, holder, _KEY, of_key) + _commitment(context, owner, holder, _SELF, of_self)
+
+
+def is_committed(commitments: bytes, context: bytes, owner: int, holder: int, share: bytes, *, of_self: bool) -> bool:
+    """Whether a released share, of b or else of r, is the one that was dealt."""
+    half = commitments[SHARE_COMMITMENT_BYTES:] if of_self else commitments[:SHARE_COMMITMENT_BYTES]
+    made = _commitment(context, owner, holder, _SELF if of_self else _KEY, share)
+    return hmac.compare_digest(half, made)
+
+
+def commitments_for(message: KeyShares, holder: int) -> bytes:
+    """Both commitments to what the sender dealt `holder`, itself or a neighbour; 32 bytes."""
+    if holder == message.client_id:
+        return message.own_commitments
+    return split_parcel(message.shares[holder])[0]
+
+
+def split_parcel(parcel: bytes) -> tuple[bytes, bytes]:
+    """The commitments (32 bytes), and what is sealed."""
+    return parcel[:COMMITMENTS_BYTES], parcel[COMMITMENTS_BYTES:]
+
+
+def fault_in(text: bytes | None, commitments: bytes, context: bytes, owner: int, holder: int) -> Check | None:
+    """What is wrong with an opened parcel; `text` are 66 bytes, None where it did not open."""
+    if text is None:
+        return Check.SHARE_UNSEALING
+    shares = text[:SHARE_BYTES], text[SHARE_BYTES:]
+    if not all(map(is_share, shares)) or not hmac.compare_digest(commit(context, owner, holder, text), commitments):
+        return Check.UNCOMMITTED_SHARE
+    return None
+
+
+def dealing_statement(transcript: Transcript, client_id: int, commitment: bytes, root: bytes) -> bytes:
+    """What a client signs in R1: ("shares", ctx, L1, id, its commitment to b, the root over what it dealt)."""
+    return statement(Usage.DEALING, transcript.context, transcript.cohort, client_id, commitment, root)
+
+
+def dealing_tree(message: KeyShares, graph: Graph) -> Tree:
+    """The tree over what each holder is dealt, in the order of the points on the dealer's polynomials."""
+    owner = message.client_id
+    leaves = {graph.point(owner, owner): _leaf(owner, message.own_commitments, b"")}
+    for holder, parcel in message.shares.items():
+        leaves[graph.point(owner, holder)] = _leaf(holder, parcel, message.pair_secrets.get(holder, b""))
+    return Tree([leaves[point] for point in sorted(leaves)])
+
+
+def dealing_for(message: KeyShares, graph: Graph, holder: int) -> Dealing:
+    """The evidence for one holder: the dealer's signature, and the way from this holder's leaf to the root."""
+    proof = dealing_tree(message, graph).prove([graph.point(message.client_id, holder) - 1])
+    return Dealing(message.client_id, message.commitment, message.signature, proof)
+
+
+def dealt_root(dealing: Dealing, graph: Graph, holder: int, parcel: bytes, pair_secret: bytes) -> bytes:
+    """The root that `dealing` must sign if its dealer sent `holder` these; `pair_secret` is empty if it chose none.
+
+    Raises ProtocolViolation("malformed") where the proof has another length.
+    """
+    index = graph.point(dealing.client_id, holder) - 1
+    return root_of({index: _leaf(holder, parcel, pair_secret)}, graph.holders, dealing.proof)
+
+
+def _leaf(holder: int, parcel: bytes, pair_secret: bytes) -> bytes:
+    return tagged_hash(Usage.DEALING_LEAF, holder, parcel, pair_secret)
+
+
+def _commitment(context: bytes, owner: int, holder: int, kind: str, share: bytes) -> bytes:
+    return tagged_hash(Usage.SHARE_COMMITMENT, context, owner, holder, kind, share)[:SHARE_COMMITMENT_BYTES]

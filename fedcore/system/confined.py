@@ -1,0 +1,25 @@
+"""Becomes a module that runs user code, in a sandbox.
+
+Started by `fedcore.system.sandbox.Sandbox.command` as `python -m fedcore.system.confined SANDBOX MODULE ...`. The
+process that starts it does not do this between fork and exec, where other threads may hold locks; and a process that
+had imported torch already would have threads that keep their rights. So this imports next to nothing first.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from fedcore.system.sandbox import Sandbox
+
+
+def main() -> None:
+    """Take on the sandbox and run the module as `python -m` would."""
+    sandbox, module, *arguments = sys.argv[1:]
+    Sandbox.told(sandbox).enter()
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

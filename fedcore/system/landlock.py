@@ -1,0 +1,121 @@
+"""Landlock: how a process on Linux gives up files and TCP for good, and all that it starts with it (landlock(7)).
+
+It needs no privileges. A kernel knows one of several versions of it ("ABI"): 1 restricts files, 4 adds TCP, 5 the
+control of devices, 6 signals to processes outside. There is no library of it that is kept up, so these are its three
+system calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+TCP_ABI: Final = 4
+"""From this version on TCP can be given up."""
+
+# The same numbers on every architecture that Python runs on but Alpha.
+_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
+_VERSION_FLAG: Final = 1
+_PATH_RULE: Final = 1
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITY_VERSION: Final = 0x20080522
+_KEPT_CAPABILITIES: Final = sum(1 << number for number in (0, 1, 2, 3, 14, 23))
+"""To read and own files of others (chown, dac_override, dac_read_search, fowner), to pin memory (ipc_lock), and to
+place threads (sys_nice)."""
+
+# Rights to files (linux/landlock.h).
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
+_TRUNCATE, _IOCTL = 1 << 14, 1 << 15
+_RIGHTS_OF_ABI: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""How many of the rights a version knows."""
+_OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+"""Those that a rule for something else than a folder may name."""
+_READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
+_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
+_ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
+
+
+def abi() -> int:
+    """The version that the kernel offers, 0 for none."""
+    if sys.platform != "linux":
+        return 0
+    found = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
+    return max(0, int(found))
+
+
+def give_up_privileges() -> None:
+    """Root, and what it starts, keeps only the capabilities to read its owner's data and to use devices.
+
+    Others would see past Landlock: CAP_PERFMON shows the environment of every process. Whoever is not root loses
+    nothing. No program that is started gets more rights by its set-user-id bit. Raises OSError.
+    """
+    if sys.platform != "linux":
+        return
+    _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    header, held = struct.pack("=Ii", _CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
+    _checked(_libc().capget(header, held), "capget")
+    low = [word & _KEPT_CAPABILITIES for word in struct.unpack("=6I", held.raw)[:3]]
+    _checked(_libc().capset(header, struct.pack("=6I", *low, 0, 0, 0)), "capset")
+
+
+def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:
+    """From now on this thread, and what it starts, has only these files and folders, with all below them.
+
+    read: may be read and executed. write: may be changed too. tcp: whether it keeps TCP, signals to other processes
+    and abstract sockets, which ranks need to find each other. What is not there is left out. To be called before the
+    process has a second thread, which would keep all rights. Raises OSError.
+    """
+    version = abi()
+    rights = (1 << _RIGHTS_OF_ABI.get(version, 16)) - 1
+    ruleset = _ruleset(version, rights, tcp)
+    try:
+        for path in read:
+            _allow(ruleset, path, rights & _READ)
+        for path in write:
+            _allow(ruleset, path, rights & ~(_MAKE_CHAR | _MAKE_BLOCK))
+        give_up_privileges()
+        _checked(_libc().syscall(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint32(0)), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+
+
+def _ruleset(version: int, rights: int, tcp: bool) -> int:
+    network = 0 if tcp else _BIND_TCP | _CONNECT_TCP
+    scopes = 0 if tcp else _ABSTRACT_SOCKETS | _SIGNALS
+    # The kernel takes the fields that its version knows.
+    attributes = struct.pack("=QQQ", rights, network, scopes)[: 8 if version < TCP_ABI else 16 if version < 6 else 24]
+    made = _libc().syscall(_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    return _checked(made, "landlock_create_ruleset")
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return  # nobody could open it anyway
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _OF_FILES
+        rule = struct.pack("=Qi", rights, descriptor)
+        added = _libc().syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_RULE), rule, ctypes.c_uint32(0))
+        _checked(added, f"landlock_add_rule for {path}")
+    finally:
+        os.close(descriptor)
+
+
+def _checked(result: int, call: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
+    return result
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,200 @@
+"""What a process with user code may see of the machine: its variables, files, network and resources.
+
+The process that starts it says so in a `Sandbox`; `fedcore.system.confined` takes it on before any user code runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from fedcore.errors import ConfigurationError
+from fedcore.system import landlock, seccomp
+
+# Of /etc only what libraries read, since a site may keep its keys there.
+_SYSTEM_WORDS = """
+/usr /bin /sbin /lib /lib32 /lib64 /libx32 /proc /sys /nix/store /gnu/store /opt/rocm /opt/nvidia /opt/cuda
+/etc/ld.so.cache /etc/ld.so.conf /etc/ld.so.conf.d /etc/alternatives /etc/localtime /etc/timezone
+/etc/passwd /etc/group /etc/nsswitch.conf /etc/machine-id /etc/os-release /etc/debian_version /etc/mime.types
+/etc/hosts /etc/host.conf /etc/hostname /etc/resolv.conf /etc/gai.conf /etc/protocols /etc/services
+/etc/ssl/certs /etc/ssl/openssl.cnf /etc/pki/tls/certs /etc/pki/ca-trust /etc/crypto-policies
+/etc/fonts /etc/nccl.conf /etc/libibverbs.d /etc/OpenCL /etc/vulkan /run/systemd/resolve
+"""
+_DEVICE_WORDS = "null zero full random urandom shm nvidia* dri kfd infiniband"
+"""Below /dev, to be written too: a GPU is used by writing to its device."""
+_VARIABLE_WORDS = """
+PATH LANG LANGUAGE TZ USER LOGNAME LD_LIBRARY_PATH CC CXX FEDCORE_DATA TOKENIZERS_PARALLELISM
+HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE
+HF_HUB_DISABLE_TELEMETRY HF_HUB_DISABLE_PROGRESS_BARS
+"""
+_PREFIX_WORDS = """
+LC_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ MALLOC_ CUDA_ CUBLAS_ CUDNN_ NVIDIA_ NCCL_ GLOO_ TORCH PYTORCH_ HIP_ HSA_ ROCR_
+"""
+_SYSTEM: Final = tuple(Path(word) for word in _SYSTEM_WORDS.split())
+_VARIABLES: Final = frozenset(_VARIABLE_WORDS.split())
+_PREFIXES: Final = tuple(_PREFIX_WORDS.split())
+_SECRET: Final = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|KEY")
+"""In a name that merely begins as one above does, such as NVIDIA_API_KEY."""
+_OWN_CACHES: Final = frozenset({"CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR"})
+"""What user code compiles into these would later run elsewhere; it gets a folder of its own."""
+_NOT_READ: Final = frozenset({"PATH", "HOME", "TMPDIR"})
+
+FILE_BYTES: Final = 1 << 40
+"""The largest file."""
+PROCESSES: Final = 1 << 15
+"""Threads and processes of this user, all of them together, as the kernel counts them."""
+DESCRIPTORS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the person who starts the agent or the server adds. variables: by name. read: files and folders.
+
+    confined: False takes the limits on files and network away, to look for a fault.
+    """
+
+    variables: tuple[str, ...] = ()
+    read: tuple[Path, ...] = ()
+    confined: bool = True
+
+    def __post_init__(self) -> None:
+        for name in self.variables:
+            if "=" in name or not name:
+                raise ConfigurationError(f"{name!r} is not the name of an environment variable")
+        for path in self.read:
+            if not path.exists():
+                raise ConfigurationError(f"user code is to read {path}, which is not there")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    """Files and folders that a process may `read`, and may `write` too; nothing else of the machine's.
+
+    network: whether it may use that, which ranks that find each other need. confined: False for no such limits.
+    """
+
+    read: tuple[Path, ...]
+    write: tuple[Path, ...]
+    network: bool = False
+    confined: bool = True
+
+    def command(self, module: str) -> list[str]:
+        """Python as `module` in this sandbox; the module's own arguments follow.
+
+        No bytecode is written, no user's or working folder is on the path.
+        """
+        return [sys.executable, "-P", "-s", "-B", *self.arguments(module)]
+
+    def arguments(self, module: str) -> list[str]:
+        """What `command` has after the interpreter and its flags."""
+        package = sys.modules[module.partition(".")[0]].__file__
+        read = (*python_paths(), Path(package).parent) if package else python_paths()
+        told = {
+            "read": [str(path) for path in (*read, *self.read)],
+            "write": [str(path) for path in self.write],
+            "network": self.network,
+            "confined": self.confined,
+        }
+        return ["-m", "fedcore.system.confined", json.dumps(told), module]
+
+    @classmethod
+    def told(cls, text: str) -> Self:
+        """The sandbox that `command` put into words."""
+        words = json.loads(text)
+        paths = {key: tuple(map(Path, words[key])) for key in ("read", "write")}
+        return cls(**paths, network=words["network"], confined=words["confined"])
+
+    def enter(self) -> None:
+        """Take it on, for this process and all that it starts; raises OSError."""
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
+        _limit(resource.RLIMIT_NPROC, PROCESSES)
+        _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+        landlock.give_up_privileges()
+        if self.confined and not self.network:
+            seccomp.forbid_network()
+        if self.confined and landlock.abi():
+            devices = [path for name in _DEVICE_WORDS.split() for path in Path("/dev").glob(name)]
+            landlock.restrict(read=(*_SYSTEM, *self.read), write=(*devices, *self.write), tcp=self.network)
+
+
+def refuse_to_show(readable: Iterable[Path], secrets: Iterable[Path], rules: Rules) -> None:
+    """Raise ConfigurationError where one of the secrets lies in what user code may read."""
+    for path in (*_SYSTEM, *python_paths(), *readable) if rules.confined else ():
+        for secret in secrets:
+            if secret.resolve().is_relative_to(path.resolve()):
+                raise ConfigurationError(
+                    f"user code could read {secret}, since it may read {path}: name a folder that holds only what the "
+                    "app needs, or move one of the two elsewhere"
+                )
+
+
+def describe(*, confined: bool, network: bool) -> tuple[str, bool]:
+    """What holds for user code on this machine, as a line for the log, and whether somebody should be warned."""
+    version = landlock.abi()
+    if not confined:
+        return "switched off: user code can read and send whatever this user can", True
+    files = f"files restricted (Landlock {version})" if version else "the kernel has no Landlock: user code can read"
+    files += "" if version else " and change whatever this user can"
+    if network:
+        return f"{files}; it has the network, over which the ranks find each other", not version
+    if seccomp.is_known():
+        return f"{files}; no network", not version
+    if version >= landlock.TCP_ABI:
+        return f"{files}; no TCP, but other protocols, which nobody can filter on this machine", True
+    return f"{files}; it has the network, which nobody can filter on this machine", True
+
+
+def clean_environment(rules: Rules, home: Path) -> dict[str, str]:
+    """The variables of this process that user code gets: those that a computation needs, and the named ones.
+
+    home: a private folder, which it gets as HOME and for temporary files. Raises ConfigurationError for a name that is
+    not set.
+    """
+    if absent := [name for name in rules.variables if name not in os.environ]:
+        raise ConfigurationError(f"user code is to have the variable {absent[0]}, which is not set")
+    chosen = {name: value for name, value in os.environ.items() if _harmless(name) or name in rules.variables}
+    return {
+        **chosen,
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
+
+
+def named_paths(environment: Mapping[str, str]) -> list[Path]:
+    """Folders and files that variables name, such as a cache of models."""
+    values = (value for name, value in environment.items() if name not in _NOT_READ)
+    words = (word for value in values for word in value.split(os.pathsep))
+    return [Path(word) for word in words if os.path.isabs(word) and os.path.exists(word)]
+
+
+def python_paths() -> tuple[Path, ...]:
+    """Where the interpreter, its packages and fedcore lie."""
+    packages = [Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    own = Path(__file__).parents[1]
+    places = [*map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix)), *packages, own]
+    return tuple(dict.fromkeys(places))
+
+
+def _harmless(name: str) -> bool:
+    if name in _OWN_CACHES:
+        return False
+    return name in _VARIABLES or (name.startswith(_PREFIXES) and not _SECRET.search(name))
+
+
+def _limit(kind: int, most: int) -> None:
+    """Lower a limit to `most`; one that is lower already stays."""
+    lower = [min(most, value) if value != resource.RLIM_INFINITY else most for value in resource.getrlimit(kind)]
+    resource.setrlimit(kind, (lower[0], lower[1]))

@@ -1,0 +1,34 @@
+"""The transcript of a federation: what was summed, over whom, signed by those who stood at its end, in one chain.
+
+A record says what one secure exchange was. The clients' signatures of R3 (docs/protocol.md) are over (ctx, L1, U2, U3),
+and ctx follows from what the record holds; so whoever has the roster can check them, and nothing is signed twice. Each
+task names the hash of the record before it, so a record also vouches for all that came earlier.
+"""
+
+from fedcore.transcript.attempts import Attempt, never_unmasked
+from fedcore.transcript.chain import Chain, Keys, Link, keys_of
+from fedcore.transcript.records import (
+    TRANSCRIPT_FORGED,
+    TRANSCRIPT_FORK,
+    TRANSCRIPT_GAP,
+    ExchangeRecord,
+    SignedRecord,
+    TranscriptOut,
+    record_hash,
+)
+
+__all__ = [
+    "TRANSCRIPT_FORGED",
+    "TRANSCRIPT_FORK",
+    "TRANSCRIPT_GAP",
+    "Attempt",
+    "Chain",
+    "ExchangeRecord",
+    "Keys",
+    "Link",
+    "SignedRecord",
+    "TranscriptOut",
+    "keys_of",
+    "never_unmasked",
+    "record_hash",
+]

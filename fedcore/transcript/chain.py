@@ -1,0 +1,104 @@
+"""Records in the order of their exchanges, each naming the one before."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from fedcore.errors import ProtocolViolation
+from fedcore.federation import Roster
+from fedcore.transcript.records import TRANSCRIPT_FORGED, TRANSCRIPT_GAP, SignedRecord, check_signatures, name_of
+from fedcore.wire import Task
+
+Keys: TypeAlias = Callable[[str], Mapping[int, bytes] | None]
+"""SHA-256 of a roster -> client id -> raw Ed25519 public key; None for a roster that is not known."""
+
+
+def keys_of(rosters: Iterable[Roster]) -> Keys:
+    """The keys of these rosters, by their hashes."""
+    known = {roster.hash().hex(): roster.keys for roster in rosters}
+    return known.get
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A record's place in the chain, and what was summed.
+
+    signers: who stood at its end and signed. purpose, model: as the task has them. survivors: ids of 4 bytes each, a
+    small part of what a set of them would take.
+    """
+
+    hash: str
+    run: str
+    exchange: int
+    complete: bool
+    signers: frozenset[int]
+    purpose: str
+    model: str
+    survivors: bytes
+
+    @classmethod
+    def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> Link:
+        """The place of a record that has been checked."""
+        return cls(
+            hash=record_hash,
+            run=task.run,
+            exchange=task.exchange,
+            complete=signed.complete,
+            signers=frozenset(signed.signatures),
+            purpose=task.purpose,
+            model=task.model_sha256,
+            survivors=array("I", signed.record.survivors).tobytes(),
+        )
+
+
+@dataclass(slots=True)
+class Chain:
+    """What is known of a transcript: everything after the record `anchor`, or all of it where that is ""."""
+
+    anchor: str = ""
+    links: list[Link] = field(default_factory=list)
+
+    @property
+    def head(self) -> str:
+        """The hash of the last record."""
+        return self.links[-1].hash if self.links else self.anchor
+
+    def extend(self, signed: SignedRecord, keys: Keys) -> tuple[Link, Task]:
+        """Check a record against its signatures and the head, and add it.
+
+        Raises ProtocolViolation: "transcript-forged" where signatures do not hold, "transcript-gap" where it follows
+        on another record than the head.
+        """
+        task = signed.record.announced()
+        if task.previous != self.head:
+            before = f"{task.previous[:12]}…" if task.previous else "none"
+            raise ProtocolViolation(
+                TRANSCRIPT_GAP,
+                f"{name_of(task)} follows on the record {before}, the one before it is {self.head[:12] or 'none'}…",
+            )
+        known = keys(signed.record.roster_sha256)
+        if known is None:
+            raise ProtocolViolation(
+                TRANSCRIPT_FORGED,
+                f"{name_of(task)} is of the roster {signed.record.roster_sha256[:12]}…, which is not known here",
+            )
+        link = Link.of(check_signatures(signed, task, known), task, signed)
+        self.links.append(link)
+        return link, task
+
+    def sums(self, purpose: str, model: str) -> set[frozenset[int]]:
+        """The sets of survivors of all records of one purpose and model, unfinished ones among them."""
+        found = {link.survivors for link in self.links if (link.purpose, link.model) == (purpose, model)}
+        return {frozenset(array("I", survivors)) for survivors in found}
+
+    def after(self, record_hash: str) -> list[Link] | None:
+        """The records after the one with this hash; None where the chain does not reach back to it."""
+        if record_hash == self.anchor:
+            return self.links
+        for place, link in enumerate(self.links):
+            if link.hash == record_hash:
+                return self.links[place + 1 :]
+        return None

@@ -1,0 +1,137 @@
+"""The record of one secure exchange, its hash, and the check of the signatures beside it.
+
+An exchange has a record as soon as its survivors are named, since from then on somebody may sign them. It is complete
+where a quorum signed: the clients may have released their shares then, and the sum may be known. Otherwise it is
+unfinished: no client was shown a quorum of signatures. Which of the two is part of the hash that the next task names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import pydantic
+
+from fedcore.errors import ConfigurationError, ProtocolViolation
+from fedcore.exchange import round_parameters
+from fedcore.secagg import Outcome, verifies
+from fedcore.secagg.domain import pack
+from fedcore.wire import ClientId, Message, Name, Sha256, Signature64, Task
+
+TRANSCRIPT_FORK: Final = "transcript-fork"
+TRANSCRIPT_GAP: Final = "transcript-gap"
+TRANSCRIPT_FORGED: Final = "transcript-forged"
+RECORD_TAG: Final = "fedcore/record/v1"
+
+
+def record_hash(outcome: Outcome, *, complete: bool) -> str:
+    """The hash under which the next task names a record: SHA-256 over what R3 signs and whether a quorum did."""
+    kind = "complete" if complete else "unfinished"
+    return hashlib.sha256(pack(RECORD_TAG, outcome.statement(), kind)).hexdigest()
+
+
+class ExchangeRecord(Message):
+    """What one secure exchange was.
+
+    task: as it was digested, so with model, app, run config, settings, cohort, encoding and the record before.
+    roster_sha256: of the roster that it was bound to. advertised: L1. sharers, survivors: U2 and U3, ascending.
+    """
+
+    federation: Name
+    roster_sha256: Sha256
+    task: dict[str, Any]
+    advertised: Sha256
+    sharers: list[ClientId]
+    survivors: list[ClientId]
+
+    @classmethod
+    def of(cls, task: Task, *, federation: str, roster_hash: bytes, outcome: Outcome) -> Self:
+        """The record of an exchange, as one party saw it."""
+        return cls(
+            federation=federation,
+            roster_sha256=roster_hash.hex(),
+            task=task.content(),
+            advertised=outcome.cohort.hex(),
+            sharers=list(outcome.sharers),
+            survivors=list(outcome.survivors),
+        )
+
+    def announced(self) -> Task:
+        """The task; ProtocolViolation("transcript-forged") where it is none."""
+        try:
+            task = Task.model_validate({**self.task, "attempt": 1, "seconds": 1.0})
+        except pydantic.ValidationError:
+            raise _forged("a record holds what is no task of this version of fedcore") from None
+        if task.content() != self.task:
+            raise _forged("a record holds a task in another form than it was announced in")
+        return task
+
+    def outcome(self, task: Task) -> Outcome:
+        """What R3 signs of this exchange, with ctx made anew from the record's parts; `task` is `announced()`."""
+        try:
+            parameters = round_parameters(
+                task,
+                federation=self.federation,
+                roster_hash=bytes.fromhex(self.roster_sha256),
+                model_hash=bytes.fromhex(task.model.sha256) if task.model else None,
+            )
+        except ConfigurationError as error:
+            raise _forged(f"{name_of(task)} has parameters that contradict each other: {error}") from None
+        return Outcome(
+            context=parameters.ctx(),
+            cohort=bytes.fromhex(self.advertised),
+            sharers=tuple(self.sharers),
+            survivors=tuple(self.survivors),
+        )
+
+
+class SignedRecord(Message):
+    """A record with the signatures of survivors: a quorum of them where it is complete, whatever came otherwise."""
+
+    record: ExchangeRecord
+    complete: bool
+    signatures: dict[int, Signature64]
+
+
+class TranscriptOut(Message):
+    """GET /v1/transcript: the records after the one that was named, oldest first; `more` where further ones follow."""
+
+    records: list[SignedRecord]
+    more: bool
+
+
+def check_signatures(signed: SignedRecord, task: Task, keys: Mapping[int, bytes]) -> str:
+    """Check a record by itself; returns its hash.
+
+    keys: client id -> raw Ed25519 public key, of the roster that the record names.
+    Raises ProtocolViolation("transcript-forged").
+    """
+    record, name = signed.record, name_of(task)
+    for what, inner, outer in (
+        ("sharers", record.sharers, task.cohort),
+        ("survivors", record.survivors, record.sharers),
+    ):
+        if sorted(set(inner)) != inner or not set(inner) <= set(outer):
+            raise _forged(f"the {what} of {name} are no subset of those before them, in ascending order")
+    if len(record.survivors) < task.quorum:
+        raise _forged(f"{name} has {len(record.survivors)} survivors and says that it needs {task.quorum}")
+    outcome = record.outcome(task)
+    statement, survivors = outcome.statement(), frozenset(record.survivors)
+    for signer, signature in signed.signatures.items():
+        if signer not in survivors or signer not in keys:
+            raise _forged(f"{name} is signed by client {signer}, who is no survivor of it or not on the roster")
+        if not verifies(keys[signer], signature, statement):
+            raise _forged(f"the signature of client {signer} is not for {name} as it is recorded")
+    if signed.complete and len(signed.signatures) < task.quorum:
+        raise _forged(f"{name} has {len(signed.signatures)} signatures, {task.quorum} are needed")
+    return record_hash(outcome, complete=signed.complete)
+
+
+def name_of(task: Task) -> str:
+    """How messages name an exchange."""
+    return f"exchange {task.exchange} of run {task.run}"
+
+
+def _forged(text: str) -> ProtocolViolation:
+    return ProtocolViolation(TRANSCRIPT_FORGED, text)

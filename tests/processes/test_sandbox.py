@@ -1,0 +1,94 @@
+"""User code that tries to get at secrets, other processes and the network, in both of its places: it gets nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import py_compile
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.prying_app import write_app
+from support.rank_app import said
+from support.scripted import federation, kit, kits, log, make_task
+
+from client_app.output import Output
+from client_app.ranks.group import GroupSettings
+from client_app.ranks.supervisor import LocalGroup
+from fedcore.flower.app import AppBundle
+from fedcore.system import landlock
+from fedcore.wire import Task
+from server_app.runs.app_messages import Finished, Start
+from server_app.runs.app_process import AppProcess
+
+__all__ = ["federation", "kit", "kits", "log", "make_task"]
+
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(landlock.abi() < 6, reason="the kernel does not restrict all that is tried"),
+]
+
+
+@pytest.fixture
+def config(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The app's run config: where the secrets lie, and a port on which somebody listens."""
+    monkeypatch.setenv("FEDCORE_TEST_SECRET", "a password")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "diary").write_text("mine")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        secrets = (kit / "identity.key", tmp_path / "home" / "diary")
+        yield {"secrets": os.pathsep.join(map(str, secrets)), "port": listener.getsockname()[1]}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """The copy of the app that is run; in its owner's folder there is other bytecode, and later another source."""
+    folder = write_app(tmp_path / "app")
+    (tmp_path / "other.py").write_text('raise SystemExit("this is not what was agreed")')
+    planted = folder / "__pycache__" / f"prying.{sys.implementation.cache_tag}.pyc"
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(tmp_path / "other.py"), str(planted), invalidation_mode=unchecked)
+    copy = AppBundle.from_folder(folder).install(tmp_path / "apps")
+    (tmp_path / "other.py").replace(folder / "prying.py")
+    return copy
+
+
+@pytest.fixture
+def settings(app: Path, tmp_path: Path) -> GroupSettings:
+    (tmp_path / "data").mkdir()
+    return GroupSettings(app=app, app_sha256=app.name, client_id=1, node_config={}, data_dir=tmp_path / "data")
+
+
+async def test_a_client_app_gets_nothing(
+    settings: GroupSettings, config: dict[str, Any], make_task: Callable[..., Task], tmp_path: Path, log: StringIO
+) -> None:
+    task = make_task(run_config=config, seconds=300.0)
+    model = (tmp_path / "global.safetensors").rename(tmp_path / "data" / "global.safetensors")
+    group = LocalGroup(settings, Output(name="client-1", stream=log))
+    try:
+        await group.run(task, model, tmp_path / "out.safetensors")
+        await said(log, "tried all")
+    finally:
+        await group.stop()
+    assert [line for line in log.getvalue().splitlines() if "got " in line] == []
+    assert (tmp_path / "out.safetensors").is_file()
+
+
+async def test_a_server_app_gets_nothing(app: Path, config: dict[str, Any], tmp_path: Path) -> None:
+    run, lines = tmp_path / "run", []
+    (run / "work").mkdir(parents=True)
+    AppBundle.from_copy(app).write(run / "app")
+    process = await AppProcess.start(run / "work", lines.append)
+    try:
+        start = Start(app=str(run / "app"), folder=str(run / "work"), run="r", run_config=config, aggregation="secure")
+        await process.send(start)
+        assert await asyncio.wait_for(process.receive(), 200) == Finished(model=None)
+    finally:
+        await process.stop()
+    assert "tried all" in lines
+    assert [line for line in lines if line.startswith("got ")] == []

@@ -1,0 +1,101 @@
+"""What the adversary asks of its clients: a list of exchanges, each any task that the wire can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedcore.codec import AnyEncoding, Encoding
+from fedcore.config import JobSettings
+from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
+from fedcore.state import ModelState, sha256_file
+from fedcore.wire import ModelRef, Task, is_training
+from support.worlds.data import make_model
+
+APP = "ab" * 32
+EVERYBODY = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One exchange. Where a field is empty, it is what an honest server would say.
+
+    model: arguments of `make_model`. settings: of the run, in kebab case. codec: fields of CodecSettings, encoding: of
+    Encoding, task: of Task, replaced at last. drops: client -> the stage in which the adversary says that it was lost.
+    """
+
+    run: str = "run-1"
+    message_type: str = "train"
+    model: Mapping[str, float] = field(default_factory=dict)
+    run_config: Mapping[str, Any] = field(default_factory=lambda: {"lr": 1.0})
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    codec: Mapping[str, Any] = field(default_factory=dict)
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    cohort: Sequence[int] = EVERYBODY
+    drops: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Desk:
+    """Makes the tasks. folder: where the models lie. members: of the roster."""
+
+    folder: Path
+    members: int
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _models: dict[str, Path] = field(default_factory=dict)
+
+    def task(self, ask: Ask) -> Task:
+        """The next exchange of its run."""
+        number = self._numbers[ask.run] = self._numbers.get(ask.run, 0) + 1
+        settings = JobSettings.from_mapping(ask.settings)
+        path = self._model(ask)
+        state = ModelState.open(path)
+        request = ExchangeRequest(
+            message_type=ask.message_type,
+            nodes=tuple(ask.cohort),
+            server_round=number,
+            model=state,
+            arrays_key="arrays",
+            configs=ask.configs,
+            weight_key="num-examples",
+        )
+        task = make_task(
+            request,
+            settings=settings,
+            run=ask.run,
+            exchange=number,
+            attempt=1,
+            cohort=ask.cohort,
+            app_sha256=APP,
+            run_config=dict(ask.run_config),
+            model=ModelRef(sha256=sha256_file(path), size=path.stat().st_size),
+            encoding=self._encoding(ask, settings, state),
+            least_cohort=3,
+            members=self.members,
+        )
+        return task.model_copy(update=dict(ask.task))
+
+    def model_of(self, task: Task) -> Path:
+        """The file that a task names."""
+        assert task.model is not None
+        return self._models[task.model.sha256]
+
+    def _model(self, ask: Ask) -> Path:
+        path = self.folder / f"model-{len(self._models)}.safetensors"
+        make_model(**ask.model).save(path)
+        return self._models.setdefault(sha256_file(path), path)
+
+    def _encoding(self, ask: Ask, settings: JobSettings, state: ModelState) -> AnyEncoding:
+        layout = state.layout if is_training(ask.message_type) else None
+        encoding = EncodingPlan(settings, least_cohort=3).encoding(
+            ask.message_type, layout, len(ask.cohort), self.members
+        )
+        if ask.codec:
+            encoding = replace(encoding, settings=replace(encoding.settings, **ask.codec))
+        if ask.encoding and isinstance(encoding, Encoding) and layout is not None:
+            encoding = replace(encoding, **ask.encoding)
+        return encoding

@@ -1,0 +1,87 @@
+"""What hypothesis draws: what clients have and do with it, and what the adversary asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from support.worlds.asks import EVERYBODY, Ask
+from support.worlds.data import OUTCOMES, Data
+
+NUMBERS = st.one_of(
+    st.floats(-4.0, 4.0, width=32), st.sampled_from([math.nan, math.inf, -math.inf, 1e7, 2.0**20, -(2.0**20) - 1])
+)
+NAMES = st.sampled_from(["acc", "loss", "", "n" * 201, "é", "zz-patient-17"])
+METRICS = st.dictionaries(NAMES, st.one_of(NUMBERS, st.lists(NUMBERS, max_size=3), st.just([0.5] * 33)), max_size=2)
+COUNTS = st.sampled_from([-1, 0, 1, 10, 172, 199, 2**17, 2**17 + 1, 2**70])
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> Data:
+    """One client's data: most often sound, sometimes what no codec takes or no app survives."""
+    return Data(
+        records=tuple(draw(st.lists(st.floats(-2.0, 2.0, width=32), max_size=3))),
+        examples=draw(st.one_of(st.integers(1, 300), COUNTS)),
+        secret=draw(st.floats(-1.0, 1.0, width=32)),
+        seconds=draw(st.sampled_from([0.0, 0.0, 60.0])),
+        metrics=draw(st.one_of(st.just({}), METRICS)),
+        outcome=draw(st.one_of(st.just("fine"), st.sampled_from(OUTCOMES))),
+    )
+
+
+MODELS = st.one_of(
+    st.just({}),
+    st.builds(lambda w, b: {"w": w, "b": b}, st.sampled_from([1.0, -1.0]), st.floats(-2.0, 2.0, width=32)),
+    st.just({"shift": 1e-6}),
+    st.just({"w": math.nan}),
+)
+SETTINGS: Sequence[Mapping[str, Any]] = (
+    {"w-max": 20},
+    {"metric-max": 0.5},
+    {"clip-norm": 0.1},
+    {"first-scale": 1e-3},
+    {"field-bits": 32},
+    {"quorum": 4},
+    {"max-corrupt": 0.0},
+    {"dp-noise-multiplier": 8.0, "clip-norm": 1.0},
+    {"dp-noise-multiplier": 8.0, "clip-norm": 1.0, "dp-metric-bound": 1.0, "evaluate-metrics": ["loss"]},
+)
+TASKS: Sequence[Mapping[str, Any]] = (
+    {"run_config": {"lr": 0.5}},
+    {"configs": {"config": {"lr": 0.5}}},
+    {"server_round": 7},
+    {"weight_key": "loss"},
+    {"app_sha256": "cd" * 32},
+    {"aggregation": "plain"},
+    {"seconds": 1e12},
+    {"seconds": 1.0},
+    {"quorum": 2},
+)
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> list[Ask]:
+    """Up to three exchanges; in each at most one thing is bent, so that it comes far, and one client may be lost."""
+    drawn = []
+    for _ in range(draw(st.integers(1, 3))):
+        bent: dict[str, Any] = draw(
+            st.one_of(
+                st.just({}),
+                st.just({}),
+                st.builds(lambda settings: {"settings": settings}, st.sampled_from(SETTINGS)),
+                st.builds(lambda task: {"task": task}, st.sampled_from(TASKS)),
+                st.just({"codec": {"w_max": 20}}),
+                st.just({"encoding": {"scales": (0.5,)}}),
+                st.just({"encoding": {"metrics": (("loss", None),)}}),
+                st.just({"cohort": (1, 2, 3)}),
+                st.just({"run": "run-2"}),
+            )
+        )
+        stages = st.sampled_from(["advertise", "share", "input", "consistency", "unmask"])
+        drops = draw(st.one_of(st.just({}), st.dictionaries(st.sampled_from(EVERYBODY), stages, max_size=1)))
+        kind = draw(st.sampled_from(["train", "train", "evaluate", "train.other"]))
+        drawn.append(Ask(message_type=kind, model=draw(MODELS), drops=drops, **bent))
+    return drawn

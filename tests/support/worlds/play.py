@@ -1,0 +1,229 @@
+"""Playing a list of asks in a world, and comparing what the adversary gets in two of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import numpy as np
+
+from client_app.agent import Agent, Pauses
+from client_app.agreed import Agreed
+from client_app.eligibility import Eligibility, Reading
+from client_app.exchange import Client, prepare_state_dir
+from client_app.ledger import Ledger
+from client_app.output import Output
+from client_app.transcript import Transcript
+from fedcore.codec import Encoding, PrivateEncoding
+from fedcore.config import JobSettings
+from fedcore.exchange import encoding_of
+from fedcore.federation import ClientKit
+from fedcore.federation.eligibility import EligibilityRules
+from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.keys import Secret
+from support.stories import Drbg
+from support.worlds.asks import APP, Ask
+from support.worlds.data import Data, Work
+from support.worlds.server import Adversary, Release
+from support.worlds.wire import Request, Wire
+
+SECONDS = 60.0
+AGREED = Agreed(run_config={"lr": 1.0}, settings=JobSettings())
+"""What the app says that every owner installed."""
+_AT_ONCE = Pauses(first=0.0, longest=0.0, refusal=0.0, farewell=SECONDS)
+
+
+@dataclass(slots=True)
+class View:
+    """What the adversary gets out of a list of asks: each client's requests, in order, and a sum for each ask.
+
+    logs: what the clients told their owners, which it does not see.
+    """
+
+    requests: dict[int, list[Request]]
+    releases: list[Release | None]
+    logs: dict[int, str] = field(default_factory=dict)
+
+
+class Randomness:
+    """A client's own, the same in every world: what an exchange draws does not depend on how much the last one drew."""
+
+    def __init__(self, client: int) -> None:
+        self._client = client
+        self._exchange = 0
+        self._source = Drbg(f"client {client}")
+
+    def next_exchange(self) -> None:
+        self._exchange += 1
+        self._source = Drbg(f"client {self._client}, exchange {self._exchange}")
+
+    def __call__(self, size: int) -> bytes:
+        return self._source(size)
+
+
+def same_encapsulations() -> AbstractContextManager[object]:
+    """ML-KEM draws its own randomness; while this lasts, who encapsulates again for the same peer draws the same."""
+    known: dict[tuple[bytes, bytes], tuple[bytes, Secret]] = {}
+    really = KeyPair.encapsulate
+
+    def encapsulate(pair: KeyPair, peer_public: bytes) -> tuple[bytes, Secret]:
+        key = (pair.root.reveal(), peer_public)
+        if key not in known:
+            known[key] = really(pair, peer_public)
+        return known[key]
+
+    return mock.patch.object(KeyPair, "encapsulate", encapsulate)
+
+
+async def compare(
+    asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int, ClientKit], folder: Path
+) -> tuple[View, list[str]]:
+    """What the adversary gets in this world, and what it can tell it by from the one with two clients exchanged.
+
+    The sums of fewer clients than any of them allows are among that.
+    """
+    # What a crash would leave on the disk is the subject of other tests.
+    with same_encapsulations(), mock.patch("os.fsync"):
+        here = await play(asks, data, kits, folder)
+        there = await play(asks, exchanged(data), kits, folder)
+    least = min(kit.policy.min_cohort for kit in kits.values())
+    return here, [*differences(here, there), *isolated(here.releases, least), *taken_out(here.releases)]
+
+
+async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int, ClientKit], folder: Path) -> View:
+    """Run whole agents of the clients that have data against the adversary, in a new folder within `folder`."""
+    own = Path(tempfile.mkdtemp(dir=folder))
+    adversary = Adversary(kits, own)
+    wires = {number: Wire(number, adversary) for number in kits}
+    logs = {number: StringIO() for number in kits}
+    async with asyncio.timeout(SECONDS), AsyncExitStack() as stack:
+        agents = []
+        for number, kit in kits.items():
+            ledger = stack.enter_context(Ledger(prepare_state_dir(own / str(number))))
+            transcript = stack.enter_context(Transcript(own / str(number), kit.roster))
+            client = Client(
+                kit=kit,
+                app_sha256=APP,
+                agreed=AGREED,
+                transport=cast(Any, wires[number]),
+                work=Work(data[number]),
+                ledger=ledger,
+                transcript=transcript,
+                state_dir=own / str(number),
+                output=Output(name=kit.name, stream=logs[number]),
+                randomness=Randomness(number),
+                eligibility=Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),
+            )
+            _tie(client)
+            agents.append(asyncio.create_task(Agent(client, _AT_ONCE, jitter=lambda: 0.0).run()))
+        leading = asyncio.create_task(adversary.lead(asks))
+        try:
+            await asyncio.wait([leading, *agents], return_when=asyncio.FIRST_COMPLETED)
+            for agent in agents:
+                if agent.done():
+                    agent.result()
+            releases = await leading
+        finally:
+            for task in (leading, *agents):
+                task.cancel()
+            await asyncio.gather(leading, *agents, return_exceptions=True)
+    return View(
+        {number: wire.seen for number, wire in wires.items()},
+        releases,
+        {number: log.getvalue() for number, log in logs.items()},
+    )
+
+
+def _tie(client: Client) -> None:
+    """Let the wire say when an exchange begins, and when its keys are exchanged."""
+    wire, work, randomness = cast(Wire, client.transport), cast(Work, client.work), client.randomness
+    assert isinstance(randomness, Randomness)
+
+    def on_task() -> None:
+        randomness.next_exchange()
+        work.begun.clear()
+
+    wire.on_task, wire.on_watch = on_task, work.begun.set
+
+
+def exchanged(data: Mapping[int, Data], one: int = 1, other: int = 2) -> dict[int, Data]:
+    """The other world: two honest clients have each other's data."""
+    return {**data, one: data[other], other: data[one]}
+
+
+def differences(one: View, other: View, swapped: Sequence[int] = (1, 2)) -> Iterator[str]:
+    """What the adversary can tell two worlds by, in which the `swapped` clients have each other's data."""
+    for client, requests in one.requests.items():
+        for place, (here, there) in enumerate(itertools.zip_longest(requests, other.requests[client])):
+            if here != there:
+                yield f"client {client}, request {place}: {here} / {there}"
+                break
+    for number, (here, there) in enumerate(zip(one.releases, other.releases, strict=True), start=1):
+        if (here is None) != (there is None):
+            yield f"exchange {number} gives a sum in one world only"
+        elif here is not None and there is not None:
+            yield from (f"exchange {number}: {text}" for text in _of_sums(here, there, swapped))
+
+
+def _of_sums(here: Release, there: Release, swapped: Sequence[int]) -> Iterator[str]:
+    if here.survivors != there.survivors:
+        yield f"the survivors are {here.survivors} / {there.survivors}"
+    elif len(set(swapped) & set(here.survivors)) in (0, len(swapped)) and not _agree(here, there):
+        yield f"the sums over {here.survivors} differ: {here.decoded or here.why} / {there.decoded or there.why}"
+
+
+def _agree(here: Release, there: Release) -> bool:
+    """Whether two sums are the same but for the rounding of the fields, which the clients' own randomness decides."""
+    encoding = encoding_of(here.task)
+    if isinstance(encoding, PrivateEncoding):
+        return (here.decoded is None) == (there.decoded is None)
+    assert isinstance(encoding, Encoding)
+    start, stop = encoding.sections["failed"].start, encoding.sections["keys"].start
+    if here.failures > encoding.failures or here.why != there.why:  # a closed sum tells that word and no other
+        return here.failures == there.failures and here.why == there.why
+    if not np.array_equal(here.words[start:stop], there.words[start:stop]):
+        return False
+    if here.decoded is None or here.decoded.state is None or there.decoded is None or there.decoded.state is None:
+        return True
+    levels = len(here.survivors) / max(here.decoded.examples, 1) * encoding.settings.w_max
+    return all(
+        np.allclose(value, there.decoded.state[name], rtol=1e-6, atol=levels * max(encoding.scales) / encoding.levels)
+        for name, value in here.decoded.state.items()
+    )
+
+
+def taken_out(releases: Sequence[Release | None]) -> Iterator[str]:
+    """Sums of the same clients from one model, to which not as many contributed: they differ by who failed in one."""
+    failures: dict[tuple[str, bool, tuple[int, ...]], set[int]] = {}
+    for release in releases:
+        if release is not None and release.task.model is not None and not release.noised:
+            same = release.task.model.sha256, release.task.trains, release.survivors
+            failures.setdefault(same, set()).add(release.failures)
+    for (model, _, survivors), counts in failures.items():
+        if len(counts) > 1:
+            yield f"model {model[:8]}: of {survivors} {sorted(counts)} failed"
+
+
+def isolated(releases: Sequence[Release | None], least: int) -> Iterator[str]:
+    """Sets of fewer than `least` clients whose sum follows from those of one model and kind of work."""
+    alike: dict[tuple[str, bool], set[tuple[int, ...]]] = {}
+    for release in releases:
+        if release is not None and release.task.model is not None:
+            alike.setdefault((release.task.model.sha256, release.task.trains), set()).add(release.survivors)
+    for (model, _), sets in alike.items():
+        clients = sorted(set(itertools.chain.from_iterable(sets)))
+        rows = np.array([[client in chosen for client in clients] for chosen in sets], float)
+        for size in range(1, least):
+            for few in itertools.combinations(range(len(clients)), size):
+                target = np.isin(np.arange(len(clients)), few).astype(float)
+                found = np.linalg.lstsq(rows.T, target, rcond=None)[0]
+                if np.allclose(rows.T @ found, target):
+                    yield f"model {model[:8]}: the sums over {sorted(sets)} give that of {[clients[i] for i in few]}"

@@ -1,0 +1,383 @@
+"""What a client's owner lets a run ask: config, bounds, how often, and of which clients together."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fastapi import Response
+from support.records import PROTECTION, Notary
+
+from client_app.admission import check_frequency, check_task, withdrawal_for
+from client_app.agent import Agent, Pauses
+from client_app.agreed import Agreed
+from client_app.exchange import Client
+from client_app.ledger import Ledger
+from client_app.ledger_entries import LEDGER_FILE, Asked, Refused, Released, ids_to_text, read_entries
+from client_app.releases import agree, smallest_group
+from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors
+from fedcore.codec import CodecSettings, first_encoding
+from fedcore.config import JobSettings
+from fedcore.errors import ProtocolViolation
+from fedcore.exchange import protection_for, quorum_for
+from fedcore.federation import ClientKit, Member, Policy, Roster
+from fedcore.state import Layout, TensorSpec
+from fedcore.transcript import Chain, keys_of
+from fedcore.wire import ModelRef, Task, WithdrawalReason
+
+Make = Callable[..., Task]
+Script = Any  # support.scripted.Scripted
+APP = "ab" * 32
+CONFIG = {"num-server-rounds": 3, "lr": 0.1, "optimizer": "sgd"}
+SETTINGS = JobSettings(w_max=100)
+AGREED = Agreed(run_config=CONFIG, settings=SETTINGS)
+FOUR_SUMS = [(1, 2, 3, 6), (4, 5, 6), (2, 3, 7, 8), (4, 5, 7, 8)]
+
+
+def check(task: Task, kit: ClientKit, **policy: Any) -> None:
+    """As the agent does, with the policy of a kit from `provision`, changed."""
+    check_task(task, replace(kit, policy=replace(Policy.default(4), **policy)), APP, AGREED)
+
+
+def refusal(task: Task, kit: ClientKit, **policy: Any) -> ProtocolViolation:
+    with pytest.raises(ProtocolViolation) as refused:
+        check(task, kit, **policy)
+    withdrawal = withdrawal_for(refused.value)
+    assert withdrawal is not None
+    assert withdrawal.subject == refused.value.subject
+    return refused.value
+
+
+@pytest.fixture
+def make(make_task: Make) -> Make:
+    """A task of the app as it stands, and what is changed."""
+    return lambda **changes: make_task(**{"run_config": CONFIG, "settings": SETTINGS.for_clients(), **changes})
+
+
+class TestConfig:
+    def test_what_the_app_says_needs_no_leave(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        check(make(), kits[1], allow_config={})
+
+    @pytest.mark.parametrize("tried", [50, 75, 87, 93, 96, 98, 99])
+    def test_a_bisection_of_w_max_gets_one_answer(self, make: Make, kits: dict[int, ClientKit], tried: int) -> None:
+        """Each value asks whether the client has more examples than that."""
+        encoding = first_encoding(CodecSettings(w_max=tried), make().encoding.layout, 4)  # type: ignore[union-attr]
+        task = make(settings={**SETTINGS.for_clients(), "w-max": tried}, encoding=encoding)
+        refused = refusal(task, kits[1])
+        assert (refused.check, refused.subject) == ("config-not-allowed", "fedcore.w-max")
+        for part in (f"to {tried}", "says 100", f'allow-config."fedcore.w-max" = [{tried}, {tried}]'):
+            assert part in str(refused)
+        check(task, kits[1], allow_config={"fedcore.w-max": (10, 99)})
+
+    @pytest.mark.parametrize("key", ["metric-max", "first-scale", "clip-norm", "dp-noise-multiplier"])
+    def test_nor_do_those_of_other_settings(self, make: Make, kits: dict[int, ClientKit], key: str) -> None:
+        refused = refusal(make(settings={**SETTINGS.for_clients(), key: 0.7}), kits[1])
+        assert (refused.check, refused.subject) == ("config-not-allowed", f"fedcore.{key}")
+
+    def test_an_encoding_behind_the_settings_back(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        for changes in ({"w_max": 50}, {"w_max": 100, "metric_max": 0.5}, {"w_max": 100, "clip_norm": 1.0}):
+            encoding = first_encoding(CodecSettings(**changes), make().encoding.layout, 4)  # type: ignore
+            assert refusal(make(encoding=encoding), kits[1]).check == "encoding-off-settings"
+
+    def test_settings_that_are_not_all_there(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        less = {key: value for key, value in SETTINGS.for_clients().items() if key != "w-max"}
+        assert refusal(make(settings=less), kits[1], allow_config={"*": True}).check == "config-not-allowed"
+        more = {**SETTINGS.for_clients(), "w-maximum": 3}
+        assert refusal(make(settings=more), kits[1], allow_config={"*": True}).check == "config-not-allowed"
+
+    @pytest.mark.parametrize(
+        ("rule", "fitting", "other"),
+        [
+            (None, 0.1, 0.05),
+            ((0.01, 0.1), 0.05, 0.2),
+            ((0.01, 0.1), 0.1, "fast"),
+            ((0.0, 1.0), 0.5, True),
+            ((0.0, 1.0), 0.5, float("nan")),
+            (("fast", "slow"), "fast", "medium"),
+            (("fast", "slow"), "slow", 0.1 + 0.2),
+            (True, "whatever", None),
+        ],
+    )
+    def test_a_rule_says_which_values(
+        self, make: Make, kits: dict[int, ClientKit], rule: Any, fitting: Any, other: Any
+    ) -> None:
+        policy = {"allow_config": {} if rule is None else {"lr": rule}}
+        check(make(run_config={**CONFIG, "lr": fitting}), kits[1], **policy)
+        if other is not None:
+            refused = refusal(make(run_config={**CONFIG, "lr": other}), kits[1], **policy)
+            assert (refused.check, refused.subject) == ("config-not-allowed", "lr")
+
+    @pytest.mark.parametrize("lr", [-0.1, 1, True, "0.1"])
+    def test_a_value_that_only_looks_alike(self, make: Make, kits: dict[int, ClientKit], lr: Any) -> None:
+        assert refusal(make(run_config={**CONFIG, "lr": lr}), kits[1]).check == "config-not-allowed"
+
+    def test_a_key_more_and_a_key_less(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        refused = refusal(make(run_config={**CONFIG, "patient": 17}), kits[1])
+        assert (refused.subject, "nothing" in str(refused)) == ("patient", True)
+        refused = refusal(make(run_config={"num-server-rounds": 3, "lr": 0.1}), kits[1])
+        assert (refused.check, refused.subject) == ("config-not-allowed", ""), "only what the server itself sent"
+
+    def test_a_key_that_cannot_stand_in_a_log(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        assert refusal(make(run_config={**CONFIG, "\x1b[2J": 1}), kits[1]).subject == ""
+        assert len(refusal(make(run_config={**CONFIG, "k" * 9000: 1}), kits[1]).subject) == 200
+
+    def test_a_message_cannot_say_what_the_run_must_not(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        check(make(configs={"config": {"lr": 0.1, "server-round": 7}}), kits[1])
+        refused = refusal(make(configs={"config": {"lr": 0.05}}), kits[1])
+        assert (refused.check, refused.subject) == ("config-not-allowed", "lr")
+        check(make(configs={"config": {"lr": 0.05}}), kits[1], allow_config={"lr": (0.0, 0.1)})
+
+    def test_rounds_are_the_runs_to_choose_by_default(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        check(make(run_config={**CONFIG, "num-server-rounds": 500}), kits[1])
+        assert refusal(make(run_config={**CONFIG, "num-server-rounds": 10**6}), kits[1]).subject == "num-server-rounds"
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("changes", "name"),
+        [
+            ({"model": ModelRef(sha256="0" * 64, size=2**50)}, "model-too-large"),
+            ({"seconds": 1e12}, "too-long"),
+            ({"seconds": 1799.0}, "too-short"),
+        ],
+    )
+    def test_an_absurd_task(self, make: Make, kits: dict[int, ClientKit], changes: dict[str, Any], name: str) -> None:
+        assert refusal(make(**changes), kits[1]).check == name
+
+    def test_more_tensors_than_the_owner_reads(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        layout = Layout(specs=tuple(TensorSpec(name=f"t{i:03}", dtype="F32", shape=(1,)) for i in range(101)))
+        task = make(encoding=first_encoding(CodecSettings(w_max=100), layout, 4))
+        assert refusal(task, kits[1], max_tensors=100).check == "too-many-tensors"
+        check(task, kits[1], max_tensors=101)
+
+    async def test_a_task_of_300000_tensors_is_not_read(self, script: Script, client: Client) -> None:
+        """Its layout alone would take seconds."""
+        document = json.loads(script.task.model_dump_json())
+        document["encoding"]["layout"] = "of many"
+        tensors = ",".join(['["t","F32",[1]]'] * 300_000)
+        body = json.dumps(document).replace('"of many"', f"[{tensors}]")
+        assert len(body) < MAX_TASK_BYTES
+        script.answers.append(Response(body, media_type="application/json"))
+        agent = Agent(client, Pauses(refusal=0.0, farewell=60.0))
+        started = time.process_time()
+        async with script.serving():
+            with pytest.raises(TooManyTensors) as refused:
+                await agent._next_task()
+            await agent._take(refused.value.task, refused.value)
+        assert time.process_time() - started < 5, "less than one in truth; to read it takes more than ten seconds"
+        [withdrawal] = script.withdrawals
+        assert (withdrawal.reason, withdrawal.check) == (WithdrawalReason.POLICY, "too-many-tensors")
+        assert "GET model" not in script.requests
+
+    def test_exchanges_of_a_run_and_of_a_day(self, make: Make, ledger: Ledger) -> None:
+        policy = replace(Policy.default(4), max_exchanges_per_run=2, max_exchanges_per_day=3)
+        for exchange in (1, 2):
+            check_frequency(make(exchange=exchange), policy, ledger)
+            ledger.enter(make().run, exchange)
+        with pytest.raises(ProtocolViolation, match=r"too-many-exchanges: .* 2 exchanges of this run"):
+            check_frequency(make(exchange=3), policy, ledger)
+        check_frequency(make(run="another"), policy, ledger)
+        ledger.enter("another", 1)
+        with pytest.raises(ProtocolViolation, match=r"too-many-exchanges: .* 3 exchanges in 24 hours"):
+            check_frequency(make(run="a third"), policy, ledger)
+
+
+def chain_of(*sums: Sequence[int], model: ModelRef | None, complete: bool) -> Chain:
+    """A transcript with sums over these clients."""
+    notary, chain = Notary.of(9), Chain()
+    for exchange, survivors in enumerate(sums, start=1):
+        size = len(survivors)
+        protection = PROTECTION.model_copy(update={"degree": size - 1, "threshold": size})
+        task = {"model": model, "cohort": list(survivors), "quorum": size, "protection": protection}
+        signed = notary.sum(exchange, survivors=survivors, signers=survivors, complete=complete, **task)
+        chain.extend(signed, keys_of([notary.roster]))
+    return chain
+
+
+class TestReleases:
+    STRICT = Policy.default(20)
+
+    def agree(
+        self, ledger: Ledger, task: Task, survivors: Collection[int], chain: Chain | None = None, **encoding: Any
+    ) -> None:
+        found = task.encoding
+        assert found is not None
+        agree(task, replace(found, **encoding), tuple(survivors), self.STRICT, ledger, chain or Chain())
+
+    @pytest.mark.parametrize(
+        ("sums", "smallest"),
+        [
+            ([], 0),
+            ([range(1, 5)], 4),
+            ([range(1, 5), range(1, 5)], 4),
+            ([range(1, 5), range(1, 4)], 1),
+            ([range(1, 5), range(5, 8)], 3),
+            ([range(1, 5), range(1, 8)], 3),
+            ([range(1, 11), range(1, 8), range(1, 5)], 3),
+            ([range(1, 7), range(4, 10)], 3),
+            ([range(1, 7), range(6, 12)], 1),
+            ([(1, 2, 3, 4, 5, 6), (1, 2, 3, 7, 8, 9), (1, 4, 5, 7, 8, 10)], 1),
+            (FOUR_SUMS, 1),
+        ],
+    )
+    def test_the_smallest_group_that_sums_can_tell_apart(self, sums: list[Collection[int]], smallest: int) -> None:
+        assert smallest_group(map(frozenset, sums)) == smallest
+
+    def test_sums_far_apart_in_pairs_are_refused_together(self, make: Make, ledger: Ledger) -> None:
+        """Four sums that differ by three clients or more give the update of client 1."""
+        self.agree(ledger, make(), FOUR_SUMS[0])
+        for exchange, survivors in enumerate(FOUR_SUMS[1:3], start=2):
+            with pytest.raises(ProtocolViolation, match=r"differencing: .* group of [12] clients; .* demands 3\."):
+                self.agree(ledger, make(exchange=exchange), survivors)
+        self.agree(ledger, make(exchange=4), FOUR_SUMS[3])
+
+    @pytest.mark.parametrize("complete", [True, False])
+    def test_sums_of_others_count(self, make: Make, ledger: Ledger, complete: bool) -> None:
+        chain = chain_of((4, 5, 6, 7, 8, 9), (4, 5, 6), model=make().model, complete=complete)
+        with pytest.raises(ProtocolViolation, match=r"differencing: .* the 2 others .* group of 1 clients"):
+            self.agree(ledger, make(), (1, 2, 3, 4), chain)
+        self.agree(ledger, make(message_type="evaluate"), (1, 2, 3, 4), chain)
+        self.agree(ledger, make(), (1, 2, 3, 7, 8, 9), chain)
+        self.agree(ledger, make(exchange=2), (1, 2, 3, 7, 8, 9), chain)
+
+    def test_who_may_collude_does_not_count(self, make: Make, ledger: Ledger) -> None:
+        protection = make().protection.model_copy(update={"corrupt": 1})  # type: ignore[union-attr]
+        self.agree(ledger, make(protection=protection), range(1, 5))
+        with pytest.raises(ProtocolViolation, match=r"group of 3 clients; the policy demands 3, and 1 more that may"):
+            self.agree(ledger, make(protection=protection), range(1, 8))
+        self.agree(ledger, make(protection=protection), range(1, 9))
+
+    def test_the_same_question_again_and_no_other(self, make: Make, ledger: Ledger) -> None:
+        task = make()
+        self.agree(ledger, task, range(1, 11))
+        self.agree(ledger, task, range(1, 11))
+        for survivors in (range(2, 11), range(1, 12), range(1, 10), range(2, 12)):
+            with pytest.raises(ProtocolViolation, match=r"differencing: .* group of [12] clients"):
+                self.agree(ledger, task, survivors)
+        self.agree(ledger, task, range(1, 14))
+
+    def test_other_scales_are_another_question(self, make: Make, ledger: Ledger) -> None:
+        self.agree(ledger, make(), range(1, 5))
+        with pytest.raises(ProtocolViolation, match=r"differencing: .* its scales only"):
+            self.agree(ledger, make(run="another"), range(1, 5), scales=(4.0,))
+
+    def test_every_earlier_sum_counts_and_survives_a_restart(self, make: Make, ledger: Ledger) -> None:
+        self.agree(ledger, make(), range(1, 5))
+        self.agree(ledger, make(exchange=2), range(1, 9))
+        with pytest.raises(ProtocolViolation, match="differencing"):
+            self.agree(ledger, make(exchange=3), range(1, 6))
+
+    def test_another_model_or_purpose_is_another_matter(self, make: Make, ledger: Ledger) -> None:
+        self.agree(ledger, make(), range(1, 5))
+        self.agree(ledger, make(model=ModelRef(sha256="1" * 64, size=1)), range(1, 6))
+        self.agree(ledger, make(message_type="evaluate"), range(1, 6))
+        with pytest.raises(ProtocolViolation, match="differencing"):
+            self.agree(ledger, make(message_type="train.again", encoding=make().encoding), range(1, 6))
+
+    def test_no_more_of_one_model_than_the_owner_allows(self, make: Make, ledger: Ledger) -> None:
+        for _ in range(10):
+            check_frequency(make(), self.STRICT, ledger)
+            self.agree(ledger, make(), range(1, 5))
+        with pytest.raises(ProtocolViolation, match="too-many-releases"):
+            check_frequency(make(), self.STRICT, ledger)
+        check_frequency(make(), Policy.own(4), ledger)
+
+    async def test_nothing_is_signed_for_a_sum_that_differs_by_one(
+        self, script: Script, client: Client, allow: Callable[..., Client]
+    ) -> None:
+        model, others = script.task.model.sha256, ids_to_text({1, 2, 3})
+        earlier = Released(run="r", exchange=1, purpose="train", model=model, survivors=others, scales="")
+        client.ledger.release(earlier)
+        strict = allow(client, min_cohort=3, min_threshold=3, allow_differencing=False)
+        async with script.serving():
+            await Agent(strict, Pauses(refusal=0.0, farewell=60.0))._take(script.task)
+        assert [(item.reason, item.check) for item in script.withdrawals] == [(WithdrawalReason.POLICY, "differencing")]
+        assert "PUT manifest" in script.requests
+        assert "PUT consistency" not in script.requests
+
+    async def test_a_sum_counts_from_the_signature_on(
+        self, script: Script, client: Client, allow: Callable[..., Client]
+    ) -> None:
+        """The others may unmask as soon as this client has signed, and it may never hear of that."""
+        seen: list[int] = []
+        original = script.take
+
+        async def watched(route: str, body: bytes) -> Any:
+            if route == "consistency":
+                seen.append(len(client.ledger.released("train", script.task.model.sha256)))
+            return await original(route, body)
+
+        script.take = watched
+        async with script.serving():
+            await Agent(client, Pauses(refusal=0.0, farewell=60.0))._take(script.task)
+        assert seen == [1]
+
+
+class TestRoster:
+    """How many may collude counts from the federation, not from the cohort that the server picks."""
+
+    @staticmethod
+    def kit(kits: dict[int, ClientKit], members: int) -> ClientKit:
+        """Client 1 of a federation of `members`, with the policy that `provision` writes for it."""
+        keys = (Ed25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(members))
+        listed = [Member(id=i, name=f"client-{i}", public_key=key) for i, key in enumerate(keys, start=1)]
+        roster = Roster.sign("testing", listed, Ed25519PrivateKey.generate())
+        return replace(kits[1], roster=roster, policy=Policy.default(members))
+
+    @staticmethod
+    def task(make: Make, cohort: int, members: int | None) -> Task:
+        """What an honest server asks of `cohort` clients of a federation of `members`, with its default settings."""
+        return make(
+            cohort=list(range(1, cohort + 1)),
+            quorum=quorum_for(SETTINGS, cohort, 3, members),
+            protection=protection_for(SETTINGS, cohort, 3, members),
+            encoding=first_encoding(CodecSettings(w_max=100), make().encoding.layout, cohort),  # type: ignore[union-attr]
+        )
+
+    @pytest.mark.parametrize(("members", "cohort"), [(4, 4), (4, 3), (19, 3), (20, 4), (100, 8), (100, 100)])
+    def test_honest_cohorts_of_default_federations(
+        self, make: Make, kits: dict[int, ClientKit], members: int, cohort: int
+    ) -> None:
+        check_task(self.task(make, cohort, members), self.kit(kits, members), APP, AGREED)
+
+    def test_two_colluders_and_a_victim_of_a_hundred(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        kit = self.kit(kits, 100)
+        lying = self.task(make, 3, 3)  # as if the cohort were the federation
+        with pytest.raises(ProtocolViolation, match=r"corrupt-below-minimum: .* withstands 0 .* demands 5"):
+            check_task(lying, kit, APP, AGREED)
+        assert lying.protection is not None
+        for quorum, corrupt in ((3, 5), (7, 5)):
+            protection = lying.protection.model_copy(update={"corrupt": corrupt})
+            with pytest.raises(ProtocolViolation, match="cohort-below-minimum"):
+                check_task(lying.model_copy(update={"quorum": quorum, "protection": protection}), kit, APP, AGREED)
+
+    def test_the_quorum_of_a_cohort_of_a_large_federation(self) -> None:
+        assert [quorum_for(JobSettings(), n, 3, 100) for n in (8, 9, 12, 40)] == [8, 8, 9, 27]
+        assert [quorum_for(JobSettings(), n, 3, 4) for n in (3, 4)] == [3, 3]
+        for n in (8, 20, 60):
+            quorum, protection = quorum_for(JobSettings(), n, 3, 100), protection_for(JobSettings(), n, 3, 100)
+            assert protection is not None
+            assert protection.corrupt == 5
+            assert 2 * quorum > n + 5
+            assert quorum - 5 >= 3
+
+
+async def test_the_owner_can_read_what_was_asked_and_refused(
+    script: Script, client: Client, allow: Callable[..., Client], make: Make
+) -> None:
+    script.task = make(settings={**SETTINGS.for_clients(), "w-max": 50}, run_config={"lr": 2.0})
+    async with script.serving():
+        await Agent(allow(client, allow_config={"lr": True}), Pauses(refusal=0.0, farewell=60.0))._take(script.task)
+    [withdrawal] = script.withdrawals
+    assert (withdrawal.check, withdrawal.subject) == ("config-not-allowed", "fedcore.w-max")
+    path = client.state_dir / LEDGER_FILE
+    asked, refused = (entry for entry in read_entries(path, path.read_bytes()) if isinstance(entry, Asked | Refused))
+    assert isinstance(asked, Asked)
+    assert asked.changed == {"lr": "2.0", "fedcore.w-max": "50"}
+    assert isinstance(refused, Refused)
+    assert (refused.check, refused.subject) == ("config-not-allowed", "fedcore.w-max")

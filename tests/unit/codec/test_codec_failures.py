@@ -1,0 +1,136 @@
+"""Clients that contribute nothing, and names of metrics that travel in the sum or are part of the encoding."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from support.privacy import seeded
+
+from fedcore.codec import CodecSettings, Encoded, decode, encode, encode_nothing, first_encoding
+from fedcore.codec.names import NAMES_BYTES, names_from_sum, names_json, names_words
+from fedcore.errors import EncodingError, NothingContributed, TooFewContributed
+from fedcore.state import ModelState
+
+BASE = ModelState.from_arrays({"w": np.zeros(3000, np.float32), "n": np.zeros(2, np.int64)})
+LOCAL = ModelState.from_arrays({"w": np.full(3000, 0.5, np.float32), "n": np.full(2, 4)})
+UNNAMED = first_encoding(CodecSettings(w_max=100), BASE.layout, 4, failures=3)
+NAMED = dataclasses.replace(UNNAMED, metrics=(("loss", None), ("pair", 2)))
+METRICS: dict[str, Any] = {"loss": 2.0, "pair": [1.0, -1.0]}
+NAMES = (("loss", None), ("pair", 2))
+
+
+def send(encoding: Any, seed: int = 0, metrics: dict[str, Any] | None = None, examples: int = 10) -> Encoded:
+    return encode(
+        encoding,
+        base=BASE,
+        local=LOCAL,
+        examples=examples,
+        metrics=METRICS if metrics is None else metrics,
+        randomness=seeded(seed),
+    )
+
+
+def nothing(encoding: Any, seed: int = 9) -> np.ndarray:
+    return encode_nothing(encoding, randomness=seeded(seed)).words
+
+
+@pytest.mark.parametrize("bits", [16, 21, 32])
+@pytest.mark.parametrize("encoding", [UNNAMED, NAMED])
+def test_who_contributes_nothing_changes_the_count_of_failures_alone(encoding: Any, bits: int) -> None:
+    encoding = dataclasses.replace(encoding, field_bits=bits)
+    one, other = send(encoding, 1).words, send(encoding, 2).words
+    without = decode(encoding, one + other, survivors=2, base=BASE)
+    beside = decode(encoding, one + nothing(encoding, 7) + other + nothing(encoding, 8), survivors=4, base=BASE)
+    assert (without.failures, beside.failures) == (0, 2)
+    assert beside.examples == without.examples == 20
+    assert beside.metrics == without.metrics == METRICS
+    assert beside.names == NAMES
+    assert beside.state is not None
+    assert without.state is not None
+    for name, value in without.state.items():
+        np.testing.assert_array_equal(beside.state[name], value)
+
+
+def test_words_of_a_failure_go_to_a_given_array() -> None:
+    out = np.full(NAMED.words, 2**64 - 1, np.uint64)
+    assert encode_nothing(NAMED, randomness=seeded(9), out=out).words is out
+    np.testing.assert_array_equal(out, nothing(NAMED))
+
+
+def test_a_sum_of_failures_alone_says_how_many() -> None:
+    with pytest.raises(NothingContributed, match=r"^2 of 2 clients contributed nothing; their own logs say why$"):
+        decode(NAMED, nothing(NAMED) + nothing(NAMED), survivors=2, base=BASE)
+
+
+def test_a_sum_with_more_failures_than_it_tolerates_tells_their_number_only() -> None:
+    encoding = dataclasses.replace(NAMED, failures=1)
+    total = send(encoding, 1).words + send(encoding, 2).words
+    closed = total + nothing(encoding, 7) + nothing(encoding, 8)
+    failed = encoding.sections["failed"]
+    assert closed[failed] == 2
+    assert np.count_nonzero(closed == total) <= 1
+    with pytest.raises(TooFewContributed, match=r"2 of 4 clients contributed nothing; .* stays closed: .* tolerates 1"):
+        decode(encoding, closed, survivors=4, base=BASE)
+
+
+@pytest.mark.parametrize("other", [{"loss": 1.0}, {"error": 1.0, "pair": [1, 2]}, {"loss": [2.0], "pair": [1, 2]}, {}])
+def test_clients_that_disagree_on_names_give_a_model_without_metrics(other: dict[str, Any]) -> None:
+    total = send(UNNAMED).words + send(UNNAMED, metrics=other).words + nothing(UNNAMED)
+    decoded = decode(UNNAMED, total, survivors=3, base=BASE)
+    assert (decoded.metrics, decoded.names) == ({}, None)
+    assert decoded.state is not None
+    np.testing.assert_allclose(decoded.state["w"], 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("other", [{"loss": 1.0}, {"error": 1.0, "pair": [1, 2]}, {"loss": [2.0], "pair": [1, 2]}, {}])
+def test_other_names_than_those_of_the_exchange_are_refused_by_the_client(other: dict[str, Any]) -> None:
+    with pytest.raises(EncodingError, match=r"reports the metrics .*the exchange is for loss, pair:2"):
+        send(NAMED, metrics=other)
+
+
+def test_there_are_just_as_many_slots_as_values_of_known_names() -> None:
+    sizes = {name: part.stop - part.start for name, part in NAMED.sections.items()}
+    assert (sizes["metrics"], sizes["names"]) == (3, 0)
+    assert UNNAMED.words - NAMED.words == 32 - 3 + NAMES_BYTES
+    assert sizes["keys"] == 3 * 16
+
+
+@pytest.mark.parametrize("names", [(), NAMES, (("ärger", None),), (("\0", None), ("b", 31))])
+def test_names_come_out_of_the_sum_that_went_in(names: Any) -> None:
+    for count in (1, 3, 10_000):
+        assert names_from_sum(names_words(names) * np.uint64(count), count, 32) == names
+
+
+def test_names_that_are_too_long_are_refused() -> None:
+    with pytest.raises(EncodingError, match=r"take \d+ bytes, 1000 are allowed .* set train-metrics"):
+        send(UNNAMED, metrics={f"{number}" + "x" * 190: 1.0 for number in range(6)})
+    with pytest.raises(EncodingError, match="1 to 200 characters"):
+        send(UNNAMED, metrics={"x" * 201: 1.0})
+    with pytest.raises(EncodingError, match="empty list"):
+        send(UNNAMED, metrics={"x": []})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[", b"{}", b"3", b"[3]", b"[[]]", b'[["a"]]', b'[["a", null]]', b'[["b",null],["a",null]]', b'[["a",0]]',
+        b'[["a",true]]', b'[["a",1.0]]', b'[["a",33]]', b'[["",null]]', b'[["a",null],["a",null]]', b'[[1,null]]',
+        b'[["\xc3\xa4",null]]', b"[" * 1000, b'[["a",1]]\0x', b'[["a",1e0]]', b"NaN",
+    ],
+)  # fmt: skip
+def test_what_is_no_canonical_list_of_names_is_none(text: bytes) -> None:
+    words = np.zeros(NAMES_BYTES, np.uint64)
+    words[: len(text)] = np.frombuffer(text, np.uint8)
+    assert names_from_sum(words * np.uint64(3), 3, 32) is None
+
+
+def test_a_sum_that_does_not_divide_is_none() -> None:
+    words = names_words(NAMES) * np.uint64(3)
+    words[5] += np.uint64(1)
+    assert names_from_sum(words, 3, 32) is None
+    words[5] += np.uint64(3 * 256 - 1)
+    assert names_from_sum(words, 3, 32) is None
+    assert len(names_json(NAMES)) < NAMES_BYTES

@@ -1,0 +1,83 @@
+"""Who may hold a connection: strangers few and for a short time, members within a limit of each."""
+
+from __future__ import annotations
+
+import resource
+import socket
+
+import pytest
+
+from server_app.http.door import EACH, Door, Visit
+
+
+@pytest.fixture
+def door() -> Door:
+    """16 connections: 8 of strangers, 2 of one address."""
+    return Door(most=16, seconds=1.0)
+
+
+def come(door: Door, address: str) -> Visit | None:
+    with socket.socket() as connection:  # closed at once: the door only counts
+        return door.admit(connection, address)
+
+
+def test_an_address_has_few_places(door: Door) -> None:
+    first = come(door, "192.0.2.1")
+    assert first
+    assert come(door, "192.0.2.1")
+    assert come(door, "192.0.2.1") is None
+    assert come(door, "192.0.2.2")
+    door.leave(first)
+    door.leave(first)
+    assert come(door, "192.0.2.1")
+
+
+def test_many_addresses_of_one_peer_are_one(door: Door) -> None:
+    come(door, "2001:db8::1")
+    come(door, "2001:db8::ffff:2")
+    assert come(door, "2001:db8::3") is None
+    assert come(door, "2001:db8:0:1::1")
+    assert come(door, "fe80::1%eth0")
+
+
+def test_where_all_places_are_taken_the_busiest_address_gives_one_up(door: Door) -> None:
+    alone = [come(door, f"192.0.2.{number}") for number in range(1, 7)]
+    busy = [come(door, "192.0.2.200"), come(door, "192.0.2.200")]
+    assert door.strangers == door.for_strangers == 8
+    newcomer = come(door, "192.0.2.9")
+    assert newcomer
+    assert door.strangers == 8
+    listed = [visit for visits in door._strangers.values() for visit in visits]
+    assert listed == [*alone, busy[1], newcomer]
+
+
+def test_strangers_take_no_place_of_those_who_are_known(door: Door) -> None:
+    for number in range(1, 9):
+        member = come(door, f"192.0.2.{number}")
+        assert member
+        door.know(member, f"client-{number}")
+    for number in range(1, 60):
+        come(door, f"198.51.100.{number}")
+    assert len(door._known) == 8
+    assert door.strangers == 8
+    for number in range(1, 9):
+        visit = next(iter(door._strangers.values()))
+        door.know(next(iter(visit)), f"client-{number}")
+    assert come(door, "203.0.113.1") is None, "all places are taken by those who are known"
+
+
+def test_one_who_is_known_has_places_for_itself() -> None:
+    door = Door(most=10_000, seconds=1.0)
+    visits = [come(door, "192.0.2.1") for _ in range(EACH + 2)]
+    for visit in visits:
+        assert visit
+        door.know(visit, "client-1")
+    assert list(door._known["client-1"]) == visits[2:]
+
+
+def test_a_process_opens_as_many_files_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: set_to.append(limits))
+    assert Door.of_process(1.0).most == 3072
+    assert set_to == [(4096, 4096)]

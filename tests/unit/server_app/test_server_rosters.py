@@ -1,0 +1,175 @@
+"""Rosters that change while a server runs: taken between exchanges, refused by name, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.members import Failure, Member
+from support.serverside import Site, site
+
+from fedcore.federation import ClientKit, FederationFolder, Roster, ServerKit, provision
+from fedcore.federation.authority import Authority
+from fedcore.federation.enrolment import accept, ask
+from fedcore.federation.fingerprint import fingerprint
+from fedcore.federation.membership import follow
+from fedcore.federation.requests import Request
+from fedcore.state import ModelState
+from fedcore.wire import HeartbeatIn, RosterIn, RosterOut, RostersOut
+from server_app.runs.app_messages import Replies
+
+
+@dataclass
+class Growing:
+    """A server whose federation changes, and its authority's folder."""
+
+    site: Site
+    made: FederationFolder
+    folder: Path
+
+    @property
+    def authority(self) -> Authority:
+        return Authority.load(self.made.folder)
+
+    async def publish(self, *rosters: Roster) -> RosterOut:
+        body = RosterIn(rosters=[roster.to_json() for roster in rosters or self.authority.rosters])
+        return RosterOut.model_validate_json((await self.site.operator("PUT", "/v1/roster", body)).content)
+
+    def admit(self, name: str) -> Member:
+        """A new member, of the authority's newest roster, which nobody else knows yet."""
+        kit = self.folder / name
+        _, request = ask(kit, name)
+        authority = self.authority.approve([request])
+        admission = self.folder / f"{name}.json"
+        admission.write_text(authority.admission(max(authority.roster.keys)).to_json())
+        return Member(accept(kit, admission, fingerprint(authority.public_key)), self.site.http, self.folder)
+
+    async def refusal(self, member: Member) -> str:
+        """Kind and detail of the problem that a member's request meets."""
+        with pytest.raises(Failure) as caught:
+            await member.ask("POST", "/v1/heartbeat", HeartbeatIn())
+        return f"{caught.value.response.status_code} {caught.value.problem.kind}: {caught.value.problem.detail}"
+
+
+@pytest.fixture
+async def growing(tmp_path: Path) -> AsyncIterator[Growing]:
+    made = provision(tmp_path / "fed", name="growing", clients=4, now=datetime.now(UTC), hosts=["127.0.0.1"])
+    async with site(made, tmp_path) as here:
+        yield Growing(here, made, tmp_path)
+
+
+def known(growing: Growing, client: int) -> Member:
+    return growing.site.members[client]
+
+
+async def test_members_come_and_go_by_name(growing: Growing) -> None:
+    new = growing.admit("north")
+    assert await growing.refusal(new) == ("401 unauthorized: the request is not signed by a key of this federation")
+    assert await growing.publish() == RosterOut(roster=2, newest=2)
+    await new.ask("POST", "/v1/heartbeat", HeartbeatIn())
+    growing.authority.revoke(["client-2"])
+    assert (await growing.publish()).roster == 3
+    assert await growing.refusal(known(growing, 2)) == (
+        "403 revoked: client-2 was revoked from the federation growing, by its authority"
+    )
+    assert growing.site.services.presence.online(60.0) == {5}
+    assert ServerKit.load(growing.made.server).roster == growing.authority.roster, "kept for the next start"
+
+
+async def test_only_who_has_the_key_hears_of_a_revocation(growing: Growing) -> None:
+    growing.authority.revoke(["client-2"])
+    await growing.publish()
+    for key in (Ed25519PrivateKey.generate(), known(growing, 1).kit.identity):
+        with pytest.raises(Failure, match="401 unauthorized: the request is not signed by a key of this federation"):
+            await known(growing, 2).ask("GET", "/v1/task", key=key)
+
+
+async def test_an_open_exchange_keeps_the_roster_that_it_began_with(growing: Growing, model: ModelState) -> None:
+    run, app = await growing.site.begin()
+    asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
+    members = await growing.site.enter_all()
+    new = growing.admit("north")
+    growing.authority.revoke(["client-2"])
+    assert await growing.publish() == RosterOut(roster=1, newest=3)
+    assert (await growing.refusal(new)).startswith("503 busy: the roster that has this client comes into use when")
+    assert growing.site.services.roster.after(1) == [], "nobody learns of it before it is in use"
+    await asyncio.gather(*(member.secure() for member in members))
+    answer = await asked
+    assert isinstance(answer, Replies), "with the client that is revoked, which belonged to it"
+    assert growing.site.services.roster.current.version == 3
+    assert (await growing.refusal(known(growing, 2))).startswith("403 revoked: client-2")
+
+    await new.join(members[0].task.app_sha256)  # type: ignore[union-attr]
+    asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
+    there = [*(known(growing, client) for client in (1, 3, 4)), new]
+    for member in there:
+        answer = await member.ask("GET", f"/v1/rosters?after={member.kit.roster.version}")
+        member.kit = follow(member.kit, RostersOut.model_validate_json(answer.content).rosters)
+    tasks = await asyncio.gather(*(member.enter() for member in there))
+    assert [(task.roster, task.cohort) for task in tasks] == [(3, [1, 3, 4, 5])] * 4
+    await asyncio.gather(*(member.secure() for member in there))
+    assert isinstance(await asked, Replies)
+    ended = await growing.site.finish(run, app, model)
+    assert ended.status == "finished"
+    assert [told.event.survivors for told in ended.events if told.event.kind == "exchange-done"] == [
+        ["client-1", "client-2", "client-3", "client-4"],
+        ["client-1", "client-3", "client-4", "north"],
+    ]
+
+
+@pytest.mark.parametrize("check", ["roster-rollback", "roster-fork", "roster-gap", "roster-unsigned"])
+async def test_a_roster_that_does_not_follow_is_refused_by_name(growing: Growing, check: str) -> None:
+    for name in ("north", "south"):
+        growing.admit(name)
+    first, second, third = growing.authority.rosters
+    assert (await growing.publish(second)).newest == 2
+    fork = first.followed_by(first.members[:3], [first.members[3]], growing.authority._key())
+    fourth = third.followed_by(third.members[1:], third.members[:1], growing.authority._key())
+    offered = {
+        "roster-rollback": first,
+        "roster-fork": fork,
+        "roster-gap": fourth,
+        "roster-unsigned": replace(third, members=third.members[:4]),
+    }[check]
+    with pytest.raises(Failure, match=f"422 protocol-violation: {check}"):
+        await growing.publish(offered)
+    assert growing.site.services.roster.newest == second
+    assert ServerKit.load(growing.made.server).roster == second
+    assert (await growing.publish()).newest == 3, "the honest successor still goes in; what leads up to it is no news"
+
+
+async def test_only_an_operator_hands_in_rosters_and_only_clients_ask_for_them(growing: Growing) -> None:
+    growing.admit("north")
+    body = RosterIn(rosters=[growing.authority.roster.to_json()])
+    with pytest.raises(Failure, match="401"):
+        await known(growing, 1).ask("PUT", "/v1/roster", body)
+    with pytest.raises(Failure, match="401"):
+        await growing.site.operator("GET", "/v1/rosters?after=1")
+    assert growing.site.services.roster.newest.version == 1
+
+
+async def test_what_cannot_be_kept_is_not_taken(growing: Growing) -> None:
+    path = growing.made.server / "rosters.json"
+    path.unlink()
+    path.mkdir()
+    growing.authority.revoke(["client-2"])
+    with pytest.raises(Failure, match="500 internal"):
+        await growing.publish()
+    await known(growing, 2).ask("POST", "/v1/heartbeat", HeartbeatIn())
+    path.rmdir()
+    assert (await growing.publish()).roster == 2
+
+
+async def test_a_replaced_key_counts_at_once_and_the_old_one_no_more(growing: Growing) -> None:
+    member = known(growing, 3)
+    new = Ed25519PrivateKey.generate()
+    growing.authority.approve([Request.make("client-3", new, member.kit.identity)])
+    await growing.publish()
+    assert (await growing.refusal(member)).startswith("401 unauthorized")
+    await member.ask("POST", "/v1/heartbeat", HeartbeatIn(), key=new)
+    assert ClientKit.load(growing.made.clients[2]).roster.version == 1

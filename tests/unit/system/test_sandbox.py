@@ -1,0 +1,106 @@
+"""What user code is given, before there is a process; that the kernel holds it to that is in tests/processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from client_app.ranks.group import _take_over
+from fedcore.errors import AppError, ConfigurationError, WorkerDied
+from fedcore.system import landlock, seccomp
+from fedcore.system.sandbox import Rules, Sandbox, clean_environment, describe, named_paths, refuse_to_show
+from server_app.runs.run_files import RunFiles
+
+
+def test_only_what_a_computation_needs_is_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = {"LC_ALL": "C", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "1", "HF_HOME": str(tmp_path), "TZ": "UTC"}
+    gone = {
+        **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY", "HF_TOKEN", "SSH_AUTH_SOCK", "HTTPS_PROXY"), "x"),
+        **dict.fromkeys(("PYTHONPATH", "PYTHONSTARTUP", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR"), "x"),
+    }
+    for name, value in {**kept, **gone, "SITE": "north"}.items():
+        monkeypatch.setenv(name, value)
+    environment = clean_environment(Rules(variables=("SITE",)), tmp_path / "private")
+    assert kept.items() <= environment.items()
+    assert not gone.keys() & environment.keys()
+    assert environment["SITE"] == "north"
+    assert environment["HOME"] == environment["TMPDIR"] == str(tmp_path / "private")
+    assert environment["PYTHONDONTWRITEBYTECODE"] == environment["PYTHONNOUSERSITE"] == "1"
+    assert tmp_path in named_paths(environment)
+    with pytest.raises(ConfigurationError, match="NOWHERE, which is not set"):
+        clean_environment(Rules(variables=("NOWHERE",)), tmp_path)
+
+
+def test_rules_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'A=B' is not the name"):
+        Rules(variables=("A=B",))
+    with pytest.raises(ConfigurationError, match=r"no-data, which is not there"):
+        Rules(read=(tmp_path / "no-data",))
+
+
+def test_a_secret_must_not_lie_in_what_may_be_read(tmp_path: Path) -> None:
+    key = tmp_path / "kit" / "identity.key"
+    refuse_to_show([tmp_path / "data"], [key], Rules())
+    (tmp_path / "link").symlink_to(tmp_path)
+    for readable in (tmp_path, tmp_path / "kit", key, tmp_path / "link"):
+        with pytest.raises(ConfigurationError, match=rf"could read {key}, since it may read {readable}"):
+            refuse_to_show([readable], [key], Rules())
+        refuse_to_show([readable], [key], Rules(confined=False))
+    with pytest.raises(ConfigurationError, match="may read /usr"):
+        refuse_to_show([], [Path("/usr/local/kit/identity.key")], Rules())
+
+
+def test_a_sandbox_survives_the_way_to_its_process(tmp_path: Path) -> None:
+    sandbox = Sandbox(read=(tmp_path / "a b",), write=(tmp_path / "ü",), network=True)
+    told = Sandbox.told(sandbox.command("fedcore.system")[-2])
+    assert told.read[-1] == tmp_path / "a b"
+    assert (told.write, told.network, told.confined) == (sandbox.write, True, True)
+
+
+@pytest.mark.parametrize(
+    ("version", "filtered", "network", "said", "warns"),
+    [
+        (7, True, False, "files restricted (Landlock 7); no network", False),
+        (7, True, True, "files restricted (Landlock 7); it has the network, over which the ranks", False),
+        (4, False, False, "files restricted (Landlock 4); no TCP, but other protocols", True),
+        (3, False, False, "files restricted (Landlock 3); it has the network, which nobody can filter", True),
+        (0, True, False, "the kernel has no Landlock: user code can read and change whatever this user can", True),
+    ],
+)
+def test_the_log_says_what_holds(
+    monkeypatch: pytest.MonkeyPatch, version: int, filtered: bool, network: bool, said: str, warns: bool
+) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: version)
+    monkeypatch.setattr(seccomp, "is_known", lambda: filtered)
+    text, is_bad = describe(confined=True, network=network)
+    assert said in text
+    assert is_bad is warns
+    assert describe(confined=False, network=network)[1]
+
+
+def test_a_link_that_user_code_leaves_gives_nothing_away(tmp_path: Path) -> None:
+    """The agent and the server, which may read the secret, would send it as a model."""
+    secret = tmp_path / "identity.key"
+    secret.write_text("secret")
+    scratch, out, work = tmp_path / "scratch", tmp_path / "out", tmp_path / "run" / "work"
+    scratch.mkdir()
+    work.mkdir(parents=True)
+    for folder in (scratch, work):
+        (folder / "link").symlink_to(secret)
+        (folder / "folder").mkdir()
+    files = RunFiles(tmp_path / "run")
+    for name in ("link", "folder", "absent"):
+        with pytest.raises(AppError, match="rank 0 left"):
+            _take_over(scratch / name, out)
+        assert not os.path.lexists(out)
+        with pytest.raises(WorkerDied, match="no file of its folder"):
+            files.from_app(str(work / name))
+    with pytest.raises(WorkerDied):
+        files.from_app(str(secret))
+    assert secret.read_text() == "secret"
+    for folder in (scratch, work):
+        (folder / "model").write_text("weights")
+    _take_over(scratch / "model", out)
+    assert [out.read_text(), files.from_app(str(work / "model")).read_text()] == ["weights", "weights"]

@@ -1,0 +1,72 @@
+"""The comparison of two worlds can fail: with one fix taken out at a time it finds what that fix is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.worlds.asks import Ask
+from support.worlds.data import Data
+from support.worlds.play import compare
+
+COUNTS = {1: Data(examples=172, records=(0.5,)), 2: Data(examples=30, records=(1.5,)), 3: Data(), 4: Data()}
+ANY_KEY = {"*": True}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Ask(settings={"w-max": 100}),
+        Ask(settings={"metric-max": 1.0}),
+        Ask(model={"w": 1.0, "b": 1.0}),
+        Ask(encoding={"metrics": (("loss", None),)}),
+    ],
+    ids=["w-max", "metric-max", "crafted model", "odd metric names"],
+)
+async def test_failures_that_are_told(owned: Callable[..., Any], tmp_path: Path, ask: Ask) -> None:
+    """Points 1 and 5: who may tell why its local work failed tells its data, be it the names of its metrics."""
+    kits = owned(report_failures=True, allow_config=ANY_KEY)
+    odd = {1: replace(COUNTS[1], metrics={"zz": 1.0})} if ask.encoding else {}
+    _, found = await compare([ask], COUNTS | odd, kits, tmp_path)
+    assert any("update-refused" in text for text in found)
+
+
+async def test_differences_of_one_client(owned: Callable[..., Any], tmp_path: Path) -> None:
+    """Point 2: the same model twice, and the server says that one client was lost."""
+    kits = owned(allow_differencing=True)
+    _, found = await compare([Ask(), Ask(drops={3: "input"})], COUNTS, kits, tmp_path)
+    assert any(text.endswith("give that of [3]") for text in found)
+
+
+async def test_who_leaves_makes_the_difference(owned: Callable[..., Any], tmp_path: Path) -> None:
+    """Points 1 and 2 together: w-max just below the largest count takes that client out of the second sum."""
+    kits = owned(report_failures=True, allow_config=ANY_KEY, allow_differencing=True)
+    _, found = await compare([Ask(), Ask(settings={"w-max": 171})], COUNTS, kits, tmp_path)
+    assert any(text.endswith("give that of [1]") for text in found)
+
+
+async def test_time_for_all_but_the_slowest(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
+    """Point 2 by the clock, where any time will do."""
+    monkeypatch.setattr("client_app.admission._LEAST_TIME", 0.0)
+    slow = {number: replace(data, seconds=data.examples / 10) for number, data in COUNTS.items()}
+    _, found = await compare([Ask(), Ask(task={"seconds": 10.0})], slow, owned(), tmp_path)
+    assert any(text.endswith("of (1, 2, 3, 4) [0, 1] failed") for text in found)
+
+
+async def test_a_request_that_follows_from_the_data(
+    owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Point 1 once more: the function that decides whether a failure is told."""
+    monkeypatch.setattr("client_app.exchange.tells_failures", lambda task, policy: True)
+    _, found = await compare([Ask(model={"w": 1.0, "b": 1.0})], COUNTS, owned(), tmp_path)
+    assert any("withdrawal" in text for text in found)
+
+
+async def test_sums_that_nobody_compares(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
+    """Point 2 once more: the function that puts a sum beside those before."""
+    monkeypatch.setattr("client_app.releases._check_groups", lambda *_: None)
+    _, found = await compare([Ask(), Ask(drops={3: "input"})], COUNTS, owned(), tmp_path)
+    assert any(text.endswith("give that of [3]") for text in found)

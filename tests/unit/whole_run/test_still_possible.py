@@ -1,0 +1,22 @@
+"""What a lying server can still do (docs/threat-model.md): who closes one of these has to change its test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from support.worlds.asks import Ask
+from support.worlds.data import Data
+from support.worlds.play import play
+
+
+async def test_a_model_a_little_aside_is_another_model(stock: Any, tmp_path: Path) -> None:
+    """The sums over three and over four differ by the update of the fourth; only the same model is refused."""
+    data = {number: Data(examples=10 * number, secret=0.125 * number) for number in stock}
+    asks = [Ask(), Ask(model={"shift": 1e-6}, drops={4: "input"})]
+    full, partial = (await play(asks, data, stock, tmp_path)).releases
+    assert full.decoded.examples - partial.decoded.examples == data[4].examples
+    refused = await play([asks[0], replace(asks[1], model={})], data, stock, tmp_path)
+    assert refused.releases[1] is None
+    assert "differencing" in refused.logs[1]
