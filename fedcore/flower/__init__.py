@@ -1,6 +1,6 @@
 """The one place that imports flwr: loading Flower apps, and running them over our own exchanges.
 
-Users write ordinary Flower apps. A strategy talks to a `Grid`; `serverside.ExchangeGrid` is one whose
+Users write ordinary Flower apps. A strategy talks to a `Grid`; `grid.ExchangeGrid` is one whose
 `send_and_receive` is an exchange. In secure mode no single update exists to be handed over, so the strategy gets one
 reply with the weighted mean, and the mean of one reply is that reply: every strategy that uses nothing but the mean
 works unchanged, and one that does not is refused before the first round (`strategies`, docs/adr/0001 and 0002).

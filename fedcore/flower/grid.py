@@ -1,0 +1,115 @@
+"""What the Grids of both modes share: Flower's `Grid` over exchanges, with the ids that Flower's own grids give."""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.supercore.run import Run
+
+from fedcore.errors import UsageError
+from fedcore.exchange import ExchangeReply, ExchangeRequest
+from fedcore.flower.records import cast_to_layout, state_from_arrays
+from fedcore.state import Layout, ModelState
+
+Aggregation = Literal["secure", "plain"]
+SERVER_NODE = 0
+DEFAULT_WEIGHT_KEY = "num-examples"
+
+
+class ExchangeBackend(Protocol):
+    """What carries out exchanges: the server's coordinator, or the simulator."""
+
+    def nodes(self) -> list[int]:
+        """Ids of the clients that are connected now."""
+        ...
+
+    def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
+        """Carry out one exchange; blocks. Raises RoundFailed where no attempt succeeds, BudgetSpent to end the run.
+
+        No reply at all where the clients were not asked.
+        """
+        ...
+
+
+@dataclass(eq=False)
+class ExchangeGrid(Grid):
+    """Flower's Grid over exchanges; a mode says in `deliver` how messages become replies.
+
+    weight_key: the metric with the number of examples. result: what the strategy that used this grid ended with.
+    """
+
+    backend: ExchangeBackend
+    run_id: int = field(kw_only=True)
+    weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
+    result: Result | None = field(default=None, init=False)
+    _layout: Layout | None = field(default=None, init=False)
+    _last_state: ModelState | None = field(default=None, init=False)
+    _pushed: dict[str, Message] = field(default_factory=dict, init=False)
+
+    @abstractmethod
+    def deliver(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+        """The replies to messages that have their ids; blocks for at most `timeout` seconds, if there is one."""
+
+    def set_run(self, run: Run) -> None:
+        """Refused: the run of this grid is fixed."""
+        raise UsageError("the run of this grid is fixed")
+
+    @property
+    def run(self) -> Run:
+        """Flower's description of the run, with nothing in it but the id."""
+        return Run.create_empty(self.run_id)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message, as its constructor makes it."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the clients that are connected now."""
+        return self.backend.nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Deliver the messages at once; `pull_messages` then hands out the replies. Returns the messages' ids."""
+        numbered = with_ids(messages)
+        for reply in self.deliver(numbered, None):
+            self._pushed[reply.metadata.reply_to_message_id] = reply
+        return [message.metadata.message_id for message in numbered]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to the messages with these ids, each of them once."""
+        return [self._pushed.pop(name) for name in message_ids if name in self._pushed]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Deliver the messages and return the replies."""
+        return self.deliver(with_ids(messages), timeout)
+
+    def final_state(self) -> ModelState | None:
+        """The model that the strategy ended with, or the last aggregate where no strategy was used."""
+        if self.result is not None and self.result.arrays:
+            return self.conform(self.result.arrays)
+        return self._last_state
+
+    def conform(self, record: ArrayRecord) -> ModelState:
+        """The record in the dtypes of the first model of the run, which the strategy may have changed."""
+        return cast_to_layout(state_from_arrays(record, like=self._layout), self._layout)
+
+
+def with_ids(messages: Iterable[Message]) -> list[Message]:
+    """The messages, each with a new id of its own; its sender alone may set one, and Flower's Grids do it so too."""
+    numbered = list(messages)
+    for message in numbered:
+        message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+    return numbered

@@ -1,0 +1,66 @@
+"""Ids of messages and replies, as Flower's own Grids set them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcore.exchange import ExchangeReply, ExchangeRequest
+from fedcore.flower.grid import ExchangeGrid
+from fedcore.flower.secure_grid import SecureGrid
+from fedcore.state import ModelState
+
+NODES = (1, 2, 3)
+
+
+@dataclass
+class Mean:
+    """An ExchangeBackend whose cohort answers with zeros."""
+
+    def nodes(self) -> list[int]:
+        return list(NODES)
+
+    def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
+        state = ModelState.from_arrays({"w": np.zeros(2, np.float32)})
+        return [ExchangeReply(node=0, state=state, examples=3, metrics={})]
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 0)
+
+
+def messages() -> list[Message]:
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.ones(2, np.float32))})})
+    return [Message(content, node, "train") for node in NODES]
+
+
+def secure() -> ExchangeGrid:
+    return SecureGrid(Mean(), run_id=1)
+
+
+def test_pushed_messages_keep_the_ids_that_their_replies_name() -> None:
+    grid, pushed = secure(), messages()
+    ids = list(grid.push_messages(pushed))
+    assert ids == [message.metadata.message_id for message in pushed]
+    assert len(set(ids)) == len(NODES)
+    replies = list(grid.pull_messages(ids))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids[:1]
+    assert list(grid.pull_messages(ids)) == []
+
+
+def test_replies_name_the_messages_that_were_sent() -> None:
+    sent = messages()
+    (reply,) = secure().send_and_receive(sent)
+    assert reply.metadata.reply_to_message_id == sent[0].metadata.message_id != ""
+
+
+def test_a_message_that_is_sent_again_gets_a_new_id() -> None:
+    grid, sent = secure(), messages()
+    first = list(grid.push_messages(sent))
+    assert not set(first) & set(grid.push_messages(sent))
