@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NoReturn
 
-from client_app.admission import withdrawal_for
 from client_app.contribution import show_end, tells_failures
 from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
 from client_app.ledger import ExchangeId
 from client_app.roster import agree, catch_up, learn
 from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, read_task
 from client_app.transport import LONG_POLL_SECONDS, ONCE
+from client_app.withdrawal import withdrawal_for
 from fedcore.errors import (
     FedcoreError,
     ProtocolViolation,

@@ -17,19 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from client_app.journal import whole_lines
-from client_app.ledger_entries import (
-    LEDGER_FILE,
-    Asked,
-    Entered,
-    Entry,
-    Refused,
-    Released,
-    Returned,
-    Spent,
-    ids_from_text,
-    read_entries,
-)
+from client_app.ledger_entries import LEDGER_FILE, Asked, Entered, Entry, Refused, Returned, Spent, read_entries
 from client_app.output import clean
+from fedcore.admission.owner import Released, ids_from_text
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, Policy
 from fedcore.privacy import Accountant

@@ -24,18 +24,20 @@ from client_app.ledger_entries import (
     Entry,
     Left,
     Refused,
-    Released,
     Returned,
     Scaled,
     Spent,
     Unmasked,
     read_entries,
 )
+from fedcore.admission.agreed import Agreed
+from fedcore.admission.owner import Released
 from fedcore.codec import ScaleMemory
 from fedcore.errors import ProtocolViolation
 from fedcore.privacy import Accountant
 from fedcore.system.files import Lock
 from fedcore.transcript import Attempt
+from fedcore.wire import Task
 
 _DAY_SECONDS: Final = 86_400.0
 
@@ -205,3 +207,17 @@ class Ledger:
                 self._attempts.pop(exchange_id, None)
             case Left() if self._open == exchange_id:
                 self._open = None
+
+
+def note_asked(task: Task, agreed: Agreed, ledger: Ledger) -> None:
+    """Write down what the server asks for, for the owner."""
+    ledger.ask(
+        task.run,
+        task.exchange,
+        message_type=task.message_type,
+        aggregation=task.aggregation,
+        app_sha256=task.app_sha256,
+        model=task.model_sha256,
+        cohort=len(task.cohort),
+        changed=agreed.changed(task),
+    )

@@ -5,29 +5,20 @@ To note something new, write a class, add it to `Entry`, and say in `client_app.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter
+from pydantic import Discriminator, TypeAdapter
 
 from client_app.journal import read_lines
+from fedcore.admission.owner import LedgerEntry, Released
 from fedcore.transcript import Attempt
 
 LEDGER_FILE: Final = "ledger.jsonl"
 
 
-class _Entry(BaseModel):
-    """Of which exchange of which run a line is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    run: str
-    exchange: int
-
-
-class Asked(_Entry):
+class Asked(LedgerEntry):
     """What the server asked for, whatever came of it.
 
     at: seconds since 1970. model: its SHA-256, or "" for none. cohort: how many clients. changed: which keys of the
@@ -44,14 +35,14 @@ class Asked(_Entry):
     changed: dict[str, str]
 
 
-class Entered(_Entry):
+class Entered(LedgerEntry):
     """The number of an exchange is used up. at: seconds since 1970, 0 where it is not known."""
 
     event: Literal["entered"] = "entered"
     at: float = 0.0
 
 
-class Refused(_Entry):
+class Refused(LedgerEntry):
     """This client did not go on with an exchange. check, subject: as the server was told; at: seconds since 1970."""
 
     event: Literal["refused"] = "refused"
@@ -60,34 +51,20 @@ class Refused(_Entry):
     subject: str
 
 
-class Spent(_Entry):
+class Spent(LedgerEntry):
     """A noised update was about to leave this machine. attempt: what its sum reveals, and who was to make it up."""
 
     event: Literal["spent"] = "spent"
     attempt: Attempt
 
 
-class Returned(_Entry):
+class Returned(LedgerEntry):
     """It is proven that what was spent in this exchange never left the masks."""
 
     event: Literal["returned"] = "returned"
 
 
-class Released(_Entry):
-    """This client agreed to a sum over `survivors`.
-
-    purpose: the first part of the message type. model: its SHA-256, or "" for none. survivors: as `ids_to_text` writes
-    them. scales: SHA-256 of the encoding.
-    """
-
-    event: Literal["released"] = "released"
-    purpose: str
-    model: str
-    survivors: str
-    scales: str
-
-
-class Scaled(_Entry):
+class Scaled(LedgerEntry):
     """The scales of an exchange keep their rule. layout: digest of the model's layout, hex."""
 
     event: Literal["scaled"] = "scaled"
@@ -96,13 +73,13 @@ class Scaled(_Entry):
     falls: int
 
 
-class Unmasked(_Entry):
+class Unmasked(LedgerEntry):
     """The shares of an exchange were about to leave this machine."""
 
     event: Literal["unmasked"] = "unmasked"
 
 
-class Left(_Entry):
+class Left(LedgerEntry):
     """An exchange is over for this client, whatever its end was."""
 
     event: Literal["left"] = "left"
@@ -118,21 +95,3 @@ _ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Entry)
 def read_entries(path: Path, content: bytes) -> Iterator[Entry]:
     """The entries of `content`, which was read from `path` and consists of whole lines; raises ConfigurationError."""
     return read_lines(path, content, _ENTRY.validate_json, unknown="in which exchanges this client took part")
-
-
-def ids_to_text(ids: Iterable[int]) -> str:
-    """Client ids as ranges: "1-50,53"."""
-    ordered = sorted(ids)
-    starts = [0, *(place for place, (one, two) in enumerate(pairwise(ordered), start=1) if two != one + 1)]
-    ends = [*(start - 1 for start in starts[1:]), len(ordered) - 1]
-    ranges = [(ordered[start], ordered[end]) for start, end in zip(starts, ends, strict=True)] if ordered else []
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
-
-
-def ids_from_text(text: str) -> frozenset[int]:
-    """The inverse of `ids_to_text`."""
-    ids: set[int] = set()
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        ids.update(range(int(first), int(last or first) + 1))
-    return frozenset(ids)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from client_app.admission import check_privacy
 from client_app.ledger import Ledger
+from fedcore.admission.tasks import check_privacy
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.config import JobSettings
 from fedcore.federation import Policy

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from client_app.agent import Agent
-from client_app.agreed import Agreed
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
 from client_app.http import tls_context
@@ -24,6 +23,7 @@ from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
 from client_app.transcript import Transcript
 from client_app.transport import Transport, signer
+from fedcore.admission.agreed import Agreed
 from fedcore.config import EngineConfig, parse_assignments
 from fedcore.data.files import data_folder
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure

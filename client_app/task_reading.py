@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from fedcore.admission.tasks import TOO_MANY_TENSORS
 from fedcore.errors import ProtocolViolation
 from fedcore.wire import Task
 
 MAX_TASK_BYTES: Final = 8 << 20
 """Largest task: 40,000 tensors with long names."""
-TOO_MANY_TENSORS: Final = "too-many-tensors"
 _SMALL_BYTES: Final = 1 << 16
 """Up to here a task is read at once; whoever checks it counts its tensors."""
 

@@ -26,7 +26,6 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from client_app.agreed import Agreed
 from client_app.exchange import Client, prepare_state_dir
 from client_app.http import tls_context
 from client_app.ledger import Ledger
@@ -35,6 +34,7 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
 from client_app.transport import Retry, Transport, signer
 from fedcore import conversions
+from fedcore.admission.agreed import Agreed
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import Unauthorized

@@ -16,12 +16,12 @@ from unittest import mock
 import numpy as np
 
 from client_app.agent import Agent, Pauses
-from client_app.agreed import Agreed
 from client_app.eligibility import Eligibility, Reading
 from client_app.exchange import Client, prepare_state_dir
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.transcript import Transcript
+from fedcore.admission.agreed import Agreed
 from fedcore.codec import Encoding, PrivateEncoding
 from fedcore.config import JobSettings
 from fedcore.exchange import encoding_of

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from client_app.audit import audit, audit_json, print_audit
 from client_app.ledger import Ledger
-from client_app.ledger_entries import LEDGER_FILE, Released
+from client_app.ledger_entries import LEDGER_FILE
+from fedcore.admission.owner import Released
 from fedcore.errors import ConfigurationError
 from fedcore.privacy import Accountant, Release
 from fedcore.transcript import Attempt

@@ -13,14 +13,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import Response
 from support.records import PROTECTION, Notary
 
-from client_app.admission import check_frequency, check_task, withdrawal_for
 from client_app.agent import Agent, Pauses
-from client_app.agreed import Agreed
 from client_app.exchange import Client
 from client_app.ledger import Ledger
-from client_app.ledger_entries import LEDGER_FILE, Asked, Refused, Released, ids_to_text, read_entries
-from client_app.releases import agree, smallest_group
+from client_app.ledger_entries import LEDGER_FILE, Asked, Refused, read_entries
 from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors
+from client_app.withdrawal import withdrawal_for
+from fedcore.admission.agreed import Agreed
+from fedcore.admission.owner import Released, ids_to_text
+from fedcore.admission.releases import agree, smallest_group
+from fedcore.admission.tasks import check_frequency, check_task
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation

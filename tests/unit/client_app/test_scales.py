@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.encodings import encoding_to_json
 
-from client_app.admission import check_encoding, follow_scales
 from client_app.ledger import Ledger
+from fedcore.admission.tasks import check_encoding, follow_scales
 from fedcore.codec import CodecSettings, Encoding, first_encoding
 from fedcore.errors import ProtocolViolation
 from fedcore.state import ModelState

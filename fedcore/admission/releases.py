@@ -16,9 +16,7 @@ from collections.abc import Collection, Iterable, Set
 from dataclasses import replace
 from typing import Final
 
-from client_app.agreed import Agreed
-from client_app.ledger import Ledger
-from client_app.ledger_entries import Released, ids_from_text, ids_to_text
+from fedcore.admission.owner import History, Released, ids_from_text, ids_to_text
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
@@ -29,21 +27,7 @@ DIFFERENCING: Final = "differencing"
 TOO_MANY_RELEASES: Final = "too-many-releases"
 
 
-def note_asked(task: Task, agreed: Agreed, ledger: Ledger) -> None:
-    """Write down what the server asks for, for the owner."""
-    ledger.ask(
-        task.run,
-        task.exchange,
-        message_type=task.message_type,
-        aggregation=task.aggregation,
-        app_sha256=task.app_sha256,
-        model=task.model_sha256,
-        cohort=len(task.cohort),
-        changed=agreed.changed(task),
-    )
-
-
-def check_releases(task: Task, policy: Policy, ledger: Ledger) -> None:
+def check_releases(task: Task, policy: Policy, ledger: History) -> None:
     """Refuse a task whose sum would be one too many, before the work is done; raises ProtocolViolation."""
     if policy.allow_differencing or task.aggregation == "plain":
         return
@@ -61,7 +45,7 @@ def agree(
     encoding: AnyEncoding,
     survivors: Collection[int],
     policy: Policy,
-    ledger: Ledger,
+    ledger: History,
     chain: Chain,
 ) -> None:
     """Agree to the sum over `survivors`, durably; raises ProtocolViolation where the owner does not allow it.

@@ -11,7 +11,7 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | too-long                | local work without an end                                                      |
 | too-short               | a time that only the quick can keep, to see who is left out of the sum         |
 | too-many-exchanges      | being asked until something is known, in a run or in a day                     |
-| too-many-releases       | the same of one model and purpose (`client_app.releases`)                      |
+| too-many-releases       | the same of one model and purpose (`releases`)                                 |
 | differencing            | sums from one model that together tell the sum of a few clients                |
 | plain-not-allowed       | sending an update that the server can read                                     |
 | privacy-required        | a sum without noise, where the owner insists on differential privacy           |
@@ -37,7 +37,8 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | model-malformed         | a model that is no safetensors file                                            |
 | exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |
 
-How the local work failed has fixed names too: `client_app.ranks.failures`.
+The agent and the simulator call the same functions. How the local work failed has fixed names too:
+`client_app.ranks.failures`.
 """
 
 from __future__ import annotations
@@ -45,37 +46,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from client_app.agreed import CONFIG_NOT_ALLOWED, Agreed
-from client_app.eligibility import NotEligible
-from client_app.ledger import Ledger
-from client_app.ranks.failures import AppFailed, RankFailed
-from client_app.releases import DIFFERENCING, TOO_MANY_RELEASES, check_releases
-from client_app.task_reading import TOO_MANY_TENSORS
+from fedcore.admission.agreed import Agreed
+from fedcore.admission.owner import History, Owner
+from fedcore.admission.releases import check_releases
 from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of
 from fedcore.config import JobSettings
-from fedcore.errors import (
-    AppError,
-    ConfigurationError,
-    DataError,
-    EncodingError,
-    FedcoreError,
-    ProtocolViolation,
-    Refused,
-    RoundFailed,
-    ServerUnreachable,
-    StorageFull,
-    Unauthorized,
-    WorkerDied,
-)
+from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.exchange import codec_settings, encoding_of, noise_clients, round_parameters
-from fedcore.federation import ClientKit, Policy
+from fedcore.federation import Policy
 from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.privacy import Accountant, PrivacyPlan, Release
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
-from fedcore.wire import ComplaintIn, ProblemKind, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire import Task
 
 MODEL_TOO_LARGE: Final = "model-too-large"
+TOO_MANY_TENSORS: Final = "too-many-tensors"
 TOO_LONG: Final = "too-long"
 TOO_SHORT: Final = "too-short"
 TOO_MANY_EXCHANGES: Final = "too-many-exchanges"
@@ -93,41 +79,9 @@ _LEAST_TIME: Final = 0.5
 """Share of train-seconds that is left of it at least when a client hears of a task."""
 _ROUNDING: Final = 1e-3
 """By how much less noise may be announced than this machine computes; the multiplier has four digits."""
-_OVER: Final = frozenset(
-    {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
-)
-"""Problems that tell a client that the exchange goes on without it, or not at all."""
-_POLICY: Final = frozenset(
-    {
-        CONFIG_NOT_ALLOWED,
-        MODEL_TOO_LARGE,
-        TOO_MANY_TENSORS,
-        TOO_LONG,
-        TOO_SHORT,
-        TOO_MANY_EXCHANGES,
-        TOO_MANY_RELEASES,
-        DIFFERENCING,
-        PLAIN_NOT_ALLOWED,
-        CORRUPT_BELOW_MINIMUM,
-        AGREEMENT_NOT_ALLOWED,
-        PRIVACY_REQUIRED,
-        TOO_LITTLE_NOISE,
-        PRIVACY_BUDGET,
-        Check.COHORT_BELOW_MINIMUM,
-        Check.THRESHOLD_BELOW_MINIMUM,
-    }
-)
 
 
-class BadDealing(ProtocolViolation):
-    """A neighbour cheated in what it sealed for this client; `complaint` proves it to the server and to anybody."""
-
-    def __init__(self, refusal: ProtocolViolation, complaint: ComplaintIn) -> None:
-        super().__init__(refusal.check, str(refusal).partition(": ")[2], peer=refusal.peer)
-        self.complaint = complaint
-
-
-def check_frequency(task: Task, policy: Policy, ledger: Ledger) -> None:
+def check_frequency(task: Task, policy: Policy, ledger: History) -> None:
     """Refuse to be asked more often than the owner allows; raises ProtocolViolation."""
     for count, most, what in (
         (ledger.entered_in(task.run), policy.max_exchanges_per_run, "of this run"),
@@ -140,7 +94,7 @@ def check_frequency(task: Task, policy: Policy, ledger: Ledger) -> None:
     check_releases(task, policy, ledger)
 
 
-def check_task(task: Task, kit: ClientKit, app_sha256: str, agreed: Agreed) -> JobSettings:
+def check_task(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> JobSettings:
     """Refuse a task that the owner, the roster or the protocol does not allow; raises ProtocolViolation.
 
     Returns the settings that the exchange is to follow.
@@ -185,7 +139,7 @@ def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
     return encoding
 
 
-def follow_scales(task: Task, encoding: AnyEncoding, ledger: Ledger) -> None:
+def follow_scales(task: Task, encoding: AnyEncoding, ledger: History) -> None:
     """Remember the scales of an exchange, durably; raises ProtocolViolation where they break their rule."""
     if not isinstance(encoding, Encoding) or encoding.layout is None:
         return
@@ -285,61 +239,12 @@ def _check_noise(task: Task, encoding: AnyEncoding, release: Release, settings: 
         )
 
 
-def derive_parameters(task: Task, kit: ClientKit, model_hash: bytes | None) -> RoundParameters:
+def derive_parameters(task: Task, kit: Owner, model_hash: bytes | None) -> RoundParameters:
     """What ctx is made of, from this client's own copies of the roster and the model."""
     try:
         return round_parameters(task, federation=kit.federation, roster_hash=kit.roster.hash(), model_hash=model_hash)
     except ConfigurationError as error:
         raise ProtocolViolation(Check.BAD_PARAMETERS, str(error)) from None
-
-
-def withdrawal_for(error: BaseException) -> WithdrawIn | None:
-    """What the server is told about `error`: a fixed reason and the name of a check, never its text.
-
-    None where there is nothing to tell: the server ended the exchange itself, or cannot be reached.
-    """
-    match error:
-        case BadDealing(check=check, complaint=complaint):
-            return WithdrawIn(reason=WithdrawalReason.PROTOCOL_VIOLATION, check=check, complaint=complaint)
-        case ProtocolViolation(check=check, subject=subject):
-            return WithdrawIn(reason=_reason(check), check=check, subject=subject)
-        case AppError() | DataError() | EncodingError() | WorkerDied():
-            return _local_failure(error)
-        case NotEligible():
-            return WithdrawIn(reason=WithdrawalReason.NOT_ELIGIBLE)
-        case StorageFull():
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="storage-full")
-        case Refused(kind=kind) if kind in _OVER:
-            return None
-        case Refused(kind=kind):  # an unknown kind could be text of the server's choice
-            check = f"server-{kind}" if kind in set(ProblemKind) else "refused"
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check=check)
-        case ServerUnreachable() | Unauthorized():
-            return None
-        case RoundFailed():
-            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="timeout")
-    return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")
-
-
-def _local_failure(error: FedcoreError) -> WithdrawIn:
-    match error:
-        case AppFailed(check=check):
-            return WithdrawIn(reason=WithdrawalReason.APP_FAILED, check=check)
-        case RankFailed(check=check):
-            return WithdrawIn(reason=WithdrawalReason.WORKER_DIED, check=check)
-        case DataError():
-            return WithdrawIn(reason=WithdrawalReason.APP_FAILED)
-        case AppError():
-            return WithdrawIn(reason=WithdrawalReason.WRONG_RECORDS)
-        case EncodingError():
-            return WithdrawIn(reason=WithdrawalReason.UPDATE_REFUSED)
-    return WithdrawIn(reason=WithdrawalReason.WORKER_DIED)
-
-
-def _reason(check: str) -> WithdrawalReason:
-    if check in _POLICY:
-        return WithdrawalReason.POLICY
-    return WithdrawalReason.APP_MISMATCH if check == APP_MISMATCH else WithdrawalReason.PROTOCOL_VIOLATION
 
 
 def _check_app(task: Task, app_sha256: str) -> None:
@@ -350,7 +255,7 @@ def _check_app(task: Task, app_sha256: str) -> None:
         )
 
 
-def _check_roster(task: Task, kit: ClientKit) -> None:
+def _check_roster(task: Task, kit: Owner) -> None:
     known = kit.roster.version
     if task.roster != known:
         raise ProtocolViolation(
@@ -384,7 +289,7 @@ def _check_bounds(task: Task, policy: Policy, settings: JobSettings) -> None:
         )
 
 
-def _check_cohort(task: Task, kit: ClientKit) -> None:
+def _check_cohort(task: Task, kit: Owner) -> None:
     if kit.client_id not in task.cohort:
         raise ProtocolViolation(Check.OWN_ID_MISSING, "the task is for a cohort without this client")
     if len(set(task.cohort)) != len(task.cohort):
@@ -393,7 +298,7 @@ def _check_cohort(task: Task, kit: ClientKit) -> None:
         raise ProtocolViolation(Check.OFF_ROSTER, f"client {strangers[0]} of the cohort is not on the roster")
 
 
-def _check_protection(task: Task, kit: ClientKit) -> None:
+def _check_protection(task: Task, kit: Owner) -> None:
     policy, protection = kit.policy, task.protection
     if protection is None:
         raise ProtocolViolation(Check.BAD_PARAMETERS, "a secure task must name its graph, threshold and key agreement")

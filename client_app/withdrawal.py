@@ -1,0 +1,108 @@
+"""What the server is told when this client leaves an exchange: a fixed reason and the name of a check, never a text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from client_app.eligibility import NotEligible
+from client_app.ranks.failures import AppFailed, RankFailed
+from fedcore.admission import tasks
+from fedcore.admission.agreed import CONFIG_NOT_ALLOWED
+from fedcore.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
+from fedcore.errors import (
+    AppError,
+    DataError,
+    EncodingError,
+    FedcoreError,
+    ProtocolViolation,
+    Refused,
+    RoundFailed,
+    ServerUnreachable,
+    StorageFull,
+    Unauthorized,
+    WorkerDied,
+)
+from fedcore.secagg import Check
+from fedcore.wire import ComplaintIn, ProblemKind, WithdrawalReason, WithdrawIn
+
+_OVER: Final = frozenset(
+    {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
+)
+"""Problems that tell a client that the exchange goes on without it, or not at all."""
+_POLICY: Final = frozenset(
+    {
+        CONFIG_NOT_ALLOWED,
+        tasks.MODEL_TOO_LARGE,
+        tasks.TOO_MANY_TENSORS,
+        tasks.TOO_LONG,
+        tasks.TOO_SHORT,
+        tasks.TOO_MANY_EXCHANGES,
+        TOO_MANY_RELEASES,
+        DIFFERENCING,
+        tasks.PLAIN_NOT_ALLOWED,
+        tasks.CORRUPT_BELOW_MINIMUM,
+        tasks.AGREEMENT_NOT_ALLOWED,
+        tasks.PRIVACY_REQUIRED,
+        tasks.TOO_LITTLE_NOISE,
+        tasks.PRIVACY_BUDGET,
+        Check.COHORT_BELOW_MINIMUM,
+        Check.THRESHOLD_BELOW_MINIMUM,
+    }
+)
+
+
+class BadDealing(ProtocolViolation):
+    """A neighbour cheated in what it sealed for this client; `complaint` proves it to the server and to anybody."""
+
+    def __init__(self, refusal: ProtocolViolation, complaint: ComplaintIn) -> None:
+        super().__init__(refusal.check, str(refusal).partition(": ")[2], peer=refusal.peer)
+        self.complaint = complaint
+
+
+def withdrawal_for(error: BaseException) -> WithdrawIn | None:
+    """What the server is told about `error`: a fixed reason and the name of a check, never its text.
+
+    None where there is nothing to tell: the server ended the exchange itself, or cannot be reached.
+    """
+    match error:
+        case BadDealing(check=check, complaint=complaint):
+            return WithdrawIn(reason=WithdrawalReason.PROTOCOL_VIOLATION, check=check, complaint=complaint)
+        case ProtocolViolation(check=check, subject=subject):
+            return WithdrawIn(reason=_reason(check), check=check, subject=subject)
+        case AppError() | DataError() | EncodingError() | WorkerDied():
+            return _local_failure(error)
+        case NotEligible():
+            return WithdrawIn(reason=WithdrawalReason.NOT_ELIGIBLE)
+        case StorageFull():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="storage-full")
+        case Refused(kind=kind) if kind in _OVER:
+            return None
+        case Refused(kind=kind):  # an unknown kind could be text of the server's choice
+            check = f"server-{kind}" if kind in set(ProblemKind) else "refused"
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check=check)
+        case ServerUnreachable() | Unauthorized():
+            return None
+        case RoundFailed():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="timeout")
+    return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")
+
+
+def _local_failure(error: FedcoreError) -> WithdrawIn:
+    match error:
+        case AppFailed(check=check):
+            return WithdrawIn(reason=WithdrawalReason.APP_FAILED, check=check)
+        case RankFailed(check=check):
+            return WithdrawIn(reason=WithdrawalReason.WORKER_DIED, check=check)
+        case DataError():
+            return WithdrawIn(reason=WithdrawalReason.APP_FAILED)
+        case AppError():
+            return WithdrawIn(reason=WithdrawalReason.WRONG_RECORDS)
+        case EncodingError():
+            return WithdrawIn(reason=WithdrawalReason.UPDATE_REFUSED)
+    return WithdrawIn(reason=WithdrawalReason.WORKER_DIED)
+
+
+def _reason(check: str) -> WithdrawalReason:
+    if check in _POLICY:
+        return WithdrawalReason.POLICY
+    return WithdrawalReason.APP_MISMATCH if check == tasks.APP_MISMATCH else WithdrawalReason.PROTOCOL_VIOLATION

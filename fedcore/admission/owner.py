@@ -1,0 +1,94 @@
+"""What the checks of a task need of a client: who it is and what its owner insists on, and what it did before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from fedcore.codec import ScaleMemory
+from fedcore.federation import Policy, Roster
+
+
+class Owner(Protocol):
+    """A member of a federation with its owner's policy: a client's kit, or one that the simulator makes."""
+
+    @property
+    def federation(self) -> str: ...
+    @property
+    def client_id(self) -> int: ...
+    @property
+    def roster(self) -> Roster: ...
+    @property
+    def policy(self) -> Policy: ...
+
+
+class LedgerEntry(BaseModel):
+    """Base of what is noted of an exchange of a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    run: str
+    exchange: int
+
+
+class Released(LedgerEntry):
+    """This client agreed to a sum over `survivors`.
+
+    purpose: the first part of the message type. model: its SHA-256, or "" for none. survivors: as `ids_to_text` writes
+    them. scales: SHA-256 of the encoding.
+    """
+
+    event: Literal["released"] = "released"
+    purpose: str
+    model: str
+    survivors: str
+    scales: str
+
+
+class History(Protocol):
+    """What one client remembers of earlier exchanges: the agent's ledger, or the simulator's, which is in memory."""
+
+    def entered_in(self, run: str) -> int:
+        """How many exchanges of a run were entered."""
+        ...
+
+    def entered_in_a_day(self) -> int:
+        """How many exchanges were entered in the last 24 hours."""
+        ...
+
+    def released(self, purpose: str, model: str) -> Sequence[Released]:
+        """The sums of one purpose and model that this client agreed to."""
+        ...
+
+    def release(self, released: Released) -> None:
+        """Note that this client is about to agree to a sum."""
+        ...
+
+    def scales(self, run: str, layout: str) -> ScaleMemory | None:
+        """What is remembered of the scales of a model's layout in a run."""
+        ...
+
+    def remember_scales(self, run: str, layout: str, memory: ScaleMemory) -> None:
+        """Note the scales of an exchange."""
+        ...
+
+
+def ids_to_text(ids: Iterable[int]) -> str:
+    """Client ids as ranges: "1-50,53"."""
+    ordered = sorted(ids)
+    starts = [0, *(place for place, (one, two) in enumerate(pairwise(ordered), start=1) if two != one + 1)]
+    ends = [*(start - 1 for start in starts[1:]), len(ordered) - 1]
+    ranges = [(ordered[start], ordered[end]) for start, end in zip(starts, ends, strict=True)] if ordered else []
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
+
+
+def ids_from_text(text: str) -> frozenset[int]:
+    """The inverse of `ids_to_text`."""
+    ids: set[int] = set()
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        ids.update(range(int(first), int(last or first) + 1))
+    return frozenset(ids)
