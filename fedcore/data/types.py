@@ -20,12 +20,12 @@ class Split:
 
     x: features [n, ...]; float32 as the model takes them, or uint8 grey levels (255 is 1.0),
        which keeps an image set at a quarter of the memory until a client has taken its part.
-    y: labels, int64 [n], or [n, length] for next-character targets.
+    y: labels, int64 [n], or [n, length] for next-character targets; or numbers, float32 [n] or [n, k].
     groups: int64 [n], the natural owner (hospital, writer, role) of each row; None without one.
     """
 
     x: Array
-    y: Integers
+    y: Array
     groups: Integers | None = None
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ Under fedcore the model goes from file to ranks and back tensor by tensor and ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
@@ -32,15 +32,15 @@ from fedcore.training.engines import (
     Engine,
     EngineConfig,
     MakeOptimizer,
-    PerExampleLoss,
     Proximal,
     Recipe,
     World,
     make_engine,
 )
 from fedcore.training.engines.batches import TrainingData
-from fedcore.training.loop import evaluate, train
-from fedcore.training.losses import per_example_cross_entropy
+from fedcore.training.loop import default_metrics, evaluate, train
+from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
+from fedcore.training.metrics import Metric, checked_metrics
 from fedcore.training.seeds import derive_seed
 from fedcore.wire import MetricValue
 
@@ -54,6 +54,12 @@ _EXAMPLES = "num-examples"
 Work = Callable[[Engine, LocalJob], Metrics]
 """Trains or evaluates, and returns the metrics, "num-examples" among them."""
 
+TrainAndTest: TypeAlias = tuple[TrainingData, TrainingData]
+"""Training part and test part of one client."""
+
+Data: TypeAlias = Callable[[LocalJob], TrainAndTest]
+"""Reads both parts of a node."""
+
 
 def local_app(
     *,
@@ -61,7 +67,9 @@ def local_app(
     optimizer: Callable[[UserConfig], MakeOptimizer],
     train: Work,
     evaluate: Work,
-    loss: PerExampleLoss = per_example_cross_entropy,
+    loss: Loss | LossFunction = cross_entropy,
+    data: Data | None = None,
+    metrics: Sequence[Metric] = (),
     personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
     adapter: bool = False,
@@ -69,16 +77,24 @@ def local_app(
     """A ClientApp that trains and evaluates on an engine.
 
     model: made from the run config. optimizer: likewise, an `OptimizerConfig` or whatever makes one for a model.
-    loss: of each example. personal: what stays on the client, from the run config.
+    loss: what `train` and `evaluate` of fedcore.training go by; a plain function gives the loss of each example.
+    data: training and test part of a node. metrics: what its models are judged by. Both are not for the two functions
+    but for others, such as a comparison, to train and test the same model on the same examples.
+    personal: what stays on the client, from the run config.
     optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
     (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
     adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
     every client and on the server.
     """
     definition = Definition(
-        model=model, optimizer=optimizer, loss=loss, personal=personal, optimizer_state=optimizer_state, adapter=adapter
+        model=model,
+        optimizer=optimizer,
+        loss=as_loss(loss),
+        personal=personal,
+        optimizer_state=optimizer_state,
+        adapter=adapter,
     )
-    return LocalApp(definition, train, evaluate)
+    return LocalApp(definition, train, evaluate, data=data, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +103,7 @@ class Definition:
 
     model: Callable[[UserConfig], nn.Module]
     optimizer: Callable[[UserConfig], MakeOptimizer]
-    loss: PerExampleLoss = per_example_cross_entropy
+    loss: Loss = cross_entropy
     personal: Callable[[UserConfig], Personal] = lambda config: Personal()
     optimizer_state: OptimizerState = "reset"
     adapter: bool = False
@@ -120,14 +136,31 @@ class _Warm:
 
 
 class LocalApp(TensorApp):
-    """What `local_app` makes; its engine stays warm from one task to the next."""
+    """What `local_app` makes; its engine stays warm from one task to the next.
 
-    def __init__(self, definition: Definition, train: Work, evaluate: Work) -> None:
+    data, metrics: as given to `local_app`.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        train: Work,
+        evaluate: Work,
+        *,
+        data: Data | None = None,
+        metrics: Sequence[Metric] = (),
+    ) -> None:
         super().__init__()
         self.definition, self._train, self._evaluate = definition, train, evaluate
+        self.data, self.metrics = data, checked_metrics(metrics)
         self._warm: _Warm | None = None
         self.train()(self._answer)
         self.evaluate()(self._answer)
+
+    @property
+    def loss(self) -> Loss:
+        """What the model is trained and tested by."""
+        return self.definition.loss
 
     def run(
         self,
@@ -214,24 +247,25 @@ def _split(metrics: Metrics) -> tuple[int, dict[str, MetricValue]]:
     return take_examples(rest, _EXAMPLES), rest
 
 
-TrainAndTest: TypeAlias = tuple[TrainingData, TrainingData]
-"""Training part and test part of one client."""
-
-
 def supervised_app(
     *,
     model: Callable[[UserConfig], nn.Module],
     optimizer: Callable[[UserConfig], MakeOptimizer],
-    data: Callable[[LocalJob], TrainAndTest],
+    data: Data,
+    loss: Loss | LossFunction | None = None,
+    metrics: Sequence[Metric] | None = None,
     weigh: Literal["examples", "targets"] = "examples",
     personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
     adapter: bool = False,
 ) -> SupervisedApp:
-    """A `local_app` that trains by cross entropy and tests loss and accuracy.
+    """A `local_app` that trains on minibatches, and tests loss and metrics.
 
     Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` where there are no
-    epochs, and `seed`; of the node's, `partition-id`. Metrics: `train_loss`, `eval_loss`, `eval_acc`.
+    epochs, and `seed`; of the node's, `partition-id`. It reports `train_loss`, `eval_loss`, and of each metric what
+    `Evaluation.reported` says.
+    loss, metrics: of fedcore.training.losses and fedcore.training.metrics, or own ones. With neither, targets that are
+    whole numbers are classes, for cross entropy and accuracy, and others are refused.
     data: called in every round, so it should keep what it has read. weigh: what a test result weighs in the
     federation's mean; "targets" for sequences, whose loss and accuracy are means over positions.
     """
@@ -251,31 +285,42 @@ def supervised_app(
 
     def check(engine: Engine, job: LocalJob) -> Metrics:
         _, examples = data(job)
-        result = evaluate(engine, examples)
-        return {"num-examples": getattr(result, weigh), "eval_loss": result.loss, "eval_acc": result.accuracy}
+        result = evaluate(engine, examples, metrics=chosen)
+        weight: int = getattr(result, weigh)
+        return {_EXAMPLES: weight, **result.reported(weight)}
 
     definition = Definition(
-        model=model, optimizer=optimizer, personal=personal, optimizer_state=optimizer_state, adapter=adapter
+        model=model,
+        optimizer=optimizer,
+        loss=cross_entropy if loss is None else as_loss(loss),
+        personal=personal,
+        optimizer_state=optimizer_state,
+        adapter=adapter,
     )
-    return SupervisedApp(definition, fit, check, data, weigh)
+    chosen = default_metrics(definition.loss) if metrics is None else checked_metrics(metrics)
+    return SupervisedApp(definition, fit, check, data=data, metrics=chosen, weigh=weigh)
 
 
 class SupervisedApp(LocalApp):
     """What `supervised_app` makes: its parts are known, so that others can train the same model on the same data.
 
-    data, weigh: as given to `supervised_app`.
+    data, metrics, weigh: as given to `supervised_app`.
     """
+
+    data: Data
 
     def __init__(
         self,
         definition: Definition,
         train: Work,
         evaluate: Work,
-        data: Callable[[LocalJob], TrainAndTest],
+        *,
+        data: Data,
+        metrics: Sequence[Metric],
         weigh: Literal["examples", "targets"],
     ) -> None:
-        super().__init__(definition, train, evaluate)
-        self.data, self.weigh = data, weigh
+        super().__init__(definition, train, evaluate, data=data, metrics=metrics)
+        self.weigh = weigh
 
     @staticmethod
     def order_seed(job: LocalJob) -> int:

@@ -6,12 +6,14 @@ own data, and sends back the difference. `train` is that local loop and `evaluat
 the proximal pull of FedProx and Ditto (`proximal`), and which tensors are federated at all (`shared_tensors`).
 
 What must hold: a seed is derived from what is done (run, round, client), never from when or where, so that a run
-repeats bit for bit (`seeds`); the loss of an example does not depend on the batch or the rank that it lands in
-(`losses`).
+repeats bit for bit (`seeds`); the loss of an example does not depend on the batch or the rank that it lands in, and
+one that does is declared (`losses`); figures are made of sums that add up over batches, ranks and sites (`metrics`).
 """
 
 from fedcore.training.engines import Batch, Engine, EngineConfig, Proximal, Recipe, World, make_engine
 from fedcore.training.loop import Evaluation, OptimizerConfig, TrainSummary, evaluate, local_engine, train
+from fedcore.training.losses import Loss
+from fedcore.training.metrics import Metric
 from fedcore.training.seeds import derive_seed, seeded
 
 __all__ = [
@@ -19,6 +21,8 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Evaluation",
+    "Loss",
+    "Metric",
     "OptimizerConfig",
     "Proximal",
     "Recipe",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedcore.errors import ConfigurationError
-from fedcore.training.engines import Engine, EngineConfig, Proximal, Recipe, World, make_engine
+from fedcore.data.types import Split
+from fedcore.errors import ConfigurationError, DataError, UsageError
+from fedcore.training.engines import Batch, Engine, EngineConfig, Proximal, Recipe, World, make_engine
 from fedcore.training.engines.batches import TrainingData
-from fedcore.training.losses import Tally, tally
+from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
+from fedcore.training.metrics import Metric, accuracy, checked_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +66,52 @@ class TrainSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Mean loss and accuracy (0 to 1) over the counted targets.
+    """What a test gave.
 
-    examples: size of the test part. targets: what was predicted, and the weight of both means when clients' results are
-    averaged: one for each example, but for sequences one for each counted position.
+    examples: size of the test part. targets: what was predicted, and what the loss is the mean over: one for each
+    example, but for sequences one for each counted position. loss: by the engine's own loss. sums: of each metric, by
+    its name; `values` are the figures that they make.
     """
 
     examples: int
     targets: int
     loss: float
-    accuracy: float
+    metrics: tuple[Metric, ...]
+    sums: Mapping[str, tuple[float, ...]]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The figure of each metric on these examples alone, nan where it means nothing."""
+        return {m.name: m.value(torch.tensor(self.sums[m.name], dtype=torch.float64)) for m in self.metrics}
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right predictions, 0 to 1, 0 if nothing was counted; UsageError where it was not asked for."""
+        if accuracy.name not in self.sums:
+            raise UsageError("the accuracy was not measured: ask for it by evaluate(..., metrics=[accuracy])")
+        right, counted = self.sums[accuracy.name]
+        return right / max(counted, 1.0)
+
+    def reported(self, weight: int) -> dict[str, float | list[float]]:
+        """What a client tells of it in a reply of that weight, its number of examples.
+
+        `eval_loss`, and `eval_acc` for the accuracy, are plain means. Of other metrics it is their sums over the
+        weight, as `<name>/sums`: the mean over the clients times the total weight is then the federation's sums.
+        """
+        found: dict[str, float | list[float]] = {"eval_loss": self.loss}
+        for metric in self.metrics:
+            if metric is accuracy:
+                found["eval_acc"] = self.accuracy
+            else:
+                found[metric.sums_name] = [value / max(weight, 1) for value in self.sums[metric.name]]
+        return found
 
 
-def local_engine(model: nn.Module, optimizer: OptimizerConfig | None = None) -> Engine:
+def local_engine(
+    model: nn.Module, optimizer: OptimizerConfig | None = None, *, loss: Loss | LossFunction = cross_entropy
+) -> Engine:
     """An engine around a model that exists, in this process alone."""
-    recipe = Recipe(build=lambda: model, optimizer=optimizer or OptimizerConfig())
+    recipe = Recipe(build=lambda: model, optimizer=optimizer or OptimizerConfig(), loss=as_loss(loss))
     return make_engine(recipe, EngineConfig(), World(device=World.current().device))
 
 
@@ -111,26 +146,104 @@ def train(
             taken += 1
             seen += batch.total
     mean = float(engine.total(loss)) / seen
+    refuse_missing(mean, data)
     return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=taken, loss=mean)
 
 
-def evaluate(engine: Engine, data: TrainingData, *, sharded: bool = False, workers: int = 0) -> Evaluation:
-    """Mean loss and accuracy of the engine's model on `data`; its mode and weights stay as they are."""
+def evaluate(
+    engine: Engine,
+    data: TrainingData,
+    *,
+    metrics: Sequence[Metric] | None = None,
+    sharded: bool = False,
+    workers: int = 0,
+) -> Evaluation:
+    """Loss and metrics of the engine's model on `data`, all of it; its mode and weights stay as they are.
+
+    The loss is the engine's own. metrics: by default the accuracy where that is cross entropy, and none elsewhere.
+    """
+    if metrics is None:
+        metrics = default_metrics(engine.recipe.loss)
+    count = _Count(engine, checked_metrics(metrics))
     was_training = engine.model.training
     engine.model.eval()
-    counted = Tally()
     try:
         for batch in engine.passes(data, batch_size=_EVALUATION_BATCH, sharded=sharded, workers=workers):
-            output = engine.outputs(batch)
-            if output is not None and batch.weights is None:
-                counted += tally(output, batch.y)
+            count.see(batch)
     finally:
         engine.model.train(was_training)
-    sums = torch.tensor([counted.targets, counted.loss, counted.correct], dtype=torch.float64, device=engine.device)
-    targets, loss, correct = engine.total(sums).tolist()
-    return Evaluation(
-        examples=engine.examples(data, sharded=sharded),
-        targets=round(targets),
-        loss=loss / max(targets, 1.0),
-        accuracy=correct / max(targets, 1.0),
-    )
+    return count.evaluation(engine.examples(data, sharded=sharded), data)
+
+
+def default_metrics(loss: Loss) -> tuple[Metric, ...]:
+    """What is measured where nobody says: the accuracy beside cross entropy."""
+    return (accuracy,) if loss is cross_entropy else ()
+
+
+class _Count:
+    """Adds up loss and metrics over the batches of a test.
+
+    What is over the whole test set (`set` metrics, batch losses) waits for its outputs from all ranks.
+    """
+
+    def __init__(self, engine: Engine, metrics: tuple[Metric, ...]) -> None:
+        self._engine, self._metrics, self._loss = engine, metrics, engine.recipe.loss
+        self._sums = {metric.name: self._zeros(metric.length) for metric in metrics}
+        self._losses = self._zeros(2)
+        self._whole = self._loss.over == "batch" or any(metric.over == "set" for metric in metrics)
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def see(self, batch: Batch) -> None:
+        """A batch of the test set; one of weight 0 is not part of it."""
+        output = self._engine.outputs(batch)
+        if output is None:
+            return
+        if self._whole:
+            rows = slice(0, 0) if batch.weights is not None else slice(None)
+            self._seen.append((output[rows], batch.y[rows]))
+        if batch.weights is None:
+            self._add(output, batch.y, whole=False)
+
+    def _add(self, output: Tensor, targets: Tensor, *, whole: bool) -> None:
+        if (self._loss.over == "batch") == whole:
+            self._losses += self._loss_sum(output, targets)
+        for metric in self._metrics:
+            if (metric.over == "set") == whole:
+                self._sums[metric.name] += metric.sums(output, targets).to(self._engine.device)
+
+    def _loss_sum(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Number of targets, and their losses together, float64 [2]."""
+        counts = self._loss.counts(targets) if self._loss.counts else torch.ones(len(targets), dtype=torch.float64)
+        losses = self._loss(output, targets).double()
+        return torch.stack([counts.sum().to(losses.device), (losses * counts.to(losses.device)).sum()])
+
+    def evaluation(self, examples: int, data: TrainingData) -> Evaluation:
+        """After the last batch; every rank has to call it. Raises DataError where missing values make nonsense."""
+        if self._whole and (self._seen or self._engine.data_size > 1):
+            output, targets = (self._engine.together(torch.cat(parts)) for parts in zip(*self._seen, strict=True))
+            if self._engine.data_rank == 0:
+                self._add(output, targets, whole=True)
+        targets_seen, loss = self._engine.total(self._losses).tolist()
+        sums = {name: tuple(self._engine.total(value).tolist()) for name, value in self._sums.items()}
+        mean = loss / max(targets_seen, 1.0)
+        refuse_missing(mean, data)
+        return Evaluation(examples=examples, targets=round(targets_seen), loss=mean, metrics=self._metrics, sums=sums)
+
+    def _zeros(self, length: int) -> Tensor:
+        return torch.zeros(length, dtype=torch.float64, device=self._engine.device)
+
+
+def refuse_missing(result: float, data: TrainingData) -> None:
+    """Raise DataError where a result is no number because values of the data are missing, saying which."""
+    if math.isfinite(result) or not isinstance(data, Split):
+        return
+    for name, values in (("features x", data.x), ("targets y", data.y)):
+        rows = np.asarray(values).reshape(len(data), -1)
+        missing = np.isnan(rows) if rows.dtype.kind == "f" else np.zeros(rows.shape, bool)
+        if missing.any():
+            columns = np.flatnonzero(missing.any(axis=0))
+            shown = ", ".join(map(str, columns[:8])) + (", ..." if len(columns) > 8 else "")
+            raise DataError(
+                f"the {name} have missing values (nan) in {int(missing.any(axis=1).sum())} of {len(data)} examples, in "
+                f"columns {shown}: fill them in, as with the federation's means, or leave these examples out"
+            )

@@ -1,40 +1,109 @@
-"""What a model's output is worth: losses of single examples, predictions, and counts over a data set.
+"""What a model's output is worth: the loss that a client trains by and tests with.
 
-Three shapes of output are known everywhere, with integer targets:
+A loss is a sum over examples, or one number for a whole batch. The first kind is the same however the examples are
+divided into batches, micro-batches and ranks; the second is not, and is declared (`over="batch"`), so that nothing
+divides its batches unseen (docs/adr/0027-own-loss-and-metrics.md).
 
-    logits [n, classes]           targets [n]
-    one logit [n, 1]              targets [n], 0 or 1
-    logits [n, length, classes]   targets [n, length], where IGNORED marks a position without a target
+Shapes of the ready-made ones, n examples:
+
+    cross_entropy           logits [n, classes], or one [n, 1]      targets [n], whole numbers
+                            logits [n, length, classes]             targets [n, length], IGNORED where there is none
+    binary_cross_entropy    one logit [n] or [n, 1]                 targets [n] or [n, 1], 0 to 1
+    multi_label             logits [n, labels]                      targets [n, labels], 0 to 1
+    squared_error, absolute_error, huber   values [n] or [n, k]     targets of the same shape; [n, 1] and [n] are one
+    cox                     log risk [n] or [n, 1]                  targets [n, 2]: time, and 1 for an event, 0 for none
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedcore.errors import UsageError
+from fedcore.errors import ConfigurationError, UsageError
 
 IGNORED = -100
 """The target that counts for nothing, as in torch's cross entropy."""
 
 _HALF = (torch.float16, torch.bfloat16)
 
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(output of the model [n, ...], targets [n, ...]) -> the loss of each example [n], or of the batch []."""
 
-def per_example_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each example, float [n]; float32 where the model answers in 16 bits.
 
-    Of a sequence it is the mean over its counted positions, and 0 if it has none. The mean of single examples' losses
-    is the same however they are divided into batches and ranks. Raises UsageError for shapes that do not belong
-    together.
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a model is trained and tested by.
+
+    over: "example" where `compute` gives the loss of each example [n], which depends on no other; "batch" where it
+    gives one number [] for the batch, as its mean. counts: of targets [n, ...], how many each example's loss is the
+    mean over, float64 [n], which is its weight in a test; None for one each.
     """
-    losses = _cross_entropy(output, targets)
-    if losses.dim() == 1:
-        return losses
-    counted = (targets != IGNORED).sum(dim=1)
-    return losses.sum(dim=1) / counted.clamp(min=1)
+
+    name: str
+    compute: LossFunction
+    over: Literal["example", "batch"] = "example"
+    counts: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.over not in ("example", "batch"):
+            raise ConfigurationError(f'loss {self.name}: over is "example" or "batch", not {self.over!r}')
+
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The losses [n], or the batch's loss []; raises ConfigurationError where `compute` gives another shape."""
+        found = self.compute(output, targets)
+        expected = [] if self.over == "batch" else [len(output)]
+        if list(found.shape) != expected:
+            raise ConfigurationError(_wrong_shape(self, list(found.shape), expected))
+        return found
+
+    def sum(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The losses of all examples together []; that of a batch counts once for each of its examples."""
+        found = self(output, targets)
+        return found * len(output) if self.over == "batch" else found.sum()
+
+    def check_parts(self, *, data_ranks: int, micro_batches: int, engine: str) -> None:
+        """Raise ConfigurationError for an engine that would cut a batch in parts, where the loss is over the batch."""
+        if self.over == "example":
+            return
+        reason = ""
+        if engine == "pp":
+            reason = "engine pp cuts every batch into micro-batches; use tp, which does not"
+        elif data_ranks > 1:
+            reason = f"engine {engine} divides every batch among {data_ranks} ranks; use one rank (single), or tp"
+        elif micro_batches > 1:
+            reason = f"micro-batches = {micro_batches} cuts every batch; leave it out, or set it to 1"
+        if reason:
+            raise ConfigurationError(
+                f"loss {self.name} is over a whole batch, and would be another one over its parts: {reason}"
+            )
+
+
+def as_loss(loss: Loss | LossFunction) -> Loss:
+    """A loss as it is; a plain function as the loss of each example, under its own name."""
+    if isinstance(loss, Loss):
+        return loss
+    if not callable(loss):
+        raise ConfigurationError(f"a loss is a function of (output, targets) or a Loss, not a {type(loss).__name__}")
+    return Loss(getattr(loss, "__name__", type(loss).__name__), loss)
+
+
+def _wrong_shape(loss: Loss, found: list[int], expected: list[int]) -> str:
+    if loss.over == "batch":
+        return f'loss {loss.name} returned the shape {found}; with over="batch" it gives one number, of shape []'
+    what = f"loss {loss.name} returned the shape {found} for {expected[0]} examples; "
+    if not found:
+        return (
+            f"{what}give the loss of each example, {expected}, without a mean over them "
+            f'(reduction="none"), or declare it: Loss({loss.name!r}, ..., over="batch")'
+        )
+    if found == [*expected, 1]:
+        return f"{what}give {expected}: compare output.squeeze(1) with the targets"
+    return f"{what}give one number for each example, {expected}, as with .flatten(1).mean(1)"
 
 
 def predicted(output: Tensor) -> Tensor:
@@ -44,43 +113,49 @@ def predicted(output: Tensor) -> Tensor:
     return output.argmax(dim=-1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """Sums over counted targets: the labels of the examples, or the positions of the sequences.
-
-    Tallies of parts add up to the tally of the whole. loss: sum of cross entropies. correct: right predictions.
-    """
-
-    targets: int = 0
-    loss: float = 0.0
-    correct: int = 0
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            targets=self.targets + other.targets, loss=self.loss + other.loss, correct=self.correct + other.correct
-        )
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right predictions, 0 to 1; 0 if nothing was counted."""
-        return self.correct / max(self.targets, 1)
-
-
-def tally(output: Tensor, targets: Tensor) -> Tally:
-    """Count a batch. Raises UsageError for shapes that do not belong together."""
-    loss = _cross_entropy(output, targets).sum(dtype=torch.float64)
-    # No class is IGNORED, so a position without a target is never right.
-    correct = predicted(output) == targets
-    return Tally(targets=int((targets != IGNORED).sum()), loss=float(loss), correct=int(correct.sum()))
-
-
 def as_features(x: Tensor) -> Tensor:
     """Grey levels (uint8, 0 to 255) become float32 in [0, 1]; other features stay as they are."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
+def counted_targets(targets: Tensor) -> Tensor:
+    """How many positions of each example have a target, float64 [n]."""
+    return (targets != IGNORED).reshape(len(targets), -1).sum(dim=1, dtype=torch.float64)
+
+
+def paired(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and targets in one shape and dtype, [n, k]; raises UsageError where theirs differ by more than a 1."""
+    wide = output.float() if output.dtype in _HALF else output
+    flat, wanted = (t.unsqueeze(1) if t.dim() == 1 else t for t in (wide, targets))
+    if flat.shape != wanted.shape or flat.dim() != 2:
+        raise UsageError(
+            f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
+            "each target needs one value, [n] or [n, k]"
+        )
+    return flat, wanted.to(flat.dtype)
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
 def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """Of each example [n]; of a sequence the mean over its counted positions, and 0 if it has none."""
+    losses = _at_positions(output, targets)
+    if losses.dim() == 1:
+        return losses
+    return losses.sum(dim=1) / counted_targets(targets).clamp(min=1).to(losses.dtype)
+
+
+def _at_positions(output: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy at each position, in the shape of `targets`, 0 where the target is IGNORED."""
+    if targets.is_floating_point():
+        shape = ", ".join(["n", *map(str, targets.shape[1:])])
+        raise ConfigurationError(
+            f"the targets are {str(targets.dtype).removeprefix('torch.')} of shape [{shape}], and cross "
+            "entropy needs whole numbers (int64), the classes. Say what they are: loss=squared_error, "
+            "metrics=(rmse, r2) for numbers; loss=binary_cross_entropy or multi_label, metrics=(auc(),) for 0 and 1; "
+            "loss=cox, metrics=(c_index,) for times with events (fedcore.training.losses, fedcore.training.metrics)"
+        )
     if output.shape[:-1] != targets.shape or output.dim() not in (2, 3):
         raise UsageError(
             f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
@@ -93,8 +168,77 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
             logits.squeeze(1), targets.to(logits.dtype), reduction="none"
         )
     # Cross entropy wants the classes second: [n, classes] or [n, classes, length].
-    return functional.cross_entropy(logits.movedim(-1, 1), targets, ignore_index=IGNORED, reduction="none")
+    return functional.cross_entropy(logits.movedim(-1, 1), targets.long(), ignore_index=IGNORED, reduction="none")
 
 
 def _is_one_logit(output: Tensor) -> bool:
     return output.dim() == 2 and output.shape[1] == 1
+
+
+def _over_labels(output: Tensor, targets: Tensor) -> Tensor:
+    logits, wanted = paired(output, targets)
+    return functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(dim=1)
+
+
+def _one_label(output: Tensor, targets: Tensor) -> Tensor:
+    logits, _ = paired(output, targets)
+    if logits.shape[1] != 1:
+        raise UsageError(
+            f"binary_cross_entropy takes one logit for each example, not {logits.shape[1]}: use multi_label for "
+            "several labels, or cross_entropy for one of several classes"
+        )
+    return _over_labels(output, targets)
+
+
+def _squared(output: Tensor, targets: Tensor) -> Tensor:
+    values, wanted = paired(output, targets)
+    return (values - wanted).square().mean(dim=1)
+
+
+def _absolute(output: Tensor, targets: Tensor) -> Tensor:
+    values, wanted = paired(output, targets)
+    return (values - wanted).abs().mean(dim=1)
+
+
+def _huber(output: Tensor, targets: Tensor) -> Tensor:
+    values, wanted = paired(output, targets)
+    return functional.huber_loss(values, wanted, reduction="none").mean(dim=1)
+
+
+def _cox(output: Tensor, targets: Tensor) -> Tensor:
+    """Negative partial log likelihood of the batch over its number of events []; 0 where it has none.
+
+    Ties as Breslow (1974): all with the same time are at risk at each of their events. Examples are at risk until
+    their own time; risks are compared within the batch alone.
+    """
+    risk, time, event = survival(output, targets)
+    order = torch.argsort(time, descending=True)
+    risk, time, event = risk[order], time[order], event[order]
+    # At risk at a time is who has it or a later one: up to the last place with the same time.
+    last = torch.searchsorted(-time, -time, right=True) - 1
+    at_risk = torch.logcumsumexp(risk, dim=0)[last]
+    return ((at_risk - risk) * event).sum() / event.sum().clamp(min=1)
+
+
+def survival(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log risks, times and events, each [n]; raises UsageError for other shapes, and for events but 0 and 1."""
+    wide = output.float() if output.dtype in _HALF else output
+    risk = wide.squeeze(1) if _is_one_logit(wide) else wide
+    if risk.dim() != 1 or targets.shape != (len(risk), 2):
+        raise UsageError(
+            f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}: "
+            "survival needs one log risk for each example, [n] or [n, 1], and targets [n, 2], time and event"
+        )
+    time, event = targets[:, 0], targets[:, 1]
+    if not bool(((event == 0) | (event == 1)).all()):
+        raise UsageError("the second column of the targets is the event, 1 or 0; there are other values in it")
+    return risk, time, event.to(risk.dtype)
+
+
+cross_entropy = Loss("cross_entropy", _cross_entropy, counts=counted_targets)
+binary_cross_entropy = Loss("binary_cross_entropy", _one_label)
+multi_label = Loss("multi_label", _over_labels)
+squared_error = Loss("squared_error", _squared)
+absolute_error = Loss("absolute_error", _absolute)
+huber = Loss("huber", _huber)
+cox = Loss("cox", _cox, over="batch")

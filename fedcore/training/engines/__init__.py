@@ -16,7 +16,7 @@ moves its state in and out. All ranks make the same calls in the same order, sin
 from __future__ import annotations
 
 from fedcore.config import EngineConfig
-from fedcore.training.engines.base import Engine, MakeOptimizer, PerExampleLoss, Proximal, Recipe
+from fedcore.training.engines.base import Engine, MakeOptimizer, Proximal, Recipe
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.fsdp import FsdpEngine
 from fedcore.training.engines.pp import PipelineEngine
@@ -29,7 +29,6 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "MakeOptimizer",
-    "PerExampleLoss",
     "Proximal",
     "Recipe",
     "World",

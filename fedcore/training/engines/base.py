@@ -34,15 +34,12 @@ from fedcore.training.engines.batches import (
 )
 from fedcore.training.engines.transfer import Entry, load_entries, optimizer_entries, save_entries
 from fedcore.training.engines.world import World
-from fedcore.training.losses import per_example_cross_entropy
+from fedcore.training.losses import Loss, cross_entropy
 from fedcore.training.proximal import add_proximal_gradient
 from fedcore.training.seeds import be_deterministic, derive_seed, seeded
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 """Makes an optimizer for a model's parameters, without any history."""
-
-PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
-"""(output of the model, targets [n, ...]) -> the loss of each example [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ class Recipe:
 
     build: Callable[[], nn.Module]
     optimizer: MakeOptimizer
-    loss: PerExampleLoss = per_example_cross_entropy
+    loss: Loss = cross_entropy
     keep_weights: bool = False
 
 
@@ -86,6 +83,7 @@ class Engine(ABC):
         self.config = config
         self.world = world
         self._loaders = Loaders(world.device)
+        recipe.loss.check_parts(data_ranks=self.data_size, micro_batches=config.micro_batches, engine=config.engine)
         if config.deterministic:
             be_deterministic()
         self._build()
@@ -165,8 +163,10 @@ class Engine(ABC):
 
     def _loss_sum(self, batch: Batch) -> Tensor:
         with self._precision():
-            losses = self.recipe.loss(self.model(batch.x), batch.y)
-        return losses.sum() if batch.weights is None else (losses * batch.weights).sum()
+            output = self.model(batch.x)
+            if batch.weights is None:
+                return self.recipe.loss.sum(output, batch.y)
+            return (self.recipe.loss(output, batch.y) * batch.weights).sum()
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.config.precision == "bf16":
@@ -267,6 +267,20 @@ class Engine(ABC):
         with self._precision():
             output: Tensor = self.module(batch.x)
         return output.float()
+
+    def together(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks that have different examples, in their order: [n, ...] -> [sum of n, ...].
+
+        rows: as many as this rank has, maybe none; every rank has to call it.
+        """
+        if self.data_size == 1:
+            return rows
+        counts = self._counts(len(rows))
+        start = sum(counts[: self.data_rank])
+        # Whole numbers keep their value in float64, which the sum over copies is then divided in.
+        whole = torch.zeros((sum(counts), *rows.shape[1:]), dtype=torch.float64, device=self.device)
+        whole[start : start + len(rows)] = rows
+        return self.total(whole).to(rows.dtype)
 
     # --- state --------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.training import seeded
-from fedcore.training.losses import per_example_cross_entropy
+from fedcore.training.losses import cross_entropy
 from fedcore.training.models import GPT, GPTConfig
 
 SMALL = GPTConfig(vocabulary=11, context=6, layers=2, heads=2, width=4)
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_finite_differences(tied: bool) -> None:
 
     def losses(*parameters: torch.Tensor) -> torch.Tensor:
         output = torch.func.functional_call(model, dict(zip(values, parameters, strict=True)), (tokens,))
-        return per_example_cross_entropy(output, tokens.flip(1))
+        return cross_entropy(output, tokens.flip(1))
 
     assert torch.autograd.gradcheck(losses, tuple(values.values()))
 
@@ -121,14 +121,14 @@ def test_the_slope_along_a_random_direction() -> None:
             # So large that attention and GELU are far from linear.
             if weight.dim() > 1:
                 weight.mul_(10)
-    per_example_cross_entropy(model(tokens), tokens.flip(1)).sum().backward()
+    cross_entropy(model(tokens), tokens.flip(1)).sum().backward()
     direction = [torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in weights]
     slope = sum(float((w.grad * d).sum()) for w, d in zip(weights, direction, strict=True))
 
     def at(step: float) -> float:
         with torch.no_grad():
             torch._foreach_add_(weights, direction, alpha=step)
-            value = float(per_example_cross_entropy(model(tokens), tokens.flip(1)).sum())
+            value = float(cross_entropy(model(tokens), tokens.flip(1)).sum())
             torch._foreach_add_(weights, direction, alpha=-step)
         return value
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedcore.training import models, seeded
-from fedcore.training.losses import per_example_cross_entropy
+from fedcore.training.losses import cross_entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def test_gradcheck(case):
         """Of each example, with the checked parameters moved by `shift`."""
         moved = start.index_add(0, checked, shift).split(sizes)
         state = {name: part.view_as(p) for (name, p), part in zip(parameters.items(), moved, strict=True)}
-        return per_example_cross_entropy(functional_call(model, state, (x,)), y)
+        return cross_entropy(functional_call(model, state, (x,)), y)
 
     shift = torch.zeros(len(checked), dtype=torch.float64, requires_grad=True)
     # A longer step would cross kinks of ReLU and max pooling; rounding is 1e-16 / eps, far below the tolerance.
@@ -107,14 +107,14 @@ def test_the_slope_along_a_random_direction(case):
     start = parameters_to_vector(model.parameters()).detach()
     direction = torch.randn(len(start), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     direction /= direction.norm()
-    per_example_cross_entropy(model(x), y).mean().backward()
+    cross_entropy(model(x), y).mean().backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     slope = gradient @ direction
 
     @torch.no_grad()
     def loss_at(distance):
         vector_to_parameters(start + distance * direction, model.parameters())
-        return per_example_cross_entropy(model(x), y).mean()
+        return cross_entropy(model(x), y).mean()
 
     # Longer steps cross more of the kinks of ReLU and max pooling; in shorter ones rounding, 1e-16 / step, shows.
     step = 1e-7

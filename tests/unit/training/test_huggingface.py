@@ -12,7 +12,7 @@ import fedcore.training
 from fedcore.errors import ConfigurationError
 from fedcore.training import seeded
 from fedcore.training.huggingface import load_pretrained, load_tokenizer, with_lora
-from fedcore.training.losses import per_example_cross_entropy
+from fedcore.training.losses import cross_entropy
 from fedcore.training.shared_tensors import adapter_names, freeze_all_but
 
 LINEAR_LAYERS = 2 * 7
@@ -102,14 +102,14 @@ def test_the_slope_along_a_random_direction_of_the_adapter(tokens):
     with torch.no_grad():
         for parameter in adapter:
             parameter.normal_(std=0.2, generator=generator)
-    per_example_cross_entropy(model(tokens), tokens.roll(-1, dims=1)).mean().backward()
+    cross_entropy(model(tokens), tokens.roll(-1, dims=1)).mean().backward()
     directions = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in adapter]
     slope = sum((p.grad * d).sum() for p, d in zip(adapter, directions, strict=True))
 
     @torch.no_grad()
     def loss_after(distance):
         torch._foreach_add_(adapter, directions, alpha=distance)
-        return per_example_cross_entropy(model(tokens), tokens.roll(-1, dims=1)).mean()
+        return cross_entropy(model(tokens), tokens.roll(-1, dims=1)).mean()
 
     step = 1e-6
     above, below = loss_after(step), loss_after(-2 * step)

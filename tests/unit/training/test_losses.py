@@ -11,7 +11,8 @@ from torch.nn import functional
 from fedcore.data import Split
 from fedcore.errors import UsageError
 from fedcore.training import evaluate, local_engine, seeded
-from fedcore.training.losses import IGNORED, Tally, per_example_cross_entropy, predicted, tally
+from fedcore.training.losses import IGNORED, cross_entropy, predicted
+from fedcore.training.metrics import accuracy
 from fedcore.training.models import char_lstm
 
 
@@ -33,7 +34,7 @@ def ragged():
 def test_labels_cost_minus_the_log_of_their_probability():
     logits, labels = drawn(6, classes=4)
     probability = torch.softmax(logits.double(), dim=1)[torch.arange(6), labels]
-    losses = per_example_cross_entropy(logits, labels)
+    losses = cross_entropy(logits, labels)
     assert losses.shape == (6,)
     torch.testing.assert_close(losses.double(), -probability.log(), rtol=1e-6, atol=1e-6)
 
@@ -41,13 +42,13 @@ def test_labels_cost_minus_the_log_of_their_probability():
 def test_one_logit_is_the_log_odds_of_the_second_class():
     logits, labels = drawn(6, classes=1)
     two = torch.cat([torch.zeros_like(logits), logits], dim=1)
-    torch.testing.assert_close(per_example_cross_entropy(logits, labels), per_example_cross_entropy(two, labels))
+    torch.testing.assert_close(cross_entropy(logits, labels), cross_entropy(two, labels))
     assert torch.equal(predicted(logits), predicted(two))
 
 
 def test_a_sequence_costs_the_mean_of_its_counted_positions():
     logits, targets = ragged()
-    losses = per_example_cross_entropy(logits, targets)
+    losses = cross_entropy(logits, targets)
     first = functional.cross_entropy(logits[0], targets[0])
     second = functional.cross_entropy(logits[1, :2], targets[1, :2])
     torch.testing.assert_close(losses, torch.stack([first, second, torch.tensor(0.0)]))
@@ -56,7 +57,7 @@ def test_a_sequence_costs_the_mean_of_its_counted_positions():
 def test_an_ignored_position_gets_no_gradient():
     logits, targets = ragged()
     logits.requires_grad_()
-    per_example_cross_entropy(logits, targets).sum().backward()
+    cross_entropy(logits, targets).sum().backward()
     assert logits.grad[0].abs().sum() > 0
     assert logits.grad[1, 2:].abs().sum() == 0
     assert logits.grad[2].abs().sum() == 0
@@ -65,9 +66,9 @@ def test_an_ignored_position_gets_no_gradient():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_losses_of_16_bit_logits_are_computed_in_32(dtype):
     logits, labels = drawn(64, classes=100, dtype=dtype)
-    losses = per_example_cross_entropy(logits, labels)
+    losses = cross_entropy(logits, labels)
     assert losses.dtype == torch.float32
-    torch.testing.assert_close(losses, per_example_cross_entropy(logits.float(), labels))
+    torch.testing.assert_close(losses, cross_entropy(logits.float(), labels))
 
 
 @pytest.mark.parametrize(
@@ -76,20 +77,19 @@ def test_losses_of_16_bit_logits_are_computed_in_32(dtype):
 )
 def test_shapes_that_do_not_belong_together_are_refused(output, targets):
     zeros = torch.zeros(targets, dtype=torch.int64)
-    for function in (per_example_cross_entropy, tally):
+    with pytest.raises(UsageError, match="does not fit"):
+        cross_entropy(torch.zeros(output), zeros)
+    if output != targets:  # for the accuracy that is a label of two
         with pytest.raises(UsageError, match="does not fit"):
-            function(torch.zeros(output), zeros)
+            accuracy.sums(torch.zeros(output), zeros)
 
 
-def test_tallies_of_parts_add_up():
+def test_what_a_sequence_s_loss_is_the_mean_over_is_its_weight():
     logits, targets = ragged()
-    whole = tally(logits, targets)
-    assert whole.targets == 7
-    parts = tally(logits[:1], targets[:1]) + tally(logits[1:], targets[1:])
-    assert (parts.targets, parts.correct) == (whole.targets, whole.correct)
-    assert parts.loss == pytest.approx(whole.loss)
-    assert whole.loss / whole.targets == pytest.approx(float(functional.cross_entropy(logits.movedim(2, 1), targets)))
-    assert Tally().accuracy == 0.0
+    counts = cross_entropy.counts(targets)
+    assert counts.tolist() == [5, 2, 0]
+    mean = float((cross_entropy(logits, targets).double() * counts).sum() / counts.sum())
+    assert mean == pytest.approx(float(functional.cross_entropy(logits.movedim(2, 1), targets)))
 
 
 def test_evaluation_counts_the_characters_of_sequences():

@@ -1,0 +1,269 @@
+"""How good a model is: figures made of sums, so that those of batches, ranks and sites add up to the federation's.
+
+A metric is two functions. `count` gives sums over some examples, and `value` reads the figure off the sums of all. A
+mean of sites' RMSEs or AUCs is not the federation's; the figure of their added sums is. Own ones are made like those
+here:
+
+    def count(output: Tensor, targets: Tensor) -> Tensor:      # float64 [2]
+        return torch.stack([(output > targets).sum(), torch.tensor(len(output))]).double()
+
+    too_high = Metric("too_high", "min", 2, count, lambda sums: float(sums[0] / sums[1]))
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedcore.errors import ConfigurationError, UsageError
+from fedcore.training.losses import IGNORED, paired, survival
+
+SUMS = "/sums"
+"""Behind the name of a metric whose sums a client reports, each divided by the weight of the reply."""
+
+_ROWS = 1024
+"""Examples that are compared with all others at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a model on some examples.
+
+    name: as it is reported. better: whether more or less of it is better. length: number of sums. count: (output of the
+    model [n, ...], targets [n, ...]) -> sums over these examples, float64 [length]. value: sums over all -> the figure,
+    nan where it means nothing. over: "example" where the sums of any parts add up to those of the whole; "set" where
+    examples are compared with each other, so that a site counts its whole test set at once and only sites are added.
+    """
+
+    name: str
+    better: Literal["max", "min"]
+    length: int
+    count: Callable[[Tensor, Tensor], Tensor]
+    value: Callable[[Tensor], float]
+    over: Literal["example", "set"] = "example"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z][\w.-]*", self.name):
+            raise ConfigurationError(f"a metric's name has letters, digits, '_', '-' and '.', unlike {self.name!r}")
+        if self.better not in ("max", "min") or self.over not in ("example", "set") or self.length < 1:
+            raise ConfigurationError(
+                f'metric {self.name}: better is "max" or "min", over "example" or "set", length at least 1'
+            )
+
+    def sums(self, output: Tensor, targets: Tensor) -> Tensor:
+        """`count` of some examples, float64 [length]; raises ConfigurationError where it gives something else."""
+        found = self.count(output, targets).to(torch.float64)
+        if found.shape != (self.length,):
+            raise ConfigurationError(
+                f"metric {self.name}: count returned the shape {list(found.shape)}, and its length is {self.length}"
+            )
+        return found
+
+    @property
+    def sums_name(self) -> str:
+        """The name under which a client reports the sums."""
+        return self.name + SUMS
+
+
+def checked_metrics(metrics: Sequence[object]) -> tuple[Metric, ...]:
+    """The metrics, if they are ones, each once; raises ConfigurationError."""
+    found = tuple(metric for metric in metrics if isinstance(metric, Metric))
+    for metric in metrics:
+        if not isinstance(metric, Metric):
+            name = getattr(metric, "__name__", repr(metric))
+            call = f"; write {name}()" if metric in (f1, auc, average_precision) else ""
+            raise ConfigurationError(f"{name} is no Metric of fedcore.training.metrics{call}")
+    names = [metric.name for metric in found]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"two metrics have one name: {', '.join(names)}")
+    return found
+
+
+def _ratio(sums: Tensor) -> float:
+    """The first sum over the second."""
+    return float(sums[0] / sums[1]) if sums[1] else math.nan
+
+
+# --- classes --------------------------------------------------------------------------------------------------------
+
+
+def _classes(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Predicted and true class at each counted position, int64 [m]; where shapes are equal, of each label."""
+    if output.shape == targets.shape or (output.dim() == 2 and output.shape[1:] == (1,) and targets.dim() == 1):
+        found = (output > 0).long().reshape(targets.shape)
+    elif output.shape[:-1] == targets.shape and output.dim() in (2, 3):
+        found = output.argmax(dim=-1)
+    else:
+        raise UsageError(
+            f"a model's output of shape {list(output.shape)} does not fit targets of shape {list(targets.shape)}"
+        )
+    counted = targets != IGNORED
+    return found[counted], targets[counted]
+
+
+def _right(output: Tensor, targets: Tensor) -> Tensor:
+    found, wanted = _classes(output, targets)
+    return torch.tensor([(found == wanted).sum(), wanted.numel()], dtype=torch.float64, device=output.device)
+
+
+def f1(classes: int = 2) -> Metric:
+    """F1, the harmonic mean of precision and recall of a class, averaged over the classes that occur (macro).
+
+    Sums: of each class, how often it was rightly, wrongly and not predicted, [3 classes].
+    """
+
+    def count(output: Tensor, targets: Tensor) -> Tensor:
+        found, wanted = _classes(output, targets)
+        wanted = wanted.long()
+        if wanted.numel() and not 0 <= int(wanted.min()) <= int(torch.maximum(wanted, found).max()) < classes:
+            raise UsageError(f"f1({classes}) met a class that is not among 0 to {classes - 1}")
+        both = torch.bincount(wanted * classes + found, minlength=classes**2).reshape(classes, classes).double()
+        right = both.diagonal()
+        return torch.cat([right, both.sum(dim=0) - right, both.sum(dim=1) - right])
+
+    def value(sums: Tensor) -> float:
+        right, wrong, missed = sums.reshape(3, classes)
+        occurs = right + wrong + missed > 0
+        scores = 2 * right / (2 * right + wrong + missed)
+        return float(scores[occurs].mean())
+
+    return Metric("f1", "max", 3 * classes, count, value)
+
+
+# --- scores of two classes ------------------------------------------------------------------------------------------
+
+
+def auc(cells: int = 200) -> Metric:
+    """Area under the ROC curve: how often an example of class 1 has the higher score than one of class 0.
+
+    Scores are the probabilities of class 1, counted for each class in `cells` equal cells from 0 to 1 [2 cells]. Those
+    of one cell count as equal, so that the result is off by at most half of the share of pairs, one of each class, that
+    share a cell.
+    """
+    return Metric("auc", "max", 2 * cells, lambda o, t: _histograms(o, t, cells), lambda sums: _auc(sums, cells))
+
+
+def average_precision(cells: int = 200) -> Metric:
+    """Average precision: the sum over thresholds of precision times the gain of recall.
+
+    Counted as `auc` is; thresholds lie between the cells only.
+    """
+    return Metric(
+        "average_precision",
+        "max",
+        2 * cells,
+        lambda o, t: _histograms(o, t, cells),
+        lambda sums: _average_precision(sums, cells),
+    )
+
+
+def _histograms(output: Tensor, targets: Tensor, cells: int) -> Tensor:
+    """Numbers of examples in each cell of the score, of class 0 and then of class 1."""
+    if output.dim() == 2 and output.shape[1] == 2 and targets.dim() == 1:
+        output = output[:, 1] - output[:, 0]
+    logits, labels = paired(output, targets)
+    if logits.shape[1] != 1:
+        raise UsageError(f"auc and average_precision are for two classes, not for an output {list(output.shape)}")
+    labels = labels.squeeze(1)
+    if not bool(((labels == 0) | (labels == 1)).all()):
+        raise UsageError("auc and average_precision need targets that are 0 or 1")
+    scores = torch.sigmoid(logits.squeeze(1).double())
+    cell = (scores * cells).long().clamp(0, cells - 1)
+    return torch.bincount(cell + cells * labels.long(), minlength=2 * cells).double()
+
+
+def _auc(sums: Tensor, cells: int) -> float:
+    negative, positive = sums.reshape(2, cells)
+    pairs = negative.sum() * positive.sum()
+    below = negative.cumsum(0) - negative
+    return float((positive * (below + negative / 2)).sum() / pairs) if pairs else math.nan
+
+
+def _average_precision(sums: Tensor, cells: int) -> float:
+    negative, positive = sums.reshape(2, cells).flip(1)
+    if not positive.sum():
+        return math.nan
+    right, chosen = positive.cumsum(0), (negative + positive).cumsum(0)
+    return float((right / chosen.clamp(min=1) * positive).sum() / positive.sum())
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def _errors(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Errors and targets of all values, float64 [m]."""
+    values, wanted = paired(output.double(), targets.double())
+    return (values - wanted).flatten(), wanted.flatten()
+
+
+def _squares(output: Tensor, targets: Tensor) -> Tensor:
+    error, _ = _errors(output, targets)
+    return torch.stack([error.square().sum(), _number(error)])
+
+
+def _magnitudes(output: Tensor, targets: Tensor) -> Tensor:
+    error, _ = _errors(output, targets)
+    return torch.stack([error.abs().sum(), _number(error)])
+
+
+def _variances(output: Tensor, targets: Tensor) -> Tensor:
+    error, wanted = _errors(output, targets)
+    return torch.stack([_number(error), wanted.sum(), wanted.square().sum(), error.square().sum()])
+
+
+def _number(values: Tensor) -> Tensor:
+    return torch.tensor(float(values.numel()), dtype=torch.float64, device=values.device)
+
+
+def _r2(sums: Tensor) -> float:
+    number, total, squares, error = sums
+    spread = squares - total.square() / number if number else number
+    return float(1 - error / spread) if spread > 0 else math.nan
+
+
+# --- survival -------------------------------------------------------------------------------------------------------
+
+
+def _pairs(output: Tensor, targets: Tensor) -> Tensor:
+    """Concordant, tied and comparable pairs of Harrell's index."""
+    risk, time, event = survival(output, targets)
+    found = torch.zeros(3, dtype=torch.float64, device=output.device)
+    events = torch.nonzero(event > 0).squeeze(1)
+    for rows in torch.split(events, _ROWS):
+        later = time[None, :] > time[rows][:, None]
+        later |= (time[None, :] == time[rows][:, None]) & (event[None, :] == 0)
+        lower = risk[None, :] < risk[rows][:, None]
+        same = risk[None, :] == risk[rows][:, None]
+        found += torch.stack([(later & lower).sum(), (later & same).sum(), later.sum()]).double()
+    return found
+
+
+def _c_index(sums: Tensor) -> float:
+    concordant, tied, comparable = sums
+    return float((concordant + tied / 2) / comparable) if comparable else math.nan
+
+
+accuracy = Metric("accuracy", "max", 2, _right, _ratio)
+"""Share of right predictions: of classes, or of each label where output and targets have one shape."""
+
+rmse = Metric("rmse", "min", 2, _squares, lambda sums: math.sqrt(_ratio(sums)))
+"""Root of the mean squared error."""
+
+mae = Metric("mae", "min", 2, _magnitudes, _ratio)
+"""Mean absolute error."""
+
+r2 = Metric("r2", "max", 4, _variances, _r2)
+"""Share of the targets' variance that the model explains, around the mean of all sites' targets."""
+
+c_index = Metric("c_index", "max", 3, _pairs, _c_index, over="set")
+"""Harrell's concordance index: of two examples of one site, how often that of higher risk has its event first.
+
+A pair is comparable where the one with the earlier time had the event, or both have one time and one of them had it.
+Pairs with equal risks count half. Examples of two sites are never compared, which would need both in one place.
+"""
