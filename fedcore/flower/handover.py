@@ -1,0 +1,277 @@
+"""Who gets the replies of an exchange, and whether the clients' mean alone is what that code wants.
+
+In secure mode one reply stands for all clients. Flower's own averaging cannot tell the difference; code that counts,
+compares or weighs single replies can, and would go on with a wrong result. So at every hand-over the stack says who
+asked: Flower's own loop with a strategy whose functions are all known or declared, or declared code of the app
+(`declarations`). Everything else is refused before the first exchange, by the line that is the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, MethodType
+from typing import Any
+
+from flwr import server as legacy
+from flwr import serverapp
+from flwr.server import strategy as legacy_strategies
+from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import fedavg as fedavg_module
+
+from fedcore.errors import AppError
+from fedcore.flower.declarations import ATTRIBUTES, Wants, code_of, declared_class, declared_code, owner_of
+
+DEFAULT_WEIGHT_KEY = "num-examples"
+QUERY = "query"
+
+_AVERAGES = ("FedAvg", "FedProx", "FedAvgM", "FedOpt", "FedAdam", "FedYogi", "FedAdagrad")
+_AGGREGATE = ("aggregate_train", "aggregate_evaluate", "_check_and_log_replies")
+_AGGREGATE_METRICS = ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn")
+_LEGACY_AGGREGATE = ("aggregate_fit", "aggregate_evaluate")
+_LEGACY_METRICS = ("fit_metrics_aggregation_fn", "evaluate_metrics_aggregation_fn")
+_LEGACY_SERVER = ("fit", "fit_round", "evaluate_round")
+_UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_message_reply_consistency")
+_FLOWER = Path(str(serverapp.__file__)).parents[1]
+_OURS = frozenset(f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid", "serverside"))
+
+_REASONS = {
+    "Bulyan": "it selects among single updates",
+    "Krum": "it selects among single updates",
+    "MultiKrum": "it selects among single updates",
+    "FedMedian": "a median needs every single update",
+    "FedTrimmedAvg": "a trimmed mean needs every single update",
+    "QFedAvg": "it weights every update by its own loss",
+    "FedXgbBagging": "trees are collected one by one, not averaged",
+    "FedXgbCyclic": "a model goes from client to client",
+    "FedXgbNnAvg": "trees are collected one by one, not averaged",
+    "FaultTolerantFedAvg": "it counts the single replies (in secure mode min-clients and quorum-fraction decide)",
+    "FedAvgAndroid": "its parameters are bytes without a shape, which cannot be added",
+    "DPFedAvgFixed": "its noise is made for single replies (in secure mode fedcore's own privacy settings do that)",
+    "DPFedAvgAdaptive": "it reads the norm bit of every single reply",
+    "DifferentialPrivacyServerSideFixedClipping": "it clips every single update at the server",
+    "DifferentialPrivacyServerSideAdaptiveClipping": "it clips every single update at the server",
+    "DifferentialPrivacyClientSideFixedClipping": "it counts the single replies",
+    "DifferentialPrivacyClientSideAdaptiveClipping": "it reads the norm bit of every single reply",
+}
+"""Flower's strategies that want more than the mean, those of its legacy API too; a base's reason is its subclasses'."""
+
+
+def _known() -> dict[int, CodeType]:
+    """Flower's own functions that want nothing but the mean, as they were before the app's code ran."""
+    functions: list[Any] = [getattr(fedavg_module, name) for name in _UTILITIES]
+    for module, names in ((strategies, _AGGREGATE), (legacy_strategies, _LEGACY_AGGREGATE)):
+        kinds = [getattr(module, name) for name in _AVERAGES if hasattr(module, name)]
+        functions += [vars(kind)[name] for kind in kinds for name in names if name in vars(kind)]
+    functions += [vars(legacy.Server)[name] for name in _LEGACY_SERVER]
+    codes = [function.__code__ for function in functions]
+    return {id(code): code for code in codes}
+
+
+_KNOWN = _known()
+_START = Strategy.start.__code__
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Who gets the replies.
+
+    weight_key: the metric that weighs them. result: what Flower's own loop returns in the end, and fills until then;
+    None where the loop is the app's.
+    """
+
+    weight_key: str = DEFAULT_WEIGHT_KEY
+    result: Result | None = None
+
+
+def receiver() -> Receiver:
+    """Who called the grid: the strategy that Flower's own loop runs, if there is one on the stack."""
+    for frame in _callers():
+        if frame.f_code is _START:
+            strategy, result = frame.f_locals["self"], frame.f_locals["result"]
+            return Receiver(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY), result)
+    return Receiver()
+
+
+def check_handover(message_type: str) -> None:
+    """Refuse to hand one reply for all clients to code that is not known to want nothing else; raises AppError.
+
+    Call it before the exchange, from the grid's own methods. Queries are handed over as sums, all else as means.
+    """
+    wants: Wants = "sum" if message_type.partition(".")[0] == QUERY else "mean"
+    frames = list(_callers())
+    for frame in frames:
+        if frame.f_code is _START:  # of a grid of the app's around ours, too
+            check_strategy(frame.f_locals["self"])
+    if frames and frames[0].f_code is _START and wants == "mean":
+        return
+    if not any(_declared_frame(frame, wants) for frame in frames):
+        raise AppError(_own_loop(frames, wants))
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuse a strategy, of either of Flower's APIs, that may want more than the clients' mean; raises AppError."""
+    name = type(strategy).__name__
+    if isinstance(strategy, legacy_strategies.Strategy):
+        _check(strategy, _LEGACY_AGGREGATE, name, _STRATEGY_REMEDY)
+        _check(strategy, _LEGACY_METRICS, name, _METRICS_REMEDY)
+        if getattr(strategy, "accept_failures", True) is False:
+            raise AppError(
+                f"{name} cannot run with secure aggregation: accept_failures=False wants to see every failure, and a sum "
+                "shows none. Leave it out; the settings min-clients and quorum-fraction decide how many may be missing"
+            )
+        return
+    _check(strategy, _AGGREGATE, name, _STRATEGY_REMEDY)
+    _check(strategy, _AGGREGATE_METRICS, name, _METRICS_REMEDY)
+    for utility in _UTILITIES:
+        _check(fedavg_module, (utility,), name, _METRICS_REMEDY)
+
+
+def check_server(server: object) -> None:
+    """Refuse a legacy Server whose loop is the app's own, or whose strategy `check_strategy` refuses."""
+    _check(server, _LEGACY_SERVER, type(server).__name__, _STRATEGY_REMEDY)
+    check_strategy(getattr(server, "strategy"))  # noqa: B009 - of Flower's class, or of one that only looks like it
+
+
+# --- what is known or declared ------------------------------------------------------------------------------------
+
+
+def _check(holder: object, names: tuple[str, ...], title: str, remedy: str) -> None:
+    """Every attribute of `holder` with one of these names is Flower's own that averages, or declared."""
+    for name in names:
+        value = getattr(holder, name, None)
+        if value is None or _accepted(holder, name, value):
+            continue
+        flower = _of_flower(code_of(value))
+        if flower:
+            raise AppError(_flowers_own(title, type(holder)))
+        raise AppError(
+            f"{title} cannot run with secure aggregation: its {name}{_where(value)} would get one reply, the clients' "
+            f"weighted mean, in place of one reply for each client, and go on as if that were all. {remedy}"
+        )
+
+
+def _accepted(holder: object, name: str, value: object) -> bool:
+    code = code_of(value)
+    if code is not None and (id(code) in _KNOWN or declared_code(code, "mean")):
+        return True
+    if _of_flower(code):
+        return False  # nobody can declare a median to be a mean
+    if name in getattr(holder, "__dict__", {}):  # set on this very object: its class does not speak for it
+        return _declared_value(value, code)
+    owner = owner_of(type(holder), name)
+    return owner is not None and declared_class(type(holder), owner, "mean")
+
+
+def _declared_value(value: object, code: CodeType | None) -> bool:
+    """Whether a callable was declared by the class of the object that it is, or is bound to."""
+    if isinstance(value, MethodType):
+        kind = type(value.__self__)
+        owner = owner_of(kind, value.__name__, code)
+    elif code is None:
+        kind = type(value)
+        owner = owner_of(kind, "__call__")
+    else:
+        return False
+    return owner is not None and declared_class(kind, owner, "mean")
+
+
+def _declared_frame(frame: FrameType, wants: Wants) -> bool:
+    """Whether the function that runs in this frame was declared, or is a method of a class that was."""
+    code = frame.f_code
+    if declared_code(code, wants):
+        return True
+    if not code.co_argcount:
+        return False
+    first = frame.f_locals.get(code.co_varnames[0])
+    kind = first if isinstance(first, type) else type(first)
+    owner = owner_of(kind, code.co_name, code)
+    return owner is not None and declared_class(kind, owner, wants)
+
+
+def _callers() -> Iterator[FrameType]:
+    """The frames outside of the grid, from its caller outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") not in _OURS:
+            yield frame
+        frame = frame.f_back
+
+
+# --- what a person reads ------------------------------------------------------------------------------------------
+
+_PLAIN = 'set aggregation = "plain", which lets the server read every update'
+_STRATEGY_REMEDY = (
+    "If the mean is all that it needs, declare it: mean_only = True in its class, or @fedcore.mean_only above the "
+    f"function. Otherwise choose a strategy that uses only the mean (FedAvg, FedProx, FedAvgM, FedAdam, ...), or {_PLAIN}"
+)
+_METRICS_REMEDY = (
+    "If it means the same of one mean, declare it: @fedcore.mean_only above the function. "
+    "fedcore.flower.metric_aggregation has ready-made ones (mean, ratio, total, maximum, finish). "
+    f"Otherwise {_PLAIN}"
+)
+
+
+def _flowers_own(title: str, kind: type) -> str:
+    reasons = [_REASONS[base.__name__] for base in kind.__mro__ if base.__name__ in _REASONS]
+    reason = reasons[0] if reasons else "it is not known to need nothing but the mean"
+    place = _app_frame(list(_callers()))
+    return (
+        f"{title} cannot run with secure aggregation: {reason}{place}. Choose a strategy that uses only the mean "
+        f"(FedAvg, FedProx, FedAvgM, FedAdam, ...), or {_PLAIN}"
+    )
+
+
+def _own_loop(frames: list[FrameType], wants: Wants) -> str:
+    """Why code that takes replies itself is refused."""
+    first = next((frame for frame in frames if not _of_flower(frame.f_code)), frames[0])
+    place = f"{_short(first.f_code.co_filename)}:{first.f_lineno}"
+    name = first.f_code.co_qualname.replace("<locals>.", "")
+    if first is not frames[0] and _is_workflow(frames[0]):
+        return (
+            f"{place}: Flower's SecAgg workflow cannot run inside secure aggregation: its keys, shares and masked vectors "
+            "are single replies. Leave the workflow and its mods out, and call the strategy's start: secure mode adds "
+            f"the masks by itself. Or {_PLAIN}"
+        )
+    if wants == "sum":
+        return (
+            f"{place}: {name} would get one reply with the clients' sum in place of one reply for each client. If it "
+            "means the same of the sum, declare it: @fedcore.sum_only above the function, or sum_only = True in its "
+            f"class. Otherwise {_PLAIN}"
+        )
+    return (
+        f"{place}: {name} takes the replies itself and would get one, the clients' weighted mean, in place of one reply "
+        f"for each client. If the mean is all that it needs, declare it: @fedcore.mean_only above the function, or "
+        f"mean_only = True in its class. Otherwise call the start of one of Flower's strategies, or {_PLAIN}"
+    )
+
+
+def _is_workflow(frame: FrameType) -> bool:
+    return "secure_aggregation" in frame.f_code.co_filename
+
+
+def _app_frame(frames: list[FrameType]) -> str:
+    """(server_app.py:12), the app's line that led here; empty where there is none."""
+    for frame in frames:
+        if not _of_flower(frame.f_code):
+            return f" ({_short(frame.f_code.co_filename)}:{frame.f_lineno})"
+    return ""
+
+
+def _where(value: object) -> str:
+    code = code_of(value) or code_of(getattr(type(value), "__call__", None))
+    return f" ({_short(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
+
+
+def _of_flower(code: CodeType | None) -> bool:
+    return code is not None and Path(code.co_filename).is_relative_to(_FLOWER)
+
+
+def _short(filename: str) -> str:
+    """The path below the folder that Python imports it from: for an app, below its own."""
+    path = Path(filename)
+    folders = [Path(entry) for entry in sys.path if entry and path.is_relative_to(entry)]
+    return str(path.relative_to(max(folders, key=lambda folder: len(folder.parts)))) if folders else path.name
