@@ -3,7 +3,8 @@
 What a person needs who writes an app, or scripts a run or a comparison. A name is imported when it is first used, so
 that `import fedcore` loads neither flwr nor torch.
 
-    An app          supervised_app, local_app, LocalJob, averaging_server, make_strategy, EngineConfig
+    An app          supervised_app, local_app, LocalJob, averaging_server, make_strategy, EngineConfig,
+                    mean_only, sum_only
     A run           FlowerApp, JobSettings, Simulation, RunRecord, ModelState
     A federation    provision, Policy
     A comparison    CompareJob, parse_modes, carry_out
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
+    from fedcore.flower.declarations import mean_only, sum_only
     from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
     from fedcore.flower.strategies import averaging_server, make_strategy
     from fedcore.record import RunRecord
@@ -47,8 +49,10 @@ __all__ = [
     "carry_out",
     "local_app",
     "make_strategy",
+    "mean_only",
     "parse_modes",
     "provision",
+    "sum_only",
     "supervised_app",
 ]
 
@@ -60,6 +64,7 @@ _HOMES = {
     "fedcore.errors": ("FedcoreError",),
     "fedcore.federation": ("Policy", "provision"),
     "fedcore.flower.app": ("FlowerApp",),
+    "fedcore.flower.declarations": ("mean_only", "sum_only"),
     "fedcore.flower.engine_app": ("LocalJob", "local_app", "supervised_app"),
     "fedcore.flower.strategies": ("averaging_server", "make_strategy"),
     "fedcore.record": ("RunRecord",),

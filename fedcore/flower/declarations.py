@@ -1,4 +1,4 @@
-"""What an app's own code says about the replies it gets: that it wants nothing but their mean, or nothing but their sum.
+"""What an app's own code says about the replies it gets: that it wants their mean, or their sum, and nothing else.
 
 In secure mode a single reply stands for all clients. Nobody can tell from a function whether it means the same then, so
 whoever wrote it says so:
@@ -33,8 +33,8 @@ def mean_only(target: T) -> T:
     """Declare that a function or class means the same of one reply that holds the clients' weighted mean.
 
     A function: `main`, another that calls `send_and_receive` or `push_messages`, or a `*_metrics_aggr_fn`. A class: a
-    strategy, or another whose methods do so. The reply has one ArrayRecord and one MetricRecord with the weighted means,
-    and the summed examples under the weight key. Raises AppError for what is neither a function nor a class.
+    strategy, or another whose methods do so. The reply has one ArrayRecord and one MetricRecord with the weighted
+    means, and the summed examples under the weight key. Raises AppError for what is neither a function nor a class.
     """
     return _declare(target, "mean")
 

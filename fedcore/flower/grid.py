@@ -15,12 +15,12 @@ from flwr.supercore.run import Run
 
 from fedcore.errors import UsageError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
+from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
 from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.state import Layout, ModelState
 
 Aggregation = Literal["secure", "plain"]
 SERVER_NODE = 0
-DEFAULT_WEIGHT_KEY = "num-examples"
 
 
 class ExchangeBackend(Protocol):
@@ -42,7 +42,7 @@ class ExchangeBackend(Protocol):
 class ExchangeGrid(Grid):
     """Flower's Grid over exchanges; a mode says in `deliver` how messages become replies.
 
-    weight_key: the metric with the number of examples. result: what the strategy that used this grid ended with.
+    weight_key: the metric with the number of examples. result: of the strategy that used this grid last.
     """
 
     backend: ExchangeBackend
@@ -84,7 +84,7 @@ class ExchangeGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Deliver the messages at once; `pull_messages` then hands out the replies. Returns the messages' ids."""
         numbered = with_ids(messages)
-        for reply in self.deliver(numbered, None):
+        for reply in self._delivered(numbered, None):
             self._pushed[reply.metadata.reply_to_message_id] = reply
         return [message.metadata.message_id for message in numbered]
 
@@ -94,13 +94,19 @@ class ExchangeGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Deliver the messages and return the replies."""
-        return self.deliver(with_ids(messages), timeout)
+        return self._delivered(with_ids(messages), timeout)
 
     def final_state(self) -> ModelState | None:
         """The model that the strategy ended with, or the last aggregate where no strategy was used."""
         if self.result is not None and self.result.arrays:
             return self.conform(self.result.arrays)
         return self._last_state
+
+    def _delivered(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+        asking = receiver()
+        self.weight_key = asking.weight_key
+        self.result = asking.result or self.result
+        return self.deliver(messages, timeout)
 
     def conform(self, record: ArrayRecord) -> ModelState:
         """The record in the dtypes of the first model of the run, which the strategy may have changed."""

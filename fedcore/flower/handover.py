@@ -9,7 +9,7 @@ asked: Flower's own loop with a strategy whose functions are all known or declar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, MethodType
@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy import fedavg as fedavg_module
 
 from fedcore.errors import AppError
-from fedcore.flower.declarations import ATTRIBUTES, Wants, code_of, declared_class, declared_code, owner_of
+from fedcore.flower.declarations import Wants, code_of, declared_class, declared_code, owner_of
 
 DEFAULT_WEIGHT_KEY = "num-examples"
 QUERY = "query"
@@ -36,7 +36,7 @@ _LEGACY_METRICS = ("fit_metrics_aggregation_fn", "evaluate_metrics_aggregation_f
 _LEGACY_SERVER = ("fit", "fit_round", "evaluate_round")
 _UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_message_reply_consistency")
 _FLOWER = Path(str(serverapp.__file__)).parents[1]
-_OURS = frozenset(f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid", "serverside"))
+_OURS = frozenset(f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid"))
 
 _REASONS = {
     "Bulyan": "it selects among single updates",
@@ -48,7 +48,7 @@ _REASONS = {
     "FedXgbBagging": "trees are collected one by one, not averaged",
     "FedXgbCyclic": "a model goes from client to client",
     "FedXgbNnAvg": "trees are collected one by one, not averaged",
-    "FaultTolerantFedAvg": "it counts the single replies (in secure mode min-clients and quorum-fraction decide)",
+    "FaultTolerantFedAvg": "it counts the single replies (in secure mode min-clients and quorum decide)",
     "FedAvgAndroid": "its parameters are bytes without a shape, which cannot be added",
     "DPFedAvgFixed": "its noise is made for single replies (in secure mode fedcore's own privacy settings do that)",
     "DPFedAvgAdaptive": "it reads the norm bit of every single reply",
@@ -102,14 +102,23 @@ def check_handover(message_type: str) -> None:
     Call it before the exchange, from the grid's own methods. Queries are handed over as sums, all else as means.
     """
     wants: Wants = "sum" if message_type.partition(".")[0] == QUERY else "mean"
+    check_callers()
     frames = list(_callers())
-    for frame in frames:
-        if frame.f_code is _START:  # of a grid of the app's around ours, too
-            check_strategy(frame.f_locals["self"])
     if frames and frames[0].f_code is _START and wants == "mean":
         return
     if not any(_declared_frame(frame, wants) for frame in frames):
         raise AppError(_own_loop(frames, wants))
+
+
+def check_callers() -> None:
+    """Refuse every strategy on the stack that `check_strategy` refuses, whoever else is there; raises AppError.
+
+    So an app may put a grid of its own around ours, or write a strategy's loop anew. Call it as soon as a strategy asks
+    for anything: it may wait for clients for long before it has a message for them.
+    """
+    for frame in _callers():
+        if isinstance(strategy := _first_argument(frame), Strategy | legacy_strategies.Strategy):
+            check_strategy(strategy)
 
 
 def check_strategy(strategy: object) -> None:
@@ -120,8 +129,8 @@ def check_strategy(strategy: object) -> None:
         _check(strategy, _LEGACY_METRICS, name, _METRICS_REMEDY)
         if getattr(strategy, "accept_failures", True) is False:
             raise AppError(
-                f"{name} cannot run with secure aggregation: accept_failures=False wants to see every failure, and a sum "
-                "shows none. Leave it out; the settings min-clients and quorum-fraction decide how many may be missing"
+                f"{name} cannot run with secure aggregation: accept_failures=False wants to see every failure, and a "
+                "sum shows none. Leave it out; the settings min-clients and quorum decide how many may be missing"
             )
         return
     _check(strategy, _AGGREGATE, name, _STRATEGY_REMEDY)
@@ -184,12 +193,15 @@ def _declared_frame(frame: FrameType, wants: Wants) -> bool:
     code = frame.f_code
     if declared_code(code, wants):
         return True
-    if not code.co_argcount:
-        return False
-    first = frame.f_locals.get(code.co_varnames[0])
+    first = _first_argument(frame)
     kind = first if isinstance(first, type) else type(first)
     owner = owner_of(kind, code.co_name, code)
     return owner is not None and declared_class(kind, owner, wants)
+
+
+def _first_argument(frame: FrameType) -> object:
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
 
 def _callers() -> Iterator[FrameType]:
@@ -203,10 +215,11 @@ def _callers() -> Iterator[FrameType]:
 
 # --- what a person reads ------------------------------------------------------------------------------------------
 
+_SOME = "FedAvg, FedProx, FedAvgM, FedAdam, ..."
 _PLAIN = 'set aggregation = "plain", which lets the server read every update'
 _STRATEGY_REMEDY = (
     "If the mean is all that it needs, declare it: mean_only = True in its class, or @fedcore.mean_only above the "
-    f"function. Otherwise choose a strategy that uses only the mean (FedAvg, FedProx, FedAvgM, FedAdam, ...), or {_PLAIN}"
+    f"function. Otherwise choose a strategy that uses only the mean ({_SOME}), or {_PLAIN}"
 )
 _METRICS_REMEDY = (
     "If it means the same of one mean, declare it: @fedcore.mean_only above the function. "
@@ -221,31 +234,27 @@ def _flowers_own(title: str, kind: type) -> str:
     place = _app_frame(list(_callers()))
     return (
         f"{title} cannot run with secure aggregation: {reason}{place}. Choose a strategy that uses only the mean "
-        f"(FedAvg, FedProx, FedAvgM, FedAdam, ...), or {_PLAIN}"
+        f"({_SOME}), or {_PLAIN}"
     )
 
 
 def _own_loop(frames: list[FrameType], wants: Wants) -> str:
     """Why code that takes replies itself is refused."""
-    first = next((frame for frame in frames if not _of_flower(frame.f_code)), frames[0])
-    place = f"{_short(first.f_code.co_filename)}:{first.f_lineno}"
-    name = first.f_code.co_qualname.replace("<locals>.", "")
-    if first is not frames[0] and _is_workflow(frames[0]):
+    app = next((frame for frame in frames if not _of_flower(frame.f_code)), frames[0])
+    place = f"{_short(app.f_code.co_filename)}:{app.f_lineno}"
+    if _is_workflow(frames[0]):
         return (
-            f"{place}: Flower's SecAgg workflow cannot run inside secure aggregation: its keys, shares and masked vectors "
-            "are single replies. Leave the workflow and its mods out, and call the strategy's start: secure mode adds "
-            f"the masks by itself. Or {_PLAIN}"
+            f"{place}: Flower's SecAgg workflow cannot run inside secure aggregation: its keys, shares and masked "
+            "vectors are single replies. Leave the workflow and its mods out, and call the strategy's start: secure "
+            f"mode adds masks by itself. Or {_PLAIN}"
         )
-    if wants == "sum":
-        return (
-            f"{place}: {name} would get one reply with the clients' sum in place of one reply for each client. If it "
-            "means the same of the sum, declare it: @fedcore.sum_only above the function, or sum_only = True in its "
-            f"class. Otherwise {_PLAIN}"
-        )
+    name = app.f_code.co_qualname.replace("<locals>.", "")
+    gets = "sum" if wants == "sum" else "weighted mean"
+    start = "" if wants == "sum" else "call the start of one of Flower's strategies, or "
     return (
-        f"{place}: {name} takes the replies itself and would get one, the clients' weighted mean, in place of one reply "
-        f"for each client. If the mean is all that it needs, declare it: @fedcore.mean_only above the function, or "
-        f"mean_only = True in its class. Otherwise call the start of one of Flower's strategies, or {_PLAIN}"
+        f"{place}: {name} takes the replies itself and would get one, the clients' {gets}, in place of one reply for "
+        f"each client. If the {wants} is all that it needs, declare it: @fedcore.{wants}_only above the function, or "
+        f"{wants}_only = True in its class. Otherwise {start}{_PLAIN}"
     )
 
 
@@ -262,7 +271,7 @@ def _app_frame(frames: list[FrameType]) -> str:
 
 
 def _where(value: object) -> str:
-    code = code_of(value) or code_of(getattr(type(value), "__call__", None))
+    code = code_of(value) or code_of(getattr(type(value), "__call__"))  # noqa: B004, B009 - an object's own
     return f" ({_short(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
 
 

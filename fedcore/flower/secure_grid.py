@@ -8,43 +8,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
-from flwr.serverapp import strategy as strategies
-from flwr.serverapp.strategy import Strategy
 
 from fedcore.errors import AppError, BudgetSpent
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import SERVER_NODE, ExchangeGrid
+from fedcore.flower.handover import check_callers, check_handover
 from fedcore.flower.records import arrays_from_state, config_to_json, message_from
-
-NEEDS_SINGLE_UPDATES: dict[type[Strategy], str] = {
-    strategies.Bulyan: "it selects among single updates",
-    strategies.MultiKrum: "it selects among single updates",
-    strategies.FedMedian: "a median needs every single update",
-    strategies.FedTrimmedAvg: "a trimmed mean needs every single update",
-    strategies.QFedAvg: "it weights every update by its own loss",
-    strategies.FedXgbBagging: "trees are collected one by one, not averaged",
-    strategies.FedXgbCyclic: "a model goes from client to client",
-    strategies.DifferentialPrivacyServerSideFixedClipping: "it clips every single update at the server",
-    strategies.DifferentialPrivacyServerSideAdaptiveClipping: "it clips every single update at the server",
-    strategies.DifferentialPrivacyClientSideFixedClipping: "it counts the single replies",
-    strategies.DifferentialPrivacyClientSideAdaptiveClipping: "it reads the norm bit of every single reply",
-}
-
-
-def check_strategy(strategy: Strategy) -> None:
-    """Refuse a strategy that needs single updates while the server sees only sums; raises AppError."""
-    for kind, reason in NEEDS_SINGLE_UPDATES.items():
-        if isinstance(strategy, kind):
-            raise AppError(
-                f"{type(strategy).__name__} cannot run with secure aggregation: {reason}. Choose a strategy that uses "
-                'only the mean (FedAvg, FedProx, FedAvgM, FedAdam, ...), or set aggregation = "plain", which lets the '
-                "server read every update."
-            )
 
 
 @dataclass(eq=False)
@@ -53,10 +27,16 @@ class SecureGrid(ExchangeGrid):
 
     _exchanges: int = field(default=0, init=False)
 
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the clients that are connected now; raises AppError for a strategy that wants single replies."""
+        check_callers()
+        return super().get_node_ids()
+
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
-        """One exchange; raises AppError where the messages differ."""
+        """One exchange; raises AppError where the messages differ, or single replies are wanted."""
         if not messages:
             return []
+        check_handover(messages[0].metadata.message_type)
         if not all(same_content(messages[0], message) for message in messages[1:]):
             raise AppError(
                 "the strategy sends different messages to different clients; with secure aggregation all clients of "

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from flwr.app import Context, RecordDict
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.errors import BudgetSpent
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.grid import DEFAULT_WEIGHT_KEY, SERVER_NODE, Aggregation, ExchangeBackend, ExchangeGrid
+from fedcore.flower.grid import SERVER_NODE, Aggregation, ExchangeBackend
 from fedcore.flower.loading import load_object
 from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.records import run_id_of
-from fedcore.flower.secure_grid import SecureGrid, check_strategy
+from fedcore.flower.secure_grid import SecureGrid
 from fedcore.state import ModelState
 from fedcore.wire import Scalar
 
@@ -56,31 +51,7 @@ def run_server_app(
         run_config=dict(run_config),
     )
     try:
-        with _observed_strategies():
-            server_app(grid, context)
+        server_app(grid, context)
     except BudgetSpent as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
     return ServerAppOutcome(state=grid.final_state())
-
-
-@contextmanager
-def _observed_strategies() -> Iterator[None]:
-    """See which strategy drives a grid, and with what result; Flower has no hook for either."""
-    original = Strategy.start
-
-    @functools.wraps(original)
-    def start(self: Strategy, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        if isinstance(grid, ExchangeGrid):
-            if isinstance(grid, SecureGrid) and not isinstance(grid, PlainGrid):
-                check_strategy(self)
-            grid.weight_key = getattr(self, "weighted_by_key", DEFAULT_WEIGHT_KEY)
-        result = original(self, grid, *args, **kwargs)
-        if isinstance(grid, ExchangeGrid):
-            grid.result = result
-        return result
-
-    Strategy.start = start  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Strategy.start = original  # type: ignore[method-assign]

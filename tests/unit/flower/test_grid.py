@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.exchange import ExchangeReply, ExchangeRequest
+from fedcore.flower import mean_only
 from fedcore.flower.grid import ExchangeGrid
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.state import ModelState
@@ -44,6 +45,7 @@ def secure() -> ExchangeGrid:
     return SecureGrid(Mean(), run_id=1)
 
 
+@mean_only
 def test_pushed_messages_keep_the_ids_that_their_replies_name() -> None:
     grid, pushed = secure(), messages()
     ids = list(grid.push_messages(pushed))
@@ -54,12 +56,14 @@ def test_pushed_messages_keep_the_ids_that_their_replies_name() -> None:
     assert list(grid.pull_messages(ids)) == []
 
 
+@mean_only
 def test_replies_name_the_messages_that_were_sent() -> None:
     sent = messages()
     (reply,) = secure().send_and_receive(sent)
     assert reply.metadata.reply_to_message_id == sent[0].metadata.message_id != ""
 
 
+@mean_only
 def test_a_message_that_is_sent_again_gets_a_new_id() -> None:
     grid, sent = secure(), messages()
     first = list(grid.push_messages(sent))
