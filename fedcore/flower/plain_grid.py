@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Message
@@ -13,6 +13,10 @@ from fedcore.flower.secure_grid import SecureGrid, same_content
 @dataclass(eq=False)
 class PlainGrid(SecureGrid):
     """Messages with the same content become one exchange, each client's answer a reply."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the clients that are connected now."""
+        return self.backend.nodes()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         """One exchange for each distinct content."""
