@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn, Protocol, TypeAlias, TypeVar
@@ -23,6 +20,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from client_app.answers import KeptAnswer
 from client_app.contribution import seconds_to_pad, show_nothing, tells_failures
 from client_app.eligibility import Eligibility
 from client_app.ledger import Ledger, note_asked
@@ -90,10 +88,10 @@ class LocalWork(Protocol):
 class Client:
     """What an exchange needs of its client.
 
-    app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models
-    and updates lie while they are needed. randomness: for the protocol and the stochastic rounding. threads: for
-    masking. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the owner lets the machine
-    train now.
+    app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models lie
+    while they are needed. kept: what the local work gave last. randomness: for the protocol and the stochastic
+    rounding. threads: for masking. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the
+    owner lets the machine train now.
     """
 
     kit: ClientKit
@@ -104,6 +102,7 @@ class Client:
     ledger: Ledger
     transcript: Transcript
     state_dir: Path
+    kept: KeptAnswer
     output: Output
     randomness: Randomness = os.urandom
     threads: int = 1
@@ -128,13 +127,12 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
     check_frequency(task, client.kit.policy, client.ledger)
     client.ledger.enter(task.run, task.exchange)
     settings = check_task(task, client.kit, client.app_sha256, client.agreed)
-    with _scratch(client.state_dir) as folder:
-        exchange = _Exchange(task=task, settings=settings, client=client, folder=folder)
-        try:
-            async with asyncio.timeout(task.seconds + client.others_seconds):
-                await (exchange.secure() if task.aggregation == "secure" else exchange.plain())
-        except TimeoutError:
-            raise RoundFailed("the server did not bring the exchange to an end in time") from None
+    exchange = _Exchange(task=task, settings=settings, client=client)
+    try:
+        async with asyncio.timeout(task.seconds + client.others_seconds):
+            await (exchange.secure() if task.aggregation == "secure" else exchange.plain())
+    except TimeoutError:
+        raise RoundFailed("the server did not bring the exchange to an end in time") from None
 
 
 def exchange_path(run: str, exchange: int) -> str:
@@ -149,7 +147,6 @@ class _Exchange:
     task: Task
     settings: JobSettings
     client: Client
-    folder: Path
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,16 +189,13 @@ class _Exchange:
             values=dict(local.metrics),
         )
         if local.trained:
-            size = self._new_model.stat().st_size
-            digest = await self._send(read_parts(self._new_model), size, "sent")
+            new_model = self.client.kept.model
+            size = new_model.stat().st_size
+            digest = await self._send(read_parts(new_model), size, "sent")
             manifest = manifest.model_copy(update={"digest": digest, "size": size})
         await self._put("manifest", manifest)
 
     # --- the local work -----------------------------------------------------------------------------------------
-
-    @property
-    def _new_model(self) -> Path:
-        return self.folder / "local.safetensors"
 
     async def _model(self) -> tuple[ModelState | None, bytes | None]:
         """The global model and the SHA-256 of the very file that it was read from."""
@@ -261,17 +255,24 @@ class _Exchange:
         raise ProtocolViolation(Check.OWN_ID_MISSING, "the survivors are named before this client sent its vector")
 
     async def _work(self, model: ModelState | None) -> LocalAnswer:
-        started = self.client.clock()
-        work = self.client.work.run(self.task, model.path if model else None, self._new_model)
+        """What the app gives; to a question that was asked before, what it gave then."""
+        started, kept = self.client.clock(), self.client.kept
+        again = " (asked again; the app is not run again)" if kept.knows(self.task) else ""
+        keep_failure = not tells_failures(self.task, self.client.kit.policy)
+        local = await kept.to(self.task, lambda: self._run_app(model), keep_failure=keep_failure)
+        self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}{again}", started)
+        return local
+
+    async def _run_app(self, model: ModelState | None) -> LocalAnswer:
+        work = self.client.work.run(self.task, model.path if model else None, self.client.kept.model)
         local = await guarded(work, self.client.eligibility.lost())
         if local.trained != self.task.trains:
             raise AppError("the worker returned a model that was not asked for, or none where one was")
-        self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}", started)
         return local
 
     async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Words:
         """The update as words, clipped and rounded, ready to be masked."""
-        state = ModelState.open(self._new_model) if local.trained else None
+        state = ModelState.open(self.client.kept.model) if local.trained else None
         started = self.client.clock()
         encoded = await in_thread(
             encode,
@@ -398,22 +399,10 @@ class _Exchange:
         self.client.output.info(stage, text, seconds=round(self.client.clock() - since, 3))
 
 
-@contextmanager
-def _scratch(state_dir: Path) -> Iterator[Path]:
-    """A private folder for one exchange, removed after it."""
-    folder = Path(tempfile.mkdtemp(prefix="exchange-", dir=state_dir))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def prepare_state_dir(folder: Path) -> Path:
-    """Make the agent's folder, readable by its owner alone, and remove what an earlier start left in it."""
+    """Make the agent's folder, readable by its owner alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "models").mkdir(mode=0o700, exist_ok=True)
-    for left in folder.glob("exchange-*"):
-        shutil.rmtree(left, ignore_errors=True)
     return folder
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from client_app.agent import Agent
+from client_app.answers import KeptAnswer
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
 from client_app.http import tls_context
@@ -77,7 +78,11 @@ async def _run_agent(options: Options) -> None:
     output = Output(name=kit.name, as_json=options.json)
     with lock_folder(kit.folder):
         state_dir = _prepared(_state_folder(options, kit))
-        with Ledger(state_dir) as ledger, Transcript(state_dir, kit.roster) as transcript:
+        with (
+            Ledger(state_dir) as ledger,
+            Transcript(state_dir, kit.roster) as transcript,
+            KeptAnswer(state_dir) as kept,
+        ):
             settings = _installed(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
             transport = Transport(
@@ -96,6 +101,7 @@ async def _run_agent(options: Options) -> None:
                     ledger=ledger,
                     transcript=transcript,
                     state_dir=state_dir,
+                    kept=kept,
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                     eligibility=Eligibility.of(kit.policy.eligibility),

@@ -26,6 +26,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
+from client_app.answers import KeptAnswer
 from client_app.exchange import Client, prepare_state_dir
 from client_app.http import tls_context
 from client_app.ledger import Ledger
@@ -555,7 +556,7 @@ async def client(
     """Client 1, with local work that takes no process."""
     kit = kits[1]
     transport = Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
-    with Transcript(tmp_path / "state", kit.roster) as transcript:
+    with Transcript(tmp_path / "state", kit.roster) as transcript, KeptAnswer(tmp_path / "state") as kept:
         async with transport:
             yield Client(
                 kit=kit,
@@ -566,6 +567,7 @@ async def client(
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=tmp_path / "state",
+                kept=kept,
                 output=Output(name=kit.name, stream=log),
             )
 

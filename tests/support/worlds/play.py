@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from client_app.agent import Agent, Pauses
+from client_app.answers import KeptAnswer
 from client_app.eligibility import Eligibility, Reading
 from client_app.exchange import Client, prepare_state_dir
 from client_app.ledger import Ledger
@@ -118,6 +119,7 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=own / str(number),
+                kept=stack.enter_context(KeptAnswer(own / str(number))),
                 output=Output(name=kit.name, stream=logs[number]),
                 randomness=Randomness(number),
                 eligibility=Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),

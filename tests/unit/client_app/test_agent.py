@@ -126,7 +126,7 @@ async def test_stopping_withdraws_from_the_open_exchange(script: Script, client:
     assert script.heartbeats[-1]["stopping"]
     assert client.work.cancelled
     assert client.ledger.open_exchange is None
-    assert not list(client.state_dir.glob("exchange-*"))
+    assert not client.kept.model.exists()
 
 
 async def test_an_idle_agent_says_that_it_stops(script: Script, client: Client) -> None:

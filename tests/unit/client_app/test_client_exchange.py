@@ -16,6 +16,7 @@ import pytest
 from fastapi import Response
 
 from client_app.agent import Agent, Pauses
+from client_app.answers import ANSWER_FOLDER
 from client_app.exchange import Client, take_part
 from client_app.ledger_entries import Unmasked
 from client_app.ranks.failures import AppFailed, RankFailed
@@ -74,7 +75,7 @@ class TestHonest:
 
     async def test_nothing_is_left_behind(self, script: Script, client: Client) -> None:
         await take(script, client)
-        assert not list(client.state_dir.glob("exchange-*"))
+        assert {path.name for path in client.state_dir.iterdir() if path.is_dir()} == {"models", ANSWER_FOLDER}
         assert client.transport.traffic.up > script.encoding().words * 8
         assert client.transport.traffic.down > script.model.stat().st_size
 

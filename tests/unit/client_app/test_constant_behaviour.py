@@ -24,6 +24,7 @@ from support.privacy import CODEC, plan
 from support.scripted import PROTECTION, Scripted, Shift
 
 from client_app.agent import Agent, Pauses
+from client_app.answers import KeptAnswer
 from client_app.contribution import seconds_to_pad
 from client_app.eligibility import Eligibility, Reading
 from client_app.exchange import Client, prepare_state_dir
@@ -119,6 +120,7 @@ def carry_out(script: Scripted, client: Client, allow: Callable[..., Client], tm
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=folder,
+                kept=KeptAnswer(folder),
                 work=work,
                 output=Output(name="client-1", stream=log),
                 randomness=random.Random(2).randbytes,

@@ -1,0 +1,179 @@
+"""What the local work gave is kept while the same may be asked again, and no longer."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_app.agent import Agent, Pauses
+from client_app.answers import KeptAnswer, question_of
+from client_app.exchange import Client, prepare_state_dir, take_part
+from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
+from client_app.ranks.messages import LocalAnswer
+from fedcore.codec import CodecSettings, first_encoding
+from fedcore.state import ModelState, sha256_file
+from fedcore.wire import ModelRef, Task
+
+Script = Any  # support.scripted.Scripted
+Make = Callable[..., Task]
+
+
+async def take(script: Script, client: Client) -> None:
+    async with script.serving():
+        await take_part(script.task, client)
+
+
+async def asked_again(script: Script, client: Client, task: Task) -> None:
+    """What the script's task asks, and then `task`."""
+    await take(script, client)
+    script.go_on(task)
+    await take(script, client)
+
+
+class TestQuestion:
+    def test_a_repeat_asks_the_same(self, make_task: Make) -> None:
+        first = make_task()
+        layout = first.encoding.layout  # type: ignore[union-attr]
+        again = make_task(
+            exchange=2,
+            attempt=2,
+            cohort=[1, 2, 3],
+            quorum=2,
+            encoding=first_encoding(CodecSettings(w_max=100), layout, 3),
+            roster=4,
+            previous="ab" * 32,
+            seconds=1.0,
+        )
+        assert question_of(again) == question_of(first)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"run": "another"},
+            {"exchange": 2},
+            {"exchange": 3, "attempt": 2},
+            {"server_round": 2},
+            {"message_type": "evaluate"},
+            {"aggregation": "plain"},
+            {"run_config": {"lr": 0.5}},
+            {"configs": {"config": {"epochs": 2}}},
+            {"settings": {}},
+            {"app_sha256": "cd" * 32},
+            {"weight_key": "rows"},
+            {"arrays_key": "weights"},
+            {"model": ModelRef(sha256="1" * 64, size=1)},
+        ],
+        ids=lambda change: ", ".join(f"{key}" for key in change),
+    )
+    def test_anything_else_is_another(self, make_task: Make, change: dict[str, Any]) -> None:
+        assert question_of(make_task().model_copy(update=change)) != question_of(make_task())
+
+
+class TestExchange:
+    async def test_the_app_is_not_run_again(
+        self, script: Script, client: Client, make_task: Make, log: StringIO
+    ) -> None:
+        await take(script, client)
+        once = script.decoded
+        client.work.by = 3.0  # what a second run would give
+        script.go_on(make_task(exchange=2, attempt=2))
+        await take(script, client)
+        assert client.work.calls == 1
+        assert script.decoded.examples == once.examples
+        for name, value in once.state.items():
+            np.testing.assert_allclose(script.decoded.state[name], value, atol=1e-5)
+        assert "asked again; the app is not run again" in log.getvalue()
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"run": "another"}, {"exchange": 2}, {"exchange": 2, "attempt": 2, "server_round": 2}],
+        ids=["run", "exchange", "round"],
+    )
+    async def test_another_question_is_another_run(
+        self, script: Script, client: Client, make_task: Make, other: dict[str, Any]
+    ) -> None:
+        await asked_again(script, client, make_task(**other))
+        assert client.work.calls == 2
+
+    async def test_another_model_takes_its_place(self, script: Script, client: Client, make_task: Make) -> None:
+        await take(script, client)
+        state = ModelState.open(script.model)
+        ModelState.from_arrays({name: value + np.float32(1) for name, value in state.items()}).save(script.model)
+        made = make_task(exchange=2, attempt=2)  # writes the model of before
+        other = script.model.with_name("other.safetensors")
+        ModelState.from_arrays({name: value + np.float32(1) for name, value in state.items()}).save(other)
+        script.model = other
+        script.go_on(made.model_copy(update={"model": ModelRef(sha256=sha256_file(other), size=other.stat().st_size)}))
+        await take(script, client)
+        assert client.work.calls == 2
+        assert [path.name for path in client.kept.model.parent.iterdir()] == ["local.safetensors"]
+        assert ModelState.open(client.kept.model)["bias"][0] == pytest.approx(state["bias"][0] + 2)
+
+    async def test_a_plain_exchange_too(
+        self, script: Script, client: Client, allow: Callable[..., Client], make_task: Make
+    ) -> None:
+        client = allow(client, allow_plain=True)
+        plain = {"aggregation": "plain", "encoding": None, "protection": None}
+        script.task = make_task(**plain)
+        await asked_again(script, client, make_task(exchange=2, attempt=2, **plain))
+        assert client.work.calls == 1
+        script.go_on(make_task(exchange=3, attempt=1, **plain))
+        await take(script, client)
+        assert client.work.calls == 2
+
+    async def test_a_failure_that_nobody_is_told_of_fails_again(
+        self, script: Script, client: Client, allow: Callable[..., Client], make_task: Make
+    ) -> None:
+        """Were it tried anew, two sums of one question would differ by this client's update."""
+        client = allow(client, report_failures=False)
+        task = make_task()
+        script.task = task.model_copy(update={"encoding": replace(task.encoding, failures=1)})
+        client.work.error = RankFailed("rank 0 is out of memory", OUT_OF_MEMORY)
+        await take(script, client)
+        client.work.error = None
+        script.go_on(script.task.model_copy(update={"exchange": 2, "attempt": 2}))
+        await take(script, client)
+        assert client.work.calls == 1
+        assert script.decoded.failures == 1
+
+    async def test_a_failure_that_is_told_is_tried_anew(self, script: Script, client: Client, make_task: Make) -> None:
+        client.work.error = RankFailed("rank 0 is out of memory", OUT_OF_MEMORY)
+        agent = Agent(client, Pauses(refusal=0.0, farewell=60.0))
+        async with script.serving():
+            await agent._take(script.task)
+            client.work.error = None
+            script.go_on(make_task(exchange=2, attempt=2))
+            await agent._take(script.task)
+        assert client.work.calls == 2
+        assert script.decoded.failures == 0
+
+
+class TestFolder:
+    async def answered(self, kept: KeptAnswer, task: Task) -> LocalAnswer:
+        async def work() -> LocalAnswer:
+            kept.model.write_bytes(b"a model")
+            return LocalAnswer(examples=1, metrics={}, trained=True)
+
+        return await kept.to(task, work, keep_failure=True)
+
+    async def test_it_is_private_and_ends_with_the_agent(self, tmp_path: Path, make_task: Make) -> None:
+        with KeptAnswer(prepare_state_dir(tmp_path / "state")) as kept:
+            await self.answered(kept, make_task())
+            assert stat.S_IMODE(kept.model.parent.stat().st_mode) == 0o700
+            assert kept.knows(make_task(exchange=2, attempt=2))
+        assert not kept.model.parent.exists()
+
+    async def test_a_restart_knows_nothing(self, tmp_path: Path, make_task: Make) -> None:
+        folder = prepare_state_dir(tmp_path / "state")
+        killed = KeptAnswer(folder)
+        await self.answered(killed, make_task())
+        with KeptAnswer(folder) as kept:
+            assert not kept.model.exists()
+            assert not kept.knows(make_task())
