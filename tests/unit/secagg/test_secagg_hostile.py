@@ -64,7 +64,7 @@ def _advance(game: Game, until: ClientState, survivors: set[int] | None = None) 
 
 @pytest.mark.parametrize("machine", [LyingServer, HonestServer])
 def test_a_few_schedules_break_no_promise(machine):
-    assert run_schedules(machine, schedules=15, start=1).schedules >= 15
+    assert run_schedules(machine, schedules=8, start=1).schedules >= 8
 
 
 # The solver
