@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.engine_app import LocalApp
+from fedcore.flower.metric_aggregation import finish
 from fedcore.training.seeds import derive_seed
 
 NAME = "strategy"
@@ -72,6 +73,7 @@ def make_strategy(config: UserConfig, **options: Any) -> FedAvg:
 def averaging_server(client: LocalApp) -> ServerApp:
     """A ServerApp that runs the strategy of the run config, from the initial weights that the ClientApp's model has.
 
+    The sums that the clients report for the ClientApp's metrics become figures of the whole federation (`finish`).
     Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1 where they
     are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
     """
@@ -82,7 +84,8 @@ def averaging_server(client: LocalApp) -> ServerApp:
         config = context.run_config
         # Flower draws the nodes of a round from Python's own generator.
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
-        make_strategy(config, **_participation(config)).start(
+        options = {**_participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
+        make_strategy(config, **options).start(
             grid=grid,
             initial_arrays=client.initial_arrays(config),
             num_rounds=int(config[ROUNDS_KEY]),
