@@ -78,8 +78,8 @@ def local_app(
 
     model: made from the run config. optimizer: likewise, an `OptimizerConfig` or whatever makes one for a model.
     loss: what `train` and `evaluate` of fedcore.training go by; a plain function gives the loss of each example.
-    data: training and test part of a node. metrics: what its models are judged by. Both are not for the two functions
-    but for others, such as a comparison, to train and test the same model on the same examples.
+    data: training and test part of a node, for others, such as a comparison, to train and test the same model on the
+    same examples. metrics: what its models are judged by; `evaluate` has to report them (`Evaluation.reported`).
     personal: what stays on the client, from the run config.
     optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
     (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
