@@ -38,6 +38,7 @@ class JobSettings:
     field_bits: width of a packed field, 16, 21 or 32; the first exchange of a run always uses 32.
     w_max: largest number of examples that one client may report.
     metric_max: largest absolute value of a metric.
+    query_max: largest absolute value of a number in the reply to a query, of which the sum over the clients is made.
     train_metrics, evaluate_metrics: names of the metrics that clients report, "name" or "name:4" for a list of 4;
         without them the first exchange of a kind finds them out.
     clip_norm: L2 bound on a client's update; 0 for none.
@@ -68,6 +69,7 @@ class JobSettings:
     field_bits: Literal[16, 21, 32] = 16
     w_max: int = 2**17
     metric_max: float = 2.0**20
+    query_max: float = 2.0**40
     train_metrics: tuple[str, ...] = ()
     evaluate_metrics: tuple[str, ...] = ()
     clip_norm: float = 0.0
@@ -91,7 +93,7 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         positive = (
-            "w_max", "metric_max", "first_scale", "join_seconds", "train_seconds", "step_seconds",
+            "w_max", "metric_max", "query_max", "first_scale", "join_seconds", "train_seconds", "step_seconds",
             "liveness_seconds", "max_attempts",
         )  # fmt: skip
         for name in positive:

@@ -17,6 +17,7 @@
     ├── RoundFailed              nobody lied; too few parties were left
     │   ├── CohortTooSmall
     │   ├── NothingContributed   all of them failed in their own work
+    │   ├── RepliesDiffer        their replies to a query hold other numbers
     │   ├── TooFewContributed    so many of them did that the sum stays closed
     │   └── UnmaskFailed
     ├── RunFailed                the run as a whole ended without a model
@@ -150,6 +151,16 @@ class NothingContributed(RoundFailed):
     def __init__(self, failures: int, survivors: int, *, estimated: bool = False) -> None:
         about = "about " if estimated else ""
         super().__init__(f"{about}{failures} of {survivors} clients contributed nothing; their own logs say why")
+
+
+class RepliesDiffer(RoundFailed):
+    """The clients' replies to a query hold numbers of other names or lengths, which cannot be added up."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the clients' replies to the query hold numbers of other names or other lengths, so there is no sum; every "
+            "client has to reply with the same records, names and lengths of lists"
+        )
 
 
 class TooFewContributed(RoundFailed):

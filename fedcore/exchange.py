@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -34,11 +34,14 @@ from fedcore.errors import ConfigurationError, EncodingError, UsageError
 from fedcore.privacy import PrivacyPlan
 from fedcore.secagg import Agreement, RoundParameters, cohort_graph, corrupt_clients, default_quorum
 from fedcore.state import Layout, ModelState
-from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task, is_training
+from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task, is_query, is_training
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0
 """The node of a reply that is the whole cohort's."""
+
+QUERY_VALUES: Final = 4096
+"""Most numbers in the reply to a query. Nobody knows their names before, so the vector has room for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ def _path_of(state: ModelState | Path | None) -> str | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeReply:
     """One reply: the whole cohort's weighted mean (node 0) in secure mode, one client's answer in plain mode.
+
+    To a query the metrics are the sums over the cohort, and each client is one example.
 
     state: None where no model was asked for. The path of a safetensors file stands for a state that nobody has needed
     yet, and in JSON for any state, so that a reply can be sent to another process.
@@ -131,9 +136,12 @@ class EncodingPlan:
         members, whole: as in `quorum_for`. With `whole` the scales are those of the attempt before, whose sum stayed
         closed: clients answer for one model at one set of scales only.
         """
-        codec = codec_settings(self.settings)
-        names = self._names.get(message_type, self.settings.metrics_of(is_training(message_type)))
+        codec = codec_settings(self.settings, message_type)
         sizes = n, self.least_cohort, members
+        if is_query(message_type):
+            self._check_query()
+            return first_encoding(codec, None, n, failures=failures_for(self.settings, *sizes, whole=whole))
+        names = self._names.get(message_type, self.settings.metrics_of(is_training(message_type)))
         protection = protection_for(self.settings, *sizes, whole=whole) if self.privacy else None
         if self.privacy is not None and protection is not None:
             quorum = quorum_for(self.settings, *sizes, whole=whole)
@@ -153,14 +161,31 @@ class EncodingPlan:
 
     def learn(self, message_type: str, encoding: AnyEncoding, decoded: Decoded) -> None:
         """Keep what the sum of an exchange told about the names of metrics, and about magnitudes."""
-        if decoded.names is not None:
+        if decoded.names is not None and not is_query(message_type):  # another query holds other numbers
             self._names[message_type] = decoded.names
         if encoding.layout is not None:
             self._statistics[encoding.layout.digest()] = decoded.statistics
 
+    def _check_query(self) -> None:
+        if self.privacy is not None:
+            raise ConfigurationError(
+                "a run with differential privacy of each client (dp-epsilon, dp-noise-multiplier) cannot answer a "
+                "query, whose sum would have no noise; ask in a run of its own, without these settings"
+            )
 
-def codec_settings(settings: JobSettings) -> CodecSettings:
-    """The part of a job's settings that the codec needs."""
+
+def codec_settings(settings: JobSettings, message_type: str) -> CodecSettings:
+    """The part of a job's settings that the codec needs for one kind of message.
+
+    In a query every client weighs 1, so that the numbers of their replies add up.
+    """
+    exact = _codec_settings(settings)
+    if not is_query(message_type):
+        return exact
+    return replace(exact, w_max=1, metric_max=settings.query_max, max_metrics=QUERY_VALUES)
+
+
+def _codec_settings(settings: JobSettings) -> CodecSettings:
     return CodecSettings(
         field_bits=settings.field_bits,
         w_max=settings.w_max,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedcore.codec import AnyEncoding, Decoded, decode, encode, release_of
 from fedcore.config import JobSettings, planned_rounds
-from fedcore.errors import ConfigurationError, NothingContributed, RoundFailed, RunFailed
+from fedcore.errors import ConfigurationError, NothingContributed, RepliesDiffer, RoundFailed, RunFailed
 from fedcore.events import (
     ClientDropped,
     EventSink,
@@ -46,11 +46,13 @@ from fedcore.flower.tensor_app import LocalResult
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
 from fedcore.state import ModelState
-from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_training
+from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_query, is_training
 
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
 ROSTER_HASH = hashlib.sha256(b"fedcore/simulation/roster").digest()
+_ALIKE = NothingContributed | RepliesDiffer
+"""What would end alike if it were tried again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +119,7 @@ class Simulation:
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """One exchange, tried again with new dropouts after a failure."""
-        if self._account.withholds(is_training(request.message_type)):
+        if self._account.withholds(is_training(request.message_type) or is_query(request.message_type)):
             return []
         carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
         for attempt in range(1, self.settings.max_attempts + 1):
@@ -125,7 +127,7 @@ class Simulation:
             try:
                 return carry_out(request, attempt)
             except RoundFailed as error:
-                retry = attempt < self.settings.max_attempts and not isinstance(error, NothingContributed)
+                retry = attempt < self.settings.max_attempts and not isinstance(error, _ALIKE)
                 number, reason = request.server_round, str(error)
                 self.emit(ExchangeFailed(exchange=self._exchange, server_round=number, reason=reason, retry=retry))
                 if not retry:
@@ -189,7 +191,7 @@ class Simulation:
         self._account.spend(release_of(encoding))
         survivors = round_.unmask(total)
         base = request.model if layout else None
-        decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None)
+        decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
         self._plan.learn(request.message_type, encoding, decoded)
         self._done(request, survivors, decoded.examples, decoded.metrics, started, encoding.words * 8, decoded=decoded)
         return [ExchangeReply.of_cohort(decoded)]
@@ -300,7 +302,7 @@ class MemoryRound:
 
 
 def _final_reason(number: int, attempts: int, error: RoundFailed) -> str:
-    if isinstance(error, NothingContributed):
+    if isinstance(error, _ALIKE):
         return f"round {number} failed: {error}; the same again would end alike"
     return f"round {number} failed {attempts} times, last: {error}"
 

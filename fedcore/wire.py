@@ -69,6 +69,11 @@ def is_training(message_type: str) -> bool:
     return message_type.partition(".")[0] == "train"
 
 
+def is_query(message_type: str) -> bool:
+    """Whether a Flower message type asks neither to train nor to evaluate: a client's numbers are added up then."""
+    return message_type.partition(".")[0] == "query"
+
+
 class Message(BaseModel):
     """Base of all control messages: frozen, and unknown keys are an error."""
 
@@ -221,6 +226,11 @@ class Task(Message):
         return is_training(self.message_type)
 
     @property
+    def queries(self) -> bool:
+        """Whether numbers are asked for, of which the sum over the clients is wanted and no mean."""
+        return is_query(self.message_type)
+
+    @property
     def purpose(self) -> str:
         """What the clients are asked to do with the model: the first part of the message type."""
         return self.message_type.partition(".")[0]
@@ -229,6 +239,15 @@ class Task(Message):
     def model_sha256(self) -> str:
         """The SHA-256 of the model, "" where there is none."""
         return self.model.sha256 if self.model else ""
+
+    @property
+    def asked_of(self) -> str:
+        """What the sums of one purpose are about, as they are counted: the model's SHA-256.
+
+        "" for a query, whatever model comes along: it is about a client's data, and all else in it is the server's to
+        choose.
+        """
+        return "" if self.queries else self.model_sha256
 
     def content(self) -> dict[str, Any]:
         """Everything that all clients of the cohort must have been told alike, as JSON."""

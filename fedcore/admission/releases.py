@@ -7,6 +7,9 @@ each group then has as many members as a sum needs, among all sums of that model
 transcript hold, unfinished ones too; and never to other scales for the same survivors. It is decided when the survivors
 are named, before anything is signed, and never depends on data. What counts is that the client signs: the others
 release their shares on its word, whatever it hears of that.
+
+Queries have no model that they could be told apart by, and everything else in them is the server's to choose. So the
+sums of all queries count together, whatever they ask (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -31,8 +34,14 @@ def check_releases(task: Task, policy: Policy, ledger: History) -> None:
     """Refuse a task whose sum would be one too many, before the work is done; raises ProtocolViolation."""
     if policy.allow_differencing or task.aggregation == "plain":
         return
-    count = len(ledger.released(task.purpose, task.model_sha256))
-    if count >= policy.max_releases:
+    count = len(ledger.released(task.purpose, task.asked_of))
+    if task.queries and count >= policy.max_queries:
+        raise ProtocolViolation(
+            TOO_MANY_RELEASES,
+            f"this client is in {count} sums of queries, of all runs together; the policy allows {policy.max_queries} "
+            "(max-queries)",
+        )
+    if not task.queries and count >= policy.max_releases:
         raise ProtocolViolation(
             TOO_MANY_RELEASES,
             f"this client is in {count} sums of this model and purpose ({task.purpose}), the policy allows "
@@ -56,16 +65,17 @@ def agree(
         run=task.run,
         exchange=task.exchange,
         purpose=task.purpose,
-        model=task.model_sha256,
+        model=task.asked_of,
         survivors=ids_to_text(survivors),
         scales=_scales(encoding),
     )
     if not policy.allow_differencing:
         earlier = ledger.released(asked.purpose, asked.model)
-        _check_scales(earlier, asked)
+        if not task.queries:  # numbers are not rounded to scales
+            _check_scales(earlier, asked)
         known = {ids_from_text(released.survivors) for released in earlier} | chain.sums(asked.purpose, asked.model)
         corrupt = task.protection.corrupt if task.protection else 0
-        _check_groups(known, frozenset(survivors), policy.min_cohort, corrupt)
+        _check_groups(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
     ledger.release(asked)
 
 
@@ -78,15 +88,18 @@ def smallest_group(sums: Iterable[frozenset[int]]) -> int:
     return min(Counter(map(tuple, places.values())).values(), default=0)
 
 
-def _check_groups(known: Set[frozenset[int]], asked: frozenset[int], min_cohort: int, corrupt: int) -> None:
+def _check_groups(
+    known: Set[frozenset[int]], asked: frozenset[int], min_cohort: int, corrupt: int, queries: bool
+) -> None:
     size = smallest_group({*known, asked})
     if size < min_cohort + corrupt:
         demanded = f"{min_cohort}, and {corrupt} more that may help the server" if corrupt else str(min_cohort)
+        remedy = "Ask for" if queries else "Start from another model, or ask for"
         raise ProtocolViolation(
             DIFFERENCING,
-            f"this sum and the {len(known - {asked})} others of the same model, of this client and in the transcript, "
-            f"could together give that over a group of {size} clients; the policy demands {demanded}. Start from "
-            "another model, or ask for the same clients as before",
+            f"this sum and the {len(known - {asked})} others of {'queries' if queries else 'the same model'}, of this "
+            f"client and in the transcript, could together give that over a group of {size} clients; the policy "
+            f"demands {demanded}. {remedy} the same clients as before",
         )
 
 

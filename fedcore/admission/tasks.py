@@ -154,12 +154,12 @@ def follow_scales(task: Task, encoding: AnyEncoding, ledger: History) -> None:
 def _check_settings(task: Task, encoding: AnyEncoding, settings: JobSettings) -> None:
     """What of the encoding follows from the run's settings alone, does so."""
     try:
-        expected = codec_settings(settings)
+        expected = codec_settings(settings, task.message_type)
     except EncodingError as error:
         raise ProtocolViolation(ENCODING_OFF_SETTINGS, str(error)) from None
     if encoding.settings != expected:
         raise ProtocolViolation(ENCODING_OFF_SETTINGS, "the encoding has other bounds than the settings of the run")
-    names = settings.metrics_of(task.trains)
+    names = None if task.queries else settings.metrics_of(task.trains)
     if names is not None and encoding.metrics != (() if settings.private and task.trains else names):
         raise ProtocolViolation(ENCODING_OFF_SETTINGS, "the encoding has other metrics than the settings of the run")
     if (release_of(encoding) is not None) != settings.private:

@@ -18,7 +18,7 @@ from fedcore.codec.metrics import decode_metrics
 from fedcore.codec.names import MetricName, names_from_sum
 from fedcore.codec.private import AnyEncoding
 from fedcore.codec.statistics import Statistics, read_statistics
-from fedcore.errors import NothingContributed, PeerError, RoundFailed, TooFewContributed, UsageError
+from fedcore.errors import NothingContributed, PeerError, RepliesDiffer, RoundFailed, TooFewContributed, UsageError
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink, TensorSpec, from_float
 
 
@@ -57,18 +57,19 @@ def decode(
     base: ModelState | None,
     out_path: Path | None = None,
     threads: int = 1,
+    sums: bool = False,
 ) -> Decoded:
     """Decode the unmasked sum `words` ([encoding.words], uint64) of `survivors` updates.
 
     The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where
     that is None; the sum and the base are read block by block. Neither changes, but that the masks of
-    clients that failed come off the sum, in place. The result does not depend on `threads`.
+    clients that failed come off the sum, in place. The result does not depend on `threads`. With `sums` the metrics are
+    no means but sums (of a query, where each client is one example).
 
-    Raises PeerError when honest clients cannot have made the sum, which also catches a mask
-    that was not removed; NothingContributed when all survivors failed, TooFewContributed when more did than
-    `encoding.failures`; RoundFailed when they have no
-    examples; EncodingError when the mean does not fit a tensor's dtype; UsageError for arguments that
-    do not belong together.
+    Raises PeerError when honest clients cannot have made the sum, which also catches a mask that was not removed;
+    NothingContributed when all survivors failed, TooFewContributed when more did than `encoding.failures`; RoundFailed
+    when they have no examples; RepliesDiffer when their numbers cannot be added up; EncodingError when the mean does
+    not fit a tensor's dtype; UsageError for arguments that do not belong together.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
     failures = _unlock(encoding, words, survivors, threads)
@@ -84,7 +85,11 @@ def decode(
         names = names_from_sum(words[encoding.sections["names"]], contributors, encoding.settings.max_metrics)
     metrics = {}
     if names is not None:
-        metrics = decode_metrics(encoding, names, small["metrics"], survivors=contributors, examples=examples)
+        metrics = decode_metrics(
+            encoding, names, small["metrics"], survivors=contributors, examples=examples, sums=sums
+        )
+    elif sums:
+        raise RepliesDiffer
     statistics = read_statistics(
         encoding,
         contributors=contributors,

@@ -65,6 +65,7 @@ def decode(
     base: ModelState | None,
     out_path: Path | None = None,
     threads: int = 1,
+    sums: bool = False,
 ) -> Decoded:
     """The mean of a cohort: `decoder.decode`, whose work `threads` share, or `noised.decode_noised`."""
     if isinstance(encoding, PrivateEncoding):
@@ -76,4 +77,5 @@ def decode(
         base=base,
         out_path=out_path,
         threads=threads,
+        sums=sums,
     )

@@ -64,8 +64,11 @@ def decode_metrics(
     *,
     survivors: int,
     examples: int,
+    sums: bool = False,
 ) -> dict[str, float | list[float]]:
     """Means over the `survivors` that contributed, weighted by examples, from the sums in all slots.
+
+    With `sums` what was added up itself, each value times the examples.
 
     Raises PeerError when a sum is more than the survivors can have sent, or an unused slot is not
     zero.
@@ -73,18 +76,18 @@ def decode_metrics(
     unit = examples << encoding.metric_fraction_bits
     # Every survivor rounds to nearest, so may exceed the limit by half a unit.
     limit = math.ceil(encoding.settings.metric_max) * unit + survivors
-    sums = [word - _WORD if word >= _HALF else word for word in words]
+    totals = [word - _WORD if word >= _HALF else word for word in words]
     metrics: dict[str, float | list[float]] = {}
     start = 0
     for name, length in names:
         count = 1 if length is None else length
-        part = sums[start : start + count]
+        part = totals[start : start + count]
         if any(abs(total) > limit for total in part):
             raise PeerError(f"the sum of metric {name!r} is out of range: a client sent a malformed reply")
-        means = [float(Fraction(total, unit)) for total in part]
+        means = [float(Fraction(total, 1 << encoding.metric_fraction_bits if sums else unit)) for total in part]
         metrics[name] = means[0] if length is None else means
         start += count
-    if any(sums[start:]):
+    if any(totals[start:]):
         raise PeerError("the survivors report more metrics than they named")
     return metrics
 

@@ -50,6 +50,7 @@ _TYPES: Final[Mapping[str, type]] = {
     "max-exchanges-per-run": int,
     "max-exchanges-per-day": int,
     "max-releases": int,
+    "max-queries": int,
     "train-hours": list,
     "on-power-only": bool,
     "idle-only": bool,
@@ -81,6 +82,7 @@ class Policy:
     max_model_bytes, max_tensors, max_seconds: the largest model and the longest local work that are accepted.
     max_exchanges_per_run, max_exchanges_per_day: how often this client can be asked.
     max_releases: most sums with this client in them of one model and purpose.
+    max_queries: most sums of queries with this client in them, all runs together.
     eligibility: when the machine may train at all; not a question of what the server asks for.
     """
 
@@ -102,6 +104,7 @@ class Policy:
     max_exchanges_per_run: int = 10_000
     max_exchanges_per_day: int = 10_000
     max_releases: int = 10
+    max_queries: int = 1_000
     eligibility: EligibilityRules = field(default_factory=EligibilityRules)
 
     def __post_init__(self) -> None:
@@ -133,6 +136,8 @@ class Policy:
             raise KitError("pad-seconds must be at least 0 and at most max-seconds")
         if self.max_releases < 1:
             raise KitError("max-releases must be at least 1: how many sums of one model and purpose this client is in")
+        if self.max_queries < 0:
+            raise KitError("max-queries must not be negative: 0 answers no query in secure mode")
 
     @classmethod
     def default(cls, clients: int) -> Self:

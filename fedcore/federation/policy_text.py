@@ -64,9 +64,11 @@ report-failures = {_bool(policy.report_failures)}
 # the data; 0: as soon as it can.
 pad-seconds = {float(policy.pad_seconds)}
 
-# Sums of one model and purpose (training, evaluation, a query) with this client in them: how many there may be, and
-# whether they, and the others' in the transcript, may together tell the sum over fewer than min-cohort clients.
+# Sums of one model and purpose (training, evaluation) with this client in them, and sums of queries, which count
+# together in all runs: how many there may be, and whether they, and the others' in the transcript, may together tell
+# the sum over fewer than min-cohort clients.
 max-releases = {policy.max_releases}
+max-queries = {policy.max_queries}
 allow-differencing = {_bool(policy.allow_differencing)}
 """
 

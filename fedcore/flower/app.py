@@ -10,7 +10,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -25,7 +25,8 @@ class FlowerApp:
     """A Flower app in a folder.
 
     serverapp, clientapp: object references, `module:attribute`. run_config: `[tool.flwr.app.config]` with nested keys
-    joined by dots, as Flower does. settings: `[tool.fedcore]`, which Flower ignores.
+    joined by dots, as Flower does. settings: `[tool.fedcore]`, which Flower ignores. statistics: the table
+    `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default.
     """
 
     folder: Path
@@ -34,6 +35,7 @@ class FlowerApp:
     clientapp: str
     run_config: Mapping[str, Scalar]
     settings: JobSettings
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -44,15 +46,16 @@ class FlowerApp:
         if not isinstance(flower, dict):
             raise AppError(f"{folder} is not a Flower app: its pyproject.toml has no [tool.flwr.app] table")
         components = flower.get("components", {})
+        settings = dict(tool.get("fedcore", {}))
+        statistics = settings.pop("statistics", {})
         return cls(
             folder=folder.resolve(),
             name=str(document.get("project", {}).get("name", folder.resolve().name)),
             serverapp=_reference(components, "serverapp", folder),
             clientapp=_reference(components, "clientapp", folder),
             run_config=_flatten(flower.get("config", {})),
-            settings=JobSettings.from_mapping(
-                tool.get("fedcore", {}), where=f"[tool.fedcore] of {folder}/pyproject.toml"
-            ),
+            settings=JobSettings.from_mapping(settings, where=f"[tool.fedcore] of {folder}/pyproject.toml"),
+            statistics=statistics,
         )
 
 

@@ -22,6 +22,7 @@ from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.own_models import ContextStore, FolderStore, OwnModelStore
+from fedcore.flower.queries import numbers_of
 from fedcore.flower.records import (
     arrays_from_state,
     config_from_json,
@@ -68,7 +69,7 @@ class ClientRunner:
         model: the global one; of the ranks of an app that `local_app` made, only rank 0 needs it.
         """
         context = self._context_of(task)
-        if isinstance(self._client_app, TensorApp):
+        if isinstance(self._client_app, TensorApp) and not task.queries:
             return self._run_local(self._client_app, task, model, context)
         message = self._message(task, model)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
@@ -124,6 +125,8 @@ class ClientRunner:
 
 
 def _read_reply(content: RecordDict, task: Task, layout: Layout | None) -> LocalResult:
+    if task.queries:
+        return LocalResult(examples=1, metrics=numbers_of(content))
     metrics = _only_metrics(content)
     examples = take_examples(metrics, task.weight_key)
     if not task.trains:

@@ -18,7 +18,9 @@ from fedcore.errors import AppError, BudgetSpent
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import SERVER_NODE, ExchangeGrid
 from fedcore.flower.handover import check_callers, check_handover
+from fedcore.flower.queries import records_of
 from fedcore.flower.records import arrays_from_state, config_to_json, message_from
+from fedcore.wire import is_query
 
 
 @dataclass(eq=False)
@@ -80,8 +82,10 @@ class SecureGrid(ExchangeGrid):
         )
 
     def _reply(self, reply: ExchangeReply, message: Message, request: ExchangeRequest) -> Message:
-        metrics = MetricRecord({self.weight_key: reply.examples, **reply.metrics})
-        content = RecordDict({"metrics": metrics})
+        if is_query(request.message_type):
+            content = records_of(reply.metrics)
+        else:
+            content = RecordDict({"metrics": MetricRecord({self.weight_key: reply.examples, **reply.metrics})})
         if (state := reply.model()) is not None:
             self._last_state = state
             content[request.arrays_key or "arrays"] = arrays_from_state(state)

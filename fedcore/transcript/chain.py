@@ -26,8 +26,8 @@ def keys_of(rosters: Iterable[Roster]) -> Keys:
 class Link:
     """A record's place in the chain, and what was summed.
 
-    signers: who stood at its end and signed. purpose, model: as the task has them. survivors: ids of 4 bytes each, a
-    small part of what a set of them would take.
+    signers: who stood at its end and signed. purpose: as the task has it. model: `Task.asked_of`. survivors: ids of 4
+    bytes each, a small part of what a set of them would take.
     """
 
     hash: str
@@ -49,7 +49,7 @@ class Link:
             complete=signed.complete,
             signers=frozenset(signed.signatures),
             purpose=task.purpose,
-            model=task.model_sha256,
+            model=task.asked_of,
             survivors=array("I", signed.record.survivors).tobytes(),
         )
 

@@ -171,6 +171,7 @@ class SecureExchange(Exchange):
             base=ModelState.open(self.context.model) if has_model and self.context.model else None,
             out_path=self.context.folder / "mean.safetensors" if has_model else None,
             threads=self.services.threads,
+            sums=self.task.queries,
         )
 
     # --- the protocol's steps -------------------------------------------------------------------

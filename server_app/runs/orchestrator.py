@@ -11,14 +11,22 @@ from typing import Any, NoReturn, TypeVar
 
 from fedcore.codec import release_of
 from fedcore.config import planned_rounds
-from fedcore.errors import BudgetSpent, NothingContributed, RoundFailed, RunFailed, TooFewContributed, WorkerDied
+from fedcore.errors import (
+    BudgetSpent,
+    NothingContributed,
+    RepliesDiffer,
+    RoundFailed,
+    RunFailed,
+    TooFewContributed,
+    WorkerDied,
+)
 from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, PrivacyTerms, RunStarted
 from fedcore.exchange import EncodingPlan, ExchangeRequest, failures_for, make_task
 from fedcore.federation import Roster
 from fedcore.privacy import PrivacyBudget
 from fedcore.state import Layout, ModelState
 from fedcore.system.concurrency import guarded
-from fedcore.wire import ModelRef, is_training
+from fedcore.wire import ModelRef, is_query, is_training
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
@@ -116,7 +124,7 @@ class RunOrchestrator:
 
     async def _exchange(self, asked: ExchangeAsked) -> Replies:
         """All attempts at one exchange."""
-        if self._budget.withholds(is_training(asked.message_type)):
+        if self._budget.withholds(is_training(asked.message_type) or is_query(asked.message_type)):
             return Replies(replies=[])
         await self._files.clean()
         model = self._files.from_app(asked.model) if asked.model else None
@@ -160,7 +168,10 @@ class RunOrchestrator:
                     if UNMASK in exchange.usage.stage_seconds:  # shares were asked for: the sum may be known
                         self._budget.spend(release_of(exchange.task.encoding))
                     left -= not exchange.blamed
-                    alike = isinstance(error, NothingContributed) or exchange.clients.common_reason() is not None
+                    alike = (
+                        isinstance(error, NothingContributed | RepliesDiffer)
+                        or exchange.clients.common_reason() is not None
+                    )
                     if isinstance(error, TooFewContributed):
                         alike = whole or not self._has_room(error.failures, len(cohort), len(roster.members))
                         whole = True
@@ -316,7 +327,7 @@ def _layout(request: ExchangeRequest) -> Layout | None:
 
 
 def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
-    if isinstance(error, NothingContributed | TooFewContributed):
+    if isinstance(error, NothingContributed | RepliesDiffer | TooFewContributed):
         return f"{error}; the same again would end alike"
     common = exchange.clients.common_reason()
     if common is None:

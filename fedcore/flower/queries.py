@@ -1,0 +1,56 @@
+"""Replies to a query in secure mode, where only the sum over the clients of each number ever becomes known.
+
+A reply may hold any number of MetricRecords. Each number, and each element of each list, is added up over the clients;
+the ServerApp gets one reply with the sums, under the same record keys and names. There is nothing to add up in an
+ArrayRecord without names of single numbers, nor in a ConfigRecord, so these are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from flwr.app import MetricRecord, RecordDict
+
+from fedcore.errors import AppError
+from fedcore.wire import MetricValue
+
+
+def numbers_of(content: RecordDict) -> dict[str, MetricValue]:
+    """The numbers of a reply, each named after its record and itself; raises AppError for what is none."""
+    if content.array_records:
+        raise AppError(
+            f"the reply to a query holds the ArrayRecord {next(iter(content.array_records))!r}; with secure "
+            "aggregation the numbers of MetricRecords are added up over the clients: put the values there, as a list "
+            "(array.ravel().tolist())"
+        )
+    if content.config_records:
+        raise AppError(
+            f"the reply to a query holds the ConfigRecord {next(iter(content.config_records))!r}; with secure "
+            "aggregation the numbers of MetricRecords are added up over the clients, and nothing else is sent"
+        )
+    numbers = {
+        _joined(key, name): value for key, record in content.metric_records.items() for name, value in record.items()
+    }
+    if not numbers:
+        raise AppError("the reply to a query holds no number; put what is to be added up into a MetricRecord")
+    return cast(dict[str, MetricValue], numbers)
+
+
+def records_of(sums: Mapping[str, MetricValue]) -> RecordDict:
+    """The inverse of `numbers_of`: the sums as the records that they came from."""
+    records: dict[str, dict[str, Any]] = {}
+    for joined, value in sums.items():
+        key, name = _split(joined)
+        records.setdefault(key, {})[name] = value
+    return RecordDict({key: MetricRecord(record) for key, record in records.items()})
+
+
+def _joined(key: str, name: str) -> str:
+    """`key/name`; a slash in the key is written otherwise, so that the first one parts the two."""
+    return f"{key.replace('%', '%25').replace('/', '%2F')}/{name}"
+
+
+def _split(joined: str) -> tuple[str, str]:
+    key, _, name = joined.partition("/")
+    return key.replace("%2F", "/").replace("%25", "%"), name

@@ -1,0 +1,227 @@
+"""Statistics over the columns of a federation: what a ClientApp answers, and what a ServerApp asks.
+
+    add_statistics(app, lambda context: {"age": ages, "stay": days})               # ClientApp
+    statistics = federated_statistics(grid, {"age": (0, 120), "stay": (0, 60)})     # ServerApp
+    statistics.mean["age"], statistics.std["age"], statistics.quantile(0.5)["age"]
+
+Apps of `supervised_app` and `local_app` with `data` answer by themselves. What a question gives is sums over clients,
+in secure mode, in plain mode and under Flower's own runtime alike; `fedcore.statistics` has what they are made of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from numpy.typing import ArrayLike, NDArray
+
+from fedcore.codec.names import NAMES_BYTES, names_json
+from fedcore.data.types import Split
+from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
+from fedcore.exchange import QUERY_VALUES
+from fedcore.flower.records import merged_values
+from fedcore.flower.tensor_app import LocalJob
+from fedcore.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, standardised
+
+__all__ = ["Statistics", "add_statistics", "add_training_statistics", "federated_statistics", "standardised"]
+
+ACTION: Final = "statistics"
+_TYPE: Final = f"query.{ACTION}"
+_COLUMNS: Final = "statistics"
+_COUNTS: Final = "federation"
+_AT_ONCE: Final = 16
+"""Columns of an exchange whose names the server does not know yet; the names of a reply have little room."""
+
+Columns: TypeAlias = Mapping[str, ArrayLike]
+_Read: TypeAlias = Callable[[Mapping[str, Any], Context], Columns]
+
+
+# --- the ClientApp --------------------------------------------------------------------------------------------------
+
+
+def add_statistics(app: ClientApp, columns: Callable[[Context], Columns]) -> None:
+    """Let a ClientApp answer `federated_statistics` for its columns: name -> values, numbers of any shape.
+
+    A NaN is a missing value. The values of one place in all columns are a record, where records are to be protected.
+    """
+    _register(app, lambda question, context: columns(context))
+
+
+def add_training_statistics(
+    app: ClientApp, data: Callable[[LocalJob], tuple[Any, Any]], feature_names: Sequence[str] | None
+) -> None:
+    """Let it answer for the training part of `data`: features as "x0", "x1", ... or by their names, targets as "y"."""
+
+    def columns(question: Mapping[str, Any], context: Context) -> Columns:
+        job = LocalJob(config=context.run_config, node=context.node_config, message=question, client=context.node_id)
+        return _columns_of(data(job)[0], feature_names)
+
+    _register(app, columns)
+
+
+def _register(app: ClientApp, read: _Read) -> None:
+    @app.query(ACTION)
+    def answer(message: Message, context: Context) -> Message:
+        config = merged_values(message.content.config_records.values())
+        question = _question(config)
+        columns = read(config, context)
+        if not columns:
+            raise AppError("the app gives no columns to count")
+        numbers = question.answer(columns, os.urandom)
+        counts = {"clients": 1, "columns": len(columns)}
+        content = RecordDict({_COLUMNS: MetricRecord(cast(Any, numbers)), _COUNTS: MetricRecord(cast(Any, counts))})
+        return Message(content, reply_to=message)
+
+
+def _columns_of(split: object, feature_names: Sequence[str] | None) -> Columns:
+    if not isinstance(split, Split):
+        raise AppError("the statistics of a torch Dataset are not known; give its columns with add_statistics")
+    x = np.asarray(split.x)
+    if x.ndim != 2:
+        raise AppError(
+            f"the features have shape {list(x.shape)}; statistics are over the columns of a table [n, d], so give "
+            "yours with add_statistics"
+        )
+    names = list(feature_names) if feature_names is not None else [f"x{place}" for place in range(x.shape[1])]
+    if len(names) != x.shape[1] or "y" in names:
+        raise AppError(
+            f"there are {len(names)} feature names for {x.shape[1]} columns, or one of them is y, the target"
+        )
+    targets = {"y": np.asarray(split.y)} if np.asarray(split.y).ndim == 1 else {}
+    return {**dict(zip(names, x.T, strict=True)), **targets}
+
+
+# --- the ServerApp --------------------------------------------------------------------------------------------------
+
+
+def federated_statistics(
+    grid: Grid,
+    bounds: Bounds,
+    *,
+    bins: int = BINS,
+    epsilon: float = 0.0,
+    delta: float = 1e-5,
+    min_nodes: int = 1,
+    timeout: float | None = None,
+) -> Statistics:
+    """Ask all connected clients, at least `min_nodes`, for statistics of their columns; blocks.
+
+    bounds: (low, high) of each column by its name, or one pair for all columns that there are. bins: cells of each
+    histogram. epsilon, delta: differential privacy of each record of a client in all of it together; 0 for none.
+    Many columns take several exchanges. Raises ConfigurationError for a question that makes no sense, AppError where
+    nobody can answer it, RepliesDiffer where the clients do not have the same columns.
+    """
+    return answered(grid, Question.of(bounds, bins=bins, epsilon=epsilon, delta=delta), min_nodes, timeout)
+
+
+def answered(grid: Grid, question: Question, min_nodes: int = 1, timeout: float | None = None) -> Statistics:
+    """What the clients answer to a question."""
+    nodes = _nodes(grid, min_nodes)
+    columns: dict[str, Column] = {}
+    clients = len(nodes)
+    for part in _named_parts(question) if question.names else _pages(question):
+        sums, counts = _ask(grid, part, nodes, timeout)
+        clients = min(clients, round(counts["clients"]))
+        names = part.names or sorted(sums, key=_natural)  # a sum has no other order
+        columns |= {name: part.column(name, place, sums[name]) for place, name in enumerate(names)}
+        if not question.names and part.first + part.most >= round(counts["columns"] / counts["clients"]):
+            break
+    return Statistics(
+        columns=columns, clients=clients, asked=len(nodes), epsilon=question.epsilon, delta=question.delta
+    )
+
+
+def _nodes(grid: Grid, least: int) -> list[int]:
+    while len(nodes := sorted(grid.get_node_ids())) < max(least, 1):
+        time.sleep(1.0)
+    return nodes
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """x2 before x10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _pages(question: Question) -> Iterator[Question]:
+    """The columns in the order in which the app gives them, some at a time, without an end."""
+    most = max(1, min(_AT_ONCE, QUERY_VALUES // question.length))
+    first = 0
+    while True:
+        yield replace(question, first=first, most=most)
+        first += most
+
+
+def _named_parts(question: Question) -> list[Question]:
+    """As many columns at a time as have room in one reply."""
+    parts: list[list[str]] = [[]]
+    for name in question.names:
+        more = [*parts[-1], name]
+        entries = [(f"{_COLUMNS}/{column}", question.length) for column in more]
+        room = len(names_json([*entries, (f"{_COUNTS}/clients", None), (f"{_COUNTS}/columns", None)]))
+        if parts[-1] and (room > NAMES_BYTES or len(more) * question.length + 2 > QUERY_VALUES):
+            parts.append([name])
+        else:
+            parts[-1] = more
+    return [question.only(part, releases=len(parts)) for part in parts]
+
+
+def _ask(
+    grid: Grid, question: Question, nodes: Sequence[int], timeout: float | None
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Sums over the clients that answer: of the numbers of each column, and of the counts."""
+    config = _config(question)
+    messages = [Message(RecordDict({_COLUMNS: config}), node, _TYPE) for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    failed = [reply for reply in replies if reply.has_error()]
+    contents = [reply.content for reply in replies if not reply.has_error()]
+    if not contents:
+        reason = failed[0].error.reason if failed else "no reply came"
+        raise AppError(f"no client answered the query for statistics: {reason}")
+    sums: dict[str, NDArray[np.float64]] = {}
+    counts: dict[str, float] = defaultdict(float)
+    for content in contents:
+        answers = cast(Mapping[str, list[float]], content.metric_records[_COLUMNS])
+        if sums and set(answers) != set(sums):
+            raise RepliesDiffer
+        for name, numbers in answers.items():
+            sums[name] = sums.get(name, np.zeros(question.length)) + np.asarray(numbers, np.float64)
+        for name, number in content.metric_records[_COUNTS].items():
+            counts[name] += cast(float, number)
+    return {name: total.tolist() for name, total in sums.items()}, counts
+
+
+# --- what travels ---------------------------------------------------------------------------------------------------
+
+
+def _config(question: Question) -> ConfigRecord:
+    values: dict[str, Any] = {
+        "low": list(question.low),
+        "high": list(question.high),
+        "bins": question.bins,
+        "epsilon": question.epsilon,
+        "delta": question.delta,
+        "releases": question.releases,
+        "first": question.first,
+        "most": question.most,
+    }
+    if question.names:
+        values["names"] = list(question.names)
+    return ConfigRecord({PREFIX + key: value for key, value in values.items()})
+
+
+def _question(config: Mapping[str, Any]) -> Question:
+    found = {key.removeprefix(PREFIX): value for key, value in config.items() if key.startswith(PREFIX)}
+    lists: dict[str, Any] = {key: tuple(found.pop(key, ())) for key in ("names", "low", "high")}
+    try:
+        return Question(**lists, **found)
+    except (TypeError, ConfigurationError) as error:
+        raise AppError(f"the query for statistics cannot be read: {error}") from None

@@ -1,0 +1,20 @@
+"""A run whose ServerApp is fedcore's own question for statistics, and nothing of the user's."""
+
+from __future__ import annotations
+
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcore.flower.grid import SERVER_NODE, Aggregation, ExchangeBackend
+from fedcore.flower.plain_grid import PlainGrid
+from fedcore.flower.records import run_id_of
+from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.statistics import answered
+from fedcore.statistics import Question, Statistics
+
+
+def run_statistics(question: Question, *, backend: ExchangeBackend, run: str, aggregation: Aggregation) -> Statistics:
+    """Ask the clients of a run whose app has ClientApps that answer; raises what `federated_statistics` does."""
+    run_id = run_id_of(run)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
+    kind = SecureGrid if aggregation == "secure" else PlainGrid
+    return answered(kind(backend, run_id=run_id), question)

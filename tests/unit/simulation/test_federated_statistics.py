@@ -1,0 +1,89 @@
+"""Statistics of a federation, in memory: the same in both modes as of all rows together."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcore.config import JobSettings
+from fedcore.errors import FedcoreError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.statistics_run import run_statistics
+from fedcore.simulate import Simulation
+from fedcore.statistics import Question, Statistics
+
+APP = Path(__file__).parents[2] / "apps" / "columns"
+sys.path.insert(0, str(APP))
+from columns_app.table import table  # noqa: E402
+
+BOUNDS = {"age": (0.0, 100.0), "dose": (-1.0, 1.0)}
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 0)
+
+
+def ask(question: Question, mode: str = "secure", clients: int = 3, **run_config: Any) -> tuple[Statistics, int]:
+    """The statistics, and how many exchanges they took."""
+    app = FlowerApp.load(APP)
+    config = {**app.run_config, **run_config}
+    settings = JobSettings.from_mapping({"aggregation": mode})
+    backend = Simulation(app=app, clients=clients, run_config=config, settings=settings)
+    found = run_statistics(question, backend=backend, run="simulation", aggregation=settings.aggregation)
+    return found, backend._exchange
+
+
+@pytest.mark.parametrize("mode", ["secure", "plain"])
+def test_are_those_of_all_rows_together(mode: str) -> None:
+    found, exchanges = ask(Question.of(BOUNDS, bins=16), mode)
+    assert (exchanges, found.clients, found.asked) == (1, 3, 3)
+    for name, (low, high) in BOUNDS.items():
+        everything = np.concatenate([table(partition, 40)[name] for partition in range(3)])
+        present = everything[~np.isnan(everything)]
+        inside = np.clip(present, low, high)
+        column = found.columns[name]
+        assert (column.count, column.missing) == (len(present), len(everything) - len(present))
+        assert (column.below, column.above) == (np.sum(present < low), np.sum(present > high))
+        assert list(column.cells) == np.histogram(inside, bins=16, range=(low, high))[0].tolist()
+        assert found.mean[name] == pytest.approx(inside.mean(), abs=1e-6)
+        assert found.std[name] == pytest.approx(inside.std(), abs=1e-6)
+
+
+def test_nobody_has_to_name_the_columns() -> None:
+    found, exchanges = ask(Question.of((-1.0, 4.0), bins=5), columns=40)
+    assert exchanges == 3
+    assert sorted(found.columns) == sorted(table(0, 40, 40))
+    assert list(found.columns)[:2] == ["age", "dose"]
+    wards = np.concatenate([table(partition, 40)["ward"] for partition in range(3)])
+    assert list(found.columns["ward"].cells) == [0, *np.bincount(wards.astype(int), minlength=4)]
+
+
+def test_many_long_names_take_several_exchanges() -> None:
+    names = [f"more{place}" for place in range(57)]
+    found, exchanges = ask(Question.of(dict.fromkeys(names, (0.0, 1.0)), bins=100), columns=60)
+    assert exchanges > 1
+    assert list(found.columns) == names
+    assert all(column.count == 123 for column in found.columns.values())
+
+
+def test_a_column_that_nobody_has() -> None:
+    with pytest.raises(FedcoreError, match="no column 'height'"):
+        ask(Question.of({"height": (0.0, 2.5)}))
+
+
+def test_noise_for_every_record_leaves_a_federation_near_the_truth() -> None:
+    question = Question.of(BOUNDS, bins=10, epsilon=2.0, delta=1e-6)
+    found, _ = ask(question, clients=4, rows=5000)
+    exact, _ = ask(Question.of(BOUNDS, bins=10), clients=4, rows=5000)
+    assert found.epsilon == 2.0
+    for name in BOUNDS:
+        assert found.count[name] != exact.count[name]
+        assert found.count[name] == pytest.approx(exact.count[name], rel=0.02)
+        assert found.mean[name] == pytest.approx(exact.mean[name], abs=0.02 * (BOUNDS[name][1] - BOUNDS[name][0]))

@@ -1,0 +1,93 @@
+"""`@app.query` in secure mode: the sum over the clients of every number, under its own name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcore.config import JobSettings
+from fedcore.errors import ConfigurationError, FedcoreError
+from fedcore.exchange import EncodingPlan
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.secure_grid import SecureGrid
+from fedcore.simulate import Simulation
+
+APP = Path(__file__).parents[2] / "apps" / "columns"
+sys.path.insert(0, str(APP))
+from columns_app.table import table  # noqa: E402
+
+
+def simulation(clients: int = 3, settings: dict[str, Any] | None = None, **run_config: Any) -> Simulation:
+    app = FlowerApp.load(APP)
+    config = {**app.run_config, **{key.replace("_", "-"): value for key, value in run_config.items()}}
+    return Simulation(app=app, clients=clients, run_config=config, settings=JobSettings.from_mapping(settings or {}))
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 0)
+
+
+def ask(backend: Simulation) -> list[RecordDict]:
+    grid = SecureGrid(backend, run_id=1)
+    replies = grid.deliver([Message(RecordDict(), node, "query") for node in grid.get_node_ids()], None)
+    return [reply.content for reply in replies]
+
+
+def test_one_reply_holds_the_sum_of_each_number_under_its_name() -> None:
+    parts = [table(partition, 40) for partition in range(3)]
+    (content,) = ask(simulation())
+    assert list(content) == ["rows", "wards/of 4%"]
+    assert content["rows"]["count"] == sum(len(part["age"]) for part in parts)
+    assert content["rows"]["age/sum"] == pytest.approx(sum(np.nansum(part["age"]) for part in parts), abs=1e-4)
+    wards = sum(np.bincount(part["ward"].astype(int), minlength=4) for part in parts)
+    assert content["wards/of 4%"]["count"] == wards.tolist()
+
+
+def test_the_next_query_may_hold_other_numbers() -> None:
+    backend = simulation()
+    (first,) = ask(backend)
+    for runner in backend._runners.values():
+        runner._context = None
+    backend.run_config = {**backend.run_config, "fault": "other", "faulty-partition": -1}
+    (second,) = ask(backend)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("array", "the ArrayRecord 'ages'"),
+        ("config", "the ConfigRecord 'about'"),
+        ("nothing", "holds no number"),
+        ("large", "limit is 1.09951e+12"),
+        ("raise", "patient 17"),
+    ],
+)
+def test_what_cannot_be_added_up_is_refused_by_name(fault: str, said: str) -> None:
+    with pytest.raises((FedcoreError, ValueError), match=said.replace("+", r"\+")):
+        ask(simulation(fault=fault))
+
+
+def test_other_names_at_one_client_give_no_sum_and_no_second_attempt() -> None:
+    backend = simulation(fault="other")
+    with pytest.raises(FedcoreError, match="numbers of other names or other lengths"):
+        ask(backend)
+    assert backend._exchange == 1
+
+
+def test_more_than_1000_clients_have_room() -> None:
+    encoding = EncodingPlan(JobSettings()).encoding("query.count", None, 1000)
+    assert (encoding.settings.w_max, encoding.settings.metric_max) == (1, 2.0**40)
+
+
+def test_a_run_with_noise_for_each_client_answers_none() -> None:
+    with pytest.raises(ConfigurationError, match="cannot answer a query"):
+        ask(simulation(settings={"dp-epsilon": 1.0, "dp-rounds": 1, "clip-norm": 1.0}))
