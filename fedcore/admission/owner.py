@@ -37,8 +37,8 @@ class LedgerEntry(BaseModel):
 class Released(LedgerEntry):
     """This client agreed to a sum over `survivors`.
 
-    purpose: the first part of the message type. model: its SHA-256, or "" for none. survivors: as `ids_to_text` writes
-    them. scales: SHA-256 of the encoding.
+    purpose: the first part of the message type. model: its SHA-256, or "" for none and for a query. survivors: as
+    `ids_to_text` writes them. scales: SHA-256 of the encoding.
     """
 
     event: Literal["released"] = "released"

@@ -28,6 +28,7 @@ from fedcore.codec.names import NAMES_BYTES, names_json
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
 from fedcore.exchange import QUERY_VALUES
+from fedcore.flower.declarations import sum_only
 from fedcore.flower.records import merged_values
 from fedcore.flower.tensor_app import LocalJob
 from fedcore.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, standardised
@@ -123,6 +124,7 @@ def federated_statistics(
     return answered(grid, Question.of(bounds, bins=bins, epsilon=epsilon, delta=delta), min_nodes, timeout)
 
 
+@sum_only
 def answered(grid: Grid, question: Question, min_nodes: int = 1, timeout: float | None = None) -> Statistics:
     """What the clients answer to a question."""
     nodes = _nodes(grid, min_nodes)

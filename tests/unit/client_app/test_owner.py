@@ -189,13 +189,13 @@ class TestBounds:
             check_frequency(make(run="a third"), policy, ledger)
 
 
-def chain_of(*sums: Sequence[int], model: ModelRef | None, complete: bool) -> Chain:
+def chain_of(*sums: Sequence[int], complete: bool = True, **task: Any) -> Chain:
     """A transcript with sums over these clients."""
     notary, chain = Notary.of(9), Chain()
     for exchange, survivors in enumerate(sums, start=1):
         size = len(survivors)
         protection = PROTECTION.model_copy(update={"degree": size - 1, "threshold": size})
-        task = {"model": model, "cohort": list(survivors), "quorum": size, "protection": protection}
+        task |= {"cohort": list(survivors), "quorum": size, "protection": protection}
         signed = notary.sum(exchange, survivors=survivors, signers=survivors, complete=complete, **task)
         chain.extend(signed, keys_of([notary.roster]))
     return chain
@@ -288,6 +288,37 @@ class TestReleases:
         with pytest.raises(ProtocolViolation, match="too-many-releases"):
             check_frequency(make(), self.STRICT, ledger)
         check_frequency(make(), Policy.own(4), ledger)
+
+    def test_queries_count_together_whatever_they_ask(self, make: Make, ledger: Ledger) -> None:
+        """The message, its kind and a model that comes along are the server's to change."""
+        other = ModelRef(sha256="cd" * 32, size=100)
+        self.agree(ledger, make(message_type="query.age"), range(1, 7))
+        for changes in (
+            {"message_type": "query.age"},
+            {"message_type": "query.weight"},
+            {"message_type": "query", "model": other},
+            {"message_type": "query", "model": None, "configs": {"config": {"bins": 7}}},
+            {"message_type": "query.age", "run": "another"},
+        ):
+            with pytest.raises(ProtocolViolation, match=r"differencing: .* of queries, .* group of 1 clients"):
+                self.agree(ledger, make(**changes), range(1, 6))
+            self.agree(ledger, make(**changes), range(1, 7))
+        self.agree(ledger, make(message_type="evaluate"), range(1, 6))
+
+    def test_queries_of_others_count_whatever_their_model(self, make: Make, ledger: Ledger) -> None:
+        chain = chain_of((4, 5, 6, 7, 8, 9), (4, 5, 6), model=make().model, message_type="query.age")
+        with pytest.raises(ProtocolViolation, match="differencing"):
+            self.agree(ledger, make(message_type="query.weight", model=None), (1, 2, 3, 4), chain)
+
+    def test_no_more_queries_than_the_owner_allows(self, make: Make, ledger: Ledger) -> None:
+        policy = replace(self.STRICT, max_queries=12)
+        for number in range(12):
+            task = make(message_type=f"query.number{number}")
+            check_frequency(task, policy, ledger)
+            self.agree(ledger, task, range(1, 5))
+        with pytest.raises(ProtocolViolation, match=r"too-many-releases: .* \(max-queries\)"):
+            check_frequency(make(message_type="query"), policy, ledger)
+        check_frequency(make(message_type="evaluate"), policy, ledger)
 
     async def test_nothing_is_signed_for_a_sum_that_differs_by_one(
         self, script: Script, client: Client, allow: Callable[..., Client]
