@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedcore.compare.judging import LOSS, Better
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import ChosenMode
 from fedcore.compare.report import SiteSplit
@@ -23,6 +24,7 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, Workers
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
+from fedcore.flower.engine_app import LocalApp
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
 
@@ -36,23 +38,42 @@ _SECONDS = 3.0
 class AppFacts(WorkerReport):
     """What was found.
 
-    refusal: why the modes that train the app's model themselves cannot; "" where they can. split: of the data over the
-    sites; empty where it cannot be known. cost: of computation, None without a network.
+    refusal: why the modes that train the app's model themselves cannot; "" where they can. metrics: that every model is
+    evaluated by, the most important first; empty where the app's own evaluation alone can. batch_loss: the name of a
+    loss over a whole batch; "" for one of each example. split: of the data over the sites; empty where it cannot be
+    known. cost: of computation, None without a network.
     """
 
     refusal: str
+    metrics: dict[str, Better | None] = {}
+    batch_loss: str = ""
     split: tuple[SiteSplit, ...] = ()
     cost: Cost | None = None
 
     def allows(self, chosen: ChosenMode) -> bool:
         """Whether the app can be trained in this mode."""
-        return not self.refusal or chosen.mode.any_app
+        return not self._why_not(chosen)
 
     def check(self, modes: Sequence[ChosenMode]) -> None:
         """Raise ConfigurationError that names every mode that the app cannot be trained in."""
-        refused = [mode.label for mode in modes if not self.allows(mode)]
+        refused: dict[str, dict[str, None]] = {}
+        for mode in modes:
+            if reason := self._why_not(mode):
+                refused.setdefault(reason, {})[mode.label] = None
         if refused:
-            raise ConfigurationError(f"--modes {', '.join(refused)}: {self.refusal}")
+            raise ConfigurationError(
+                "\n".join(f"--modes {', '.join(labels)}: {reason}" for reason, labels in refused.items())
+            )
+
+    def _why_not(self, chosen: ChosenMode) -> str:
+        if self.refusal and not chosen.mode.any_app:
+            return self.refusal
+        if self.batch_loss and chosen.mode.divides_batches(chosen.options):
+            return (
+                f"the loss {self.batch_loss} is over a whole batch, which this mode divides over several processes; "
+                "centralized with one rank, local, local-sgd, diloco, ps-async, ps-ssp and the federated modes do not"
+            )
+        return ""
 
 
 class Unreadable(WorkerReport):
@@ -96,7 +117,13 @@ def _find_facts(report: ReportSink, run: PlannedRun) -> None:
     except FedcoreError as error:
         report(Unreadable(reason=str(error)))
     else:
-        report(AppFacts(refusal="", split=split, cost=cost))
+        report(_facts(problem.app, split, cost))
+
+
+def _facts(app: LocalApp, split: tuple[SiteSplit, ...], cost: Cost | None) -> AppFacts:
+    metrics: dict[str, Better | None] = {metric.name: metric.better for metric in app.metrics}
+    batch_loss = app.loss.name if app.loss.over == "batch" else ""
+    return AppFacts(refusal="", metrics={**metrics, LOSS: "min"}, batch_loss=batch_loss, split=split, cost=cost)
 
 
 def _site(problem: Problem, site: int) -> SiteSplit:

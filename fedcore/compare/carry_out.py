@@ -20,6 +20,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from fedcore.compare.app_facts import AppFacts, find_facts
 from fedcore.compare.folder import OutFolder
+from fedcore.compare.judging import choose, known_by_name
 from fedcore.compare.modes import Trained
 from fedcore.compare.plan import PARTITION, CompareJob, plan
 from fedcore.compare.report import Comparison, ModeTitle, machine
@@ -28,7 +29,7 @@ from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import evaluate_rounds
 from fedcore.compare.workers.processes import Workers
 from fedcore.config import planned_rounds
-from fedcore.errors import FedcoreError
+from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.events import EventSink, ExchangeDone, RunEnded, RunStarted
 from fedcore.state.files import sha256_file
 from fedcore.wire import RunStatus
@@ -67,28 +68,50 @@ def carry_out(job: CompareJob, watch: Watch, *, force: bool = False, drop: bool 
     planned = plan(job)
     folder.check(job, force=force)
     facts = (None if force else folder.facts()) or find_facts(planned[0])
+    if facts.metrics:
+        choose(job.metric, facts.metrics)
     possible = replace(job, modes=tuple(mode for mode in job.modes if facts.allows(mode))) if drop else job
-    facts.check(possible.modes)
     runs = [replace(run, cost=facts.cost) for run in plan(possible)]
+    facts.check([run.chosen for run in runs])
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
         folder.keep_facts(facts)
-        results = execute(runs, runner, watch)
+        results = execute(runs, runner, watch, seen=lambda result: check_metric(job, facts, result))
     return build_comparison(possible, runs, results, facts)
 
 
-def execute(runs: Sequence[PlannedRun], runner: Runner, watch: Watch) -> tuple[RunResult, ...]:
-    """The results of all runs, in their order.
+def check_metric(job: CompareJob, facts: AppFacts, result: RunResult) -> None:
+    """Raise ConfigurationError for a metric that the app's own evaluation does not report, as soon as that is known."""
+    if job.metric is None or facts.metrics or not result.metrics:
+        return
+    try:
+        choose(job.metric, known_by_name(result.metrics))
+    except ConfigurationError as error:
+        kept = "runs that finished are kept, and the same command with another --metric goes on"
+        raise ConfigurationError(f"{error}; {kept}") from None
+
+
+def _unseen(result: RunResult) -> None:
+    del result
+
+
+def execute(
+    runs: Sequence[PlannedRun], runner: Runner, watch: Watch, *, seen: Callable[[RunResult], None] = _unseen
+) -> tuple[RunResult, ...]:
+    """The results of all runs, in their order. seen: called with each of them, before the next run begins.
 
     A run that has finished before keeps its result; one that failed is run again. A run that cannot be carried out is
     a result with status "failed", and the next one begins.
     """
     results = finished(runs)
+    for result in results.values():
+        seen(result)
     for position, (number, run) in enumerate(in_groups(runs), start=1):
         if number in results:
             continue
         start = RunStart(run=run, number=position, total=len(runs), seconds_left=seconds_left(runs, results))
         with watch(start) as emit:
             results[number] = _into_folder(run, runner, emit)
+        seen(results[number])
     return tuple(results[number] for number in range(len(runs)))
 
 
@@ -152,6 +175,8 @@ def build_comparison(
         machine=machine(),
         modes=tuple(ModeTitle(label=one.label, kind=one.mode.name, title=one.mode.title) for one in job.modes),
         runs=tuple(results),
+        judged_by=choose(job.metric, facts.metrics or known_by_name(name for one in results for name in one.metrics)),
+        own_evaluation=not facts.metrics,
         network=job.network,
         cost=runs[0].cost,
         split=facts.split,
@@ -226,12 +251,9 @@ def _evaluated(run: PlannedRun, trained: Trained, workers: Workers) -> RunResult
     result, last = trained.result, max(trained.models, default=0)
     if not last:
         return result
-    found = evaluate_rounds(run, workers, trained.models)
+    found = evaluate_rounds(run, workers, trained.models, trained.reported)
     curve = tuple(
-        replace(point, loss=found[point.round].mean("loss"), accuracy=found[point.round].mean("accuracy"))
-        if point.round in found and point.loss is None and point.accuracy is None
-        else point
-        for point in result.curve
+        replace(point, metrics=found[point.round].metrics) if point.round in found else point for point in result.curve
     )
     if result.status == "failed":
         return replace(result, curve=curve)
@@ -253,7 +275,6 @@ def _with_last_model(run: PlannedRun, result: RunResult) -> RunResult:
 
 def _evaluation(result: RunResult) -> ExchangeDone:
     """What the last model gave, as the events of a run tell it."""
-    found = {"eval_loss": result.loss, "eval_acc": result.accuracy}
     return ExchangeDone(
         exchange=len(result.curve),
         server_round=result.curve[-1].round,
@@ -261,6 +282,6 @@ def _evaluation(result: RunResult) -> ExchangeDone:
         aggregation="none",
         survivors=[site.site for site in result.sites],
         examples=sum(site.examples for site in result.sites),
-        metrics={name: value for name, value in found.items() if value is not None},
+        metrics={name: list(v) if isinstance(v, tuple) else v for name, v in result.metrics.items()},
         seconds=0.0,
     )

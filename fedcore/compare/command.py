@@ -40,12 +40,22 @@ def compare(
             "\\[tool.fedcore]; repeatable.",
         ),
     ] = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="What models are judged by: NAME, or NAME:max or NAME:min where the app does not say whether more is "
+            "better. By default the app's first metric, or else accuracy or loss."
+        ),
+    ] = "",
     kill: Annotated[str, typer.Option(help="End a site's worker in every mode: SITE@ROUND, as in client-2@3.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the report, models and logs.")] = Path("compare-out"),
     data_dir: DataFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier comparison in the folder.")] = False,
     from_: Annotated[bool, typer.Option("--from", help="Merge the named report.json files into one report.")] = False,
     list_modes: Annotated[bool, typer.Option("--list-modes", help="Print the modes and their options.")] = False,
+    list_metrics: Annotated[
+        bool, typer.Option("--list-metrics", help="Print the metrics that the app's models are evaluated by.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train the same app in several modes, each in real processes, and report them side by side.
@@ -57,7 +67,8 @@ def compare(
     from rich.console import Console
 
     from fedcore.compare import plan
-    from fedcore.compare.console import modes_table, overlay, show, watch
+    from fedcore.compare.console import metrics_text, modes_table, overlay, show, watch
+    from fedcore.compare.judging import Wanted
     from fedcore.compare.measure.network import Network
     from fedcore.compare.modes import every_mode, parse_modes
     from fedcore.config import parse_assignments
@@ -87,7 +98,11 @@ def compare(
         sweep=plan.parse_sweep(set_ or []),
         kill=plan.parse_kill(kill) if kill else None,
         data_dir=data_dir.absolute() if data_dir else None,
+        metric=Wanted.parse(metric) if metric else None,
     )
+    if list_metrics:
+        console.print(metrics_text(job), highlight=False, soft_wrap=True)
+        return
     comparison = watch(job, console, drop=modes == plan.ALL_MODES, force=force)
     show(comparison, job.out, console, as_json=as_json)
     if any(run.status == "failed" for run in comparison.runs):

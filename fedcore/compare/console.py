@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedcore.compare.app_facts import find_facts
 from fedcore.compare.carry_out import RunStart, carry_out
 from fedcore.compare.modes import MODES
-from fedcore.compare.plan import CompareJob
+from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
 from fedcore.errors import ConfigurationError
 from fedcore.events import EventSink
@@ -74,6 +75,14 @@ def modes_table() -> Table:
         options = ", ".join(f"{key}={option.default}" for key, option in mode.options.items())
         table.add_row(name, mode.title, escape(options))
     return table
+
+
+def metrics_text(job: CompareJob) -> str:
+    """The metrics that the models of an app are evaluated by, found out by importing it."""
+    facts = find_facts(plan(job)[0])
+    if facts.metrics:
+        return "\n".join(f"{name}:{better}" for name, better in facts.metrics.items())
+    return f"{job.app.name} evaluates its models itself, and reports its metrics with its first round: {facts.refusal}"
 
 
 def _duration(seconds: float) -> str:

@@ -12,11 +12,12 @@ import queue
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from fedcore.compare.local_federation import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import LostWorker
@@ -34,6 +35,8 @@ from fedcore.events import (
     ignore,
 )
 from fedcore.federation import Policy
+from fedcore.flower.telling import VARIABLE as TELLING
+from fedcore.flower.telling import heard
 from fedcore.record import RunRecord
 from fedcore.wire import Scalar
 
@@ -45,18 +48,23 @@ _IDLE_SECONDS: Final = 0.5
 _WITHOUT_PRIVACY: Final[Mapping[str, Scalar]] = {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
 
 
+Taken: TypeAlias = Mapping[str, Mapping[int, int]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
     """A run that is over.
 
     models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
-    fetched: for each of them, who fetched that model in it; the others had it from the exchange before.
+    fetched: for each of them, who fetched that model in it; the others had it from the exchange before. taken: client
+    -> round -> examples that it trained on, repetitions counted; {} where the app's own loop trains.
     """
 
     record: RunRecord
     losses: tuple[LostWorker, ...]
     models: tuple[str, ...]
     fetched: tuple[frozenset[str], ...]
+    taken: Taken = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -117,10 +125,11 @@ class _Running:
     def start(cls, folder: Path, run: PlannedRun, *, plain: bool) -> Self:
         """Start all processes and wait until every client is connected."""
         local = LocalFederation.create(folder / "kits", clients=run.sites, allow_plain=plain)
-        group = ProcessGroup(folder / "logs", run.environment()).__enter__()
+        group = ProcessGroup(folder / "logs", {**run.environment(), TELLING: "1"}).__enter__()
         try:
             local.start_server(group)
-            local.start_clients(group, run.app.folder)
+            telling = ("--env", TELLING)
+            local.start_clients(group, run.app.folder, dict.fromkeys(local.client_names(), telling))
             deadline = time.monotonic() + START_SECONDS
             while not all("connected" in group.tail(name) for name in local.client_names()):
                 group.check()
@@ -150,6 +159,8 @@ class _Running:
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
         given = Given(held=self.held)
+        logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
+        before = {name: path.stat().st_size for name, path in logs.items()}
 
         def show(event: RunEvent) -> None:
             emit(event)
@@ -166,7 +177,19 @@ class _Running:
             losses=killing.losses(record),
             models=tuple(given.models),
             fetched=tuple(given.fetched),
+            taken={name: taken for name, path in logs.items() if (taken := taken_since(path, before[name]))},
         )
+
+
+def taken_since(log: Path, start: int) -> dict[int, int]:
+    """Round -> examples, as a client's app told them in its log from byte `start` on."""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    taken: Counter[int] = Counter()
+    for told in heard(lines):
+        taken[told.round] += told.examples
+    return dict(taken)
 
 
 def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:

@@ -20,7 +20,7 @@ from fedcore.system.files import Lock, write_file
 
 JOB_FILE = "job.json"
 LOCK_FILE = ".lock"
-SCHEMA = "fedcore/compare/job/1"
+SCHEMA = "fedcore/compare/job/2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedcore.compare.judging import Wanted
 from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, ChosenMode
 from fedcore.compare.modes.federated import TOGETHER
@@ -39,7 +40,8 @@ class CompareJob:
 
     seeds: a run of each mode for each; empty for the app's own seed, or one run where it has none. partition: "" for
     the app's own. sweep: key -> values, of the run config, of modes, or of [tool.fedcore] for the federated modes; a
-    key with several values is swept over, every combination with those of the others. kill: in every mode.
+    key with several values is swept over, every combination with those of the others. kill: in every mode. metric: what
+    models are judged by, None for the app's own; it changes no run.
     """
 
     app: FlowerApp
@@ -53,6 +55,7 @@ class CompareJob:
     sweep: Sweep = field(default_factory=dict)
     kill: Kill | None = None
     data_dir: Path | None = None
+    metric: Wanted | None = None
 
     def config(self) -> dict[str, Scalar]:
         """The run config before seeds, sweep and modes."""

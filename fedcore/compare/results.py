@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from pydantic_core import to_json
@@ -26,6 +26,8 @@ Value: TypeAlias = Annotated[
     Scalar, BeforeValidator(lambda value: _NOT_FINITE.get(value, value) if isinstance(value, str) else value)
 ]
 """A scalar that is read back from JSON as it was written, also where it is not finite."""
+Metrics: TypeAlias = Mapping[str, float | tuple[float, ...]]
+"""Metrics by name; some apps report several numbers under one."""
 STRICT = ConfigDict(extra="forbid")
 # As safetensors calls them. Counters and the like are no weights.
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -35,30 +37,33 @@ _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 class Point:
     """One model on the way, evaluated on the test parts of all sites together.
 
-    round: 0 for the initial model. samples: examples that all workers together trained on up to here. seconds: of
-    training up to here, without evaluation and the start of processes. simulated_seconds: the same on the clock of the
-    network model, None without one. bytes_up, bytes_down: sent and received up to here, mean over the workers.
-    loss, accuracy: weighted as the app weighs them; None where they are not known.
+    round: 0 for the initial model. samples: examples that all workers together trained on up to here, as they were
+    counted; None where nobody counts them. seconds: of training up to here, without evaluation and the start of
+    processes. simulated_seconds: the same on the clock of the network model, None without one. bytes_up, bytes_down:
+    sent and received up to here, mean over the workers. metrics: what the evaluation gave, by name; empty where there
+    was none.
     """
 
     round: int
-    samples: int = 0
+    samples: int | None = 0
     seconds: float = 0.0
     simulated_seconds: float | None = None
     bytes_up: float = 0.0
     bytes_down: float = 0.0
-    loss: float | None = None
-    accuracy: float | None = None
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteResult:
-    """The final model on the test part of one site; in mode `local` the site's own model."""
+    """The final model on the test part of one site; in mode `local` the site's own model.
+
+    everywhere: in mode `local`, that model on the test parts of all sites.
+    """
 
     site: str
     examples: int
-    loss: float
-    accuracy: float
+    metrics: Metrics
+    everywhere: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +98,13 @@ class RunResult:
     seconds: training alone; wall_seconds: with the start of all processes and the evaluation. initial_sha256: of the
     model that it began with; model_sha256: that it ended with. sites: by site, the final model. losses: workers that
     were lost. failures: attempts at a round that failed. privacy, epsilon_spent: None without differential privacy.
-    precision: data types of the trained model, as in its file.
+    precision: data types of the trained model, as in its file. samples: examples that all workers trained on, as they
+    were counted, repetitions with them; None where the app's own loop takes them, or where they are private.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    schema: Literal["fedcore/compare/run/2"] = "fedcore/compare/run/2"
+    schema: Literal["fedcore/compare/run/3"] = "fedcore/compare/run/3"
     mode: str
     kind: str
     seed: int
@@ -107,7 +113,7 @@ class RunResult:
     reason: str = ""
     aggregation: str = "none"
     parameters: int = 0
-    samples: int = 0
+    samples: int | None = None
     steps: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -126,14 +132,9 @@ class RunResult:
     epsilon_spent: float | None = None
 
     @property
-    def accuracy(self) -> float | None:
-        """Of the last model that was evaluated."""
-        return self.curve[-1].accuracy if self.curve else None
-
-    @property
-    def loss(self) -> float | None:
-        """Of the last model that was evaluated."""
-        return self.curve[-1].loss if self.curve else None
+    def metrics(self) -> Metrics:
+        """Of the last model, where it was evaluated."""
+        return self.curve[-1].metrics if self.curve else {}
 
     def save(self, folder: Path) -> None:
         """Write `folder`/result.json atomically."""
@@ -148,6 +149,12 @@ class RunResult:
 _RESULT = TypeAdapter(RunResult)
 
 
+def number_of(metrics: Metrics, name: str) -> float | None:
+    """The metric of that name, where it is there and a single number."""
+    value = metrics.get(name)
+    return None if value is None or isinstance(value, tuple) else float(value)
+
+
 def stored_precision(folder: Path) -> str:
     """Data types of the weights in every model.safetensors below `folder`, as in "float32"; "" where there is none."""
     found = set()
@@ -155,3 +162,8 @@ def stored_precision(folder: Path) -> str:
         with safe_open(path, framework="numpy") as file:
             found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     return ", ".join(sorted(_FLOATS[kind] for kind in found & _FLOATS.keys()))
+
+
+def as_metrics(reported: Mapping[str, Any]) -> dict[str, float | tuple[float, ...]]:
+    """What an app reports under each name, a number or a list of numbers."""
+    return {name: tuple(map(float, v)) if isinstance(v, list | tuple) else float(v) for name, v in reported.items()}

@@ -26,6 +26,7 @@ from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.own_models import ContextStore, OwnModelStore
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
+from fedcore.flower.telling import Told, tell
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.engines import (
@@ -178,10 +179,13 @@ class LocalApp(TensorApp):
         warm = self._engine_for(job.config, engine_config)
         work = warm.personalization
         if trains:
+            before = warm.engine.examples_taken
             work.prepare(model, store, job.server_round, lambda pull: self._fit(warm, replace(job, proximal=pull)))
             metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
             examples, rest = _split(metrics)
             work.keep(store, job.server_round, rest)
+            if warm.engine.world.rank == 0:
+                tell(Told(round=job.server_round, examples=warm.engine.examples_taken - before))
             return LocalResult(examples=examples, metrics=rest, layout=work.layout(), write=work.write)
         examples, rest = _split(work.evaluate(model, store, lambda: self._evaluate(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fedcore.compare.judging import JudgedBy
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.report import Comparison, ModeTitle, SiteSplit
-from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult, Staleness
+from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult, Staleness, number_of
 from fedcore.events import PrivacyTerms
 
 MACHINE = {
@@ -41,7 +42,7 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
     rate, size, pace = _SHAPES[mode.kind]
     curve = tuple(_point(n, rate, size, pace, seed) for n in range(rounds + 1))
     names = [f"client-{site + 1}" for site in range(sites)]
-    last = curve[-1].accuracy or 0.0
+    last = number_of(curve[-1].metrics, "accuracy") or 0.0
     values: dict[str, Any] = {
         "mode": label,
         "kind": mode.kind,
@@ -60,7 +61,7 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
         "precision": "float32",
         "curve": curve,
         "sites": tuple(
-            SiteResult(site=name, examples=90, loss=0.3, accuracy=last - 0.02 + 0.01 * index)
+            SiteResult(site=name, examples=90, metrics={"loss": 0.3, "accuracy": last - 0.02 + 0.01 * index})
             for index, name in enumerate(names)
         ),
         "staleness": _staleness(mode.kind) if mode.kind.startswith("ps-") else None,
@@ -94,6 +95,7 @@ def made_up(modes: str = "centralized,federated", *, seeds: int = 1, **changes: 
         "runs": tuple(made_up_run(mode.label, seed=seed) for mode in chosen for seed in range(1, seeds + 1)),
         "network": Network.parse("wan,slow=2:4"),
         "cost": Cost(step=0.002, example=1e-5),
+        "judged_by": JudgedBy(name="accuracy", better="max"),
         "split": tuple(
             SiteSplit(site=f"client-{i + 1}", training=100 * (i + 1), test=90, labels=_labels(i)) for i in range(4)
         ),
@@ -128,8 +130,7 @@ def _point(n: int, rate: float, size: int, pace: float, seed: int) -> Point:
         simulated_seconds=pace * n + size * n * 8 / 1e8,
         bytes_up=size * n / 2,
         bytes_down=size * n / 2,
-        loss=2.3 * math.exp(-rate * n) + 0.1,
-        accuracy=accuracy,
+        metrics={"loss": 2.3 * math.exp(-rate * n) + 0.1, "accuracy": accuracy},
     )
 
 

@@ -14,6 +14,7 @@ from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import train_together
+from fedcore.wire import Scalar
 
 HOOKS = ("none", "fp16", "bf16", "powersgd")
 
@@ -27,6 +28,9 @@ class AllReduce(Baseline):
     @property
     def options(self) -> Mapping[str, Option]:
         return {**GLOBAL_BATCH, "hook": Option("none", choices=HOOKS)}
+
+    def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
+        return True
 
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
         start_group(workers, run.site_names, train_together, run)

@@ -16,7 +16,7 @@ from fedcore.wire import Scalar
 if TYPE_CHECKING:
     from fedcore.compare.results import RunResult
     from fedcore.compare.run import PlannedRun
-    from fedcore.compare.workers.models import Models
+    from fedcore.compare.workers.models import Models, Reported
     from fedcore.compare.workers.processes import Workers
     from fedcore.events import EventSink
 
@@ -64,10 +64,12 @@ class Trained:
 
     result: all but what an evaluation finds, whether the run finished or not. models: round -> the models that each
     site is to be evaluated with, 0 for the first; those of the last round are the run's own. {}: nothing to evaluate.
+    reported: of rounds whose models are nowhere, what clients said that evaluated them in the same way.
     """
 
     result: RunResult
     models: Mapping[int, Models] = field(default_factory=dict)
+    reported: Mapping[int, Reported] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ class Mode(ABC):
     """One way to train the same app on the same data. name: as on the command line. title: in a few words."""
 
     any_app: ClassVar[bool] = False
-    """Whether it takes any Flower app; the others train the model of a `supervised_app` themselves."""
+    """Whether it takes any Flower app; the others train the app's model themselves."""
     tells_events: ClassVar[bool] = False
     """Whether its processes tell all events of a run, from `RunStarted` on."""
 
@@ -90,6 +92,11 @@ class Mode(ABC):
     @property
     def private(self) -> bool:
         """Whether it needs settings of differential privacy; such a mode is no part of `--modes all`."""
+        return False
+
+    def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
+        """Whether several processes compute one gradient, each of a part of the batch: no loss over a batch allows it."""
+        del options
         return False
 
     @property

@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 from statistics import mean
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -127,6 +127,11 @@ class Baseline(Mode):
         return self.clock(run, log, Schedule.of(run.config, counts), run.cost, run.network)
 
 
+def _counted(reports: Mapping[str, RoundDone]) -> int:
+    """Examples of one round, all workers together."""
+    return sum(report.examples for report in reports.values())
+
+
 def start_group(workers: Workers, names: Sequence[str], target: Callable[..., object], run: PlannedRun) -> None:
     """Start the ranks of one process group, each with `target(report, run, rank, port, listening)`."""
     # Rank 0 gets the socket that its store listens on, so that nobody races for a port.
@@ -198,15 +203,16 @@ class RoundLog:
     def event(self, number: int) -> ExchangeDone:
         """A whole round as the events of a run tell it; the loss is that of each example before its step."""
         reports = self.rounds[number - 1]
-        samples = sum(report.samples for report in reports.values())
+        losses = [report.loss for report in reports.values() if report.loss is not None]
+        examples = _counted(reports)
         return ExchangeDone(
             exchange=number,
             server_round=number,
             message_type="train",
             aggregation="none",
             survivors=sorted(reports),
-            examples=samples,
-            metrics={"train_loss": sum(report.loss for report in reports.values()) / max(1, samples)},
+            examples=examples,
+            metrics={"train_loss": sum(losses) / max(1, examples)} if losses else {},
             seconds=max(report.seconds for report in reports.values()),
             bytes_up={name: report.sent for name, report in reports.items()},
             bytes_down={name: report.received for name, report in reports.items()},
@@ -214,7 +220,9 @@ class RoundLog:
 
     def curve(self, simulated: Sequence[float]) -> tuple[Point, ...]:
         """The start and all whole rounds; evaluated only where a worker did so."""
-        samples = accumulate(sum(report.samples for report in reports.values()) for reports in self.rounds)
+        samples: Iterator[int | None] = accumulate(map(_counted, self.rounds))
+        if any(not report.counted for reports in self.rounds for report in reports.values()):
+            samples = repeat(None, len(self.rounds))
         seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
         rows = [(0, 0.0, 0.0, 0.0), *zip(samples, seconds, self._mean("sent"), self._mean("received"), strict=True)]
         clock = [0.0, *simulated] if simulated else [None] * len(rows)
@@ -226,8 +234,7 @@ class RoundLog:
                 simulated_seconds=then,
                 bytes_up=sent,
                 bytes_down=received,
-                loss=own.loss if (own := self.evaluations.get(number)) else None,
-                accuracy=own.accuracy if own else None,
+                metrics=own.metrics if (own := self.evaluations.get(number)) else {},
             )
             for number, ((seen, at, sent, received), then) in enumerate(zip(rows, clock, strict=True))
         )

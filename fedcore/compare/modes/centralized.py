@@ -14,6 +14,7 @@ from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.server_app import train_centralized
+from fedcore.wire import Scalar
 
 POOLED: Final = "pooled"
 """The worker that has all the data."""
@@ -32,6 +33,9 @@ class Centralized(Baseline):
     @property
     def options(self) -> Mapping[str, Option]:
         return {**GLOBAL_BATCH, "ranks": Option(1, least=1)}
+
+    def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
+        return int(options["ranks"]) > 1
 
     @property
     def in_report(self) -> InReport:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
-from fedcore.compare.federation import Federation, Followed
+from fedcore.compare.federation import Federation, Followed, Taken
 from fedcore.compare.measure.clock import Exchanged, federated_seconds
 from fedcore.compare.modes.base import InReport, Mode, Trained
-from fedcore.compare.results import Point, RunResult
+from fedcore.compare.results import Point, RunResult, as_metrics
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
-from fedcore.compare.workers.models import START_SECONDS, everywhere, initial_state
+from fedcore.compare.workers.models import START_SECONDS, Reported, everywhere, initial_state
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.events import EventSink, ExchangeDone
-from fedcore.record import RunRecord, metric_like
+from fedcore.record import RunRecord
 from fedcore.state import sha256_file
 
 TOGETHER: Final = "dp-epsilon or dp-noise-multiplier and the mode {} go together: name both or neither"
@@ -33,8 +33,8 @@ _DECIDED = {"aggregation", "min-clients"}
 class Federated(Mode):
     """Seconds and bytes are those of completed training exchanges.
 
-    The last model is evaluated on every site where the app is a `supervised_app`; with differential privacy that is the
-    only accuracy, since what clients report is noised. protection: "private" is secure aggregation with differential
+    First and last model are evaluated on every site where the app says on which data; those between are known by what
+    a `supervised_app` reports, which without differential privacy is the same. protection: "private" is secure aggregation with differential
     privacy.
     """
 
@@ -84,27 +84,37 @@ class Federated(Mode):
         result = result_of(run, followed, about)
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
-        rest = result.curve
-        if result.privacy is not None:
-            # Clients add noise to what they report; the last model is evaluated as it is.
-            rest = tuple(replace(point, loss=None, accuracy=None) for point in rest)
+        # Every model is to be evaluated in one way; with differential privacy clients add noise to what they report.
+        rest = tuple(replace(point, metrics={}) for point in result.curve)
         start = Point(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
         models = {0: run.folder / INITIAL_FILE, rest[-1].round: run.folder / MODEL_FILE}
+        alike = about.reports_alike and result.privacy is None
         return Trained(
             result=replace(result, curve=(start, *rest)),
             models={number: everywhere(run, model) for number, model in models.items()},
+            reported=reported(followed.record, run.sites, but=models) if alike else {},
         )
+
+
+def reported(record: RunRecord, sites: int, *, but: Container[int]) -> dict[int, Reported]:
+    """Round -> what all sites reported of its model; a round that some did not evaluate is left out."""
+    return {
+        done.server_round: Reported(done.examples, as_metrics(done.metrics))
+        for done in record.exchanges
+        if not done.trains and len(done.survivors) == sites and done.server_round not in but
+    }
 
 
 class Description(WorkerReport):
     """What the app says of a run. model_bytes: of the file that clients fetch; 0 where the run begins without a model.
 
-    schedule: None for an app that does its own training; the examples are then those that its clients report.
+    schedule: None for an app that does its own training. reports_alike: its clients evaluate as `evaluate_rounds` does.
     """
 
     parameters: int = 0
     model_bytes: int = 0
     schedule: Schedule | None = None
+    reports_alike: bool = False
 
 
 def describe(run: PlannedRun, workers: Workers) -> Description:
@@ -116,7 +126,7 @@ def describe(run: PlannedRun, workers: Workers) -> Description:
 
 def _describe(report: ReportSink, run: PlannedRun) -> None:
     parameters = model_bytes = 0
-    schedule = None
+    schedule, alike = None, False
     # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
     with contextlib.suppress(AppError):
         state = initial_state(run)
@@ -124,8 +134,9 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
         parameters = sum(spec.size for spec in state.layout.specs)
         model_bytes = (run.folder / INITIAL_FILE).stat().st_size
     with contextlib.suppress(ConfigurationError):
-        schedule = Problem.of(run).schedule
-    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))
+        problem = Problem.of(run)
+        schedule, alike = problem.schedule, problem.reports_alike
+    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule, reports_alike=alike))
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------
@@ -135,8 +146,9 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
     """All that is known without an evaluation of ours."""
     record = followed.record
     training = _training(followed, about.model_bytes)
-    simulated = _simulated(run, record, training, about.schedule)
-    curve = _curve(run, record, training, about.schedule, simulated)
+    schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.taken) else None
+    simulated = _simulated(run, record, training, schedule)
+    curve = _curve(run, record, training, {} if record.privacy else followed.taken, simulated)
     finished = record.status == "finished"
     model = run.folder / MODEL_FILE
     return run.result(
@@ -144,8 +156,8 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         reason=record.reason if record.status else "the run ended without a word",
         aggregation=record.aggregation,
         parameters=about.parameters,
-        samples=curve[-1].samples if curve else 0,
-        steps=_steps(run.sites, training, about.schedule),
+        samples=curve[-1].samples if curve else None,
+        steps=_steps(run.sites, training, schedule),
         seconds=sum(exchange.seconds for exchange in training),
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
@@ -181,14 +193,9 @@ def _training(followed: Followed, size: int) -> list[ExchangeDone]:
 
 
 def _curve(
-    run: PlannedRun,
-    record: RunRecord,
-    training: Sequence[ExchangeDone],
-    schedule: Schedule | None,
-    simulated: Sequence[float],
+    run: PlannedRun, record: RunRecord, training: Sequence[ExchangeDone], taken: Taken, simulated: Sequence[float]
 ) -> tuple[Point, ...]:
-    loss, accuracy = (_evaluations(record, word) for word in ("loss", "acc"))
-    samples = accumulate(_samples(exchange, schedule, record) for exchange in training)
+    found = {done.server_round: as_metrics(done.metrics) for done in record.exchanges if not done.trains}
     seconds = accumulate(exchange.seconds for exchange in training)
     up = accumulate(sum(exchange.bytes_up.values()) / run.sites for exchange in training)
     down = accumulate(sum(exchange.bytes_down.values()) / run.sites for exchange in training)
@@ -201,24 +208,33 @@ def _curve(
             simulated_seconds=then,
             bytes_up=sent,
             bytes_down=received,
-            loss=loss.get(exchange.server_round),
-            accuracy=accuracy.get(exchange.server_round),
+            metrics=found.get(exchange.server_round, {}),
         )
-        for exchange, seen, at, then, sent, received in zip(training, samples, seconds, clock, up, down, strict=True)
+        for exchange, seen, at, then, sent, received in zip(
+            training, _samples(training, taken), seconds, clock, up, down, strict=True
+        )
     )
 
 
-def _evaluations(record: RunRecord, word: str) -> dict[int, float]:
-    """Round -> the app's own metric of its evaluation."""
-    name = metric_like(record.final_metrics(), word)
-    return {server_round: value for server_round, _, value in record.curve(name)} if name else {}
+def _samples(training: Sequence[ExchangeDone], taken: Taken) -> list[int | None]:
+    """Examples that the survivors took up to the end of each exchange; None from where nobody counted them."""
+    found: list[int | None] = []
+    total: int | None = 0
+    for exchange in training:
+        counts = [taken.get(name, {}).get(exchange.server_round) for name in exchange.survivors]
+        known = [count for count in counts if count]
+        total = total + sum(known) if total is not None and len(known) == len(counts) else None
+        found.append(total)
+    return found
 
 
-def _samples(exchange: ExchangeDone, schedule: Schedule | None, record: RunRecord) -> int:
-    """Examples that the survivors took, repetitions counted; otherwise those that they reported, if they did."""
-    if schedule is None:
-        return exchange.examples if record.privacy is None else 0
-    return sum(schedule.own_samples(site_of(name)) for name in exchange.survivors)
+def _keeps_to(schedule: Schedule, training: Sequence[ExchangeDone], taken: Taken) -> bool:
+    """Whether all clients took the examples that the run config says; own training code need not."""
+    return all(
+        taken.get(name, {}).get(exchange.server_round) == schedule.own_samples(site_of(name))
+        for exchange in training
+        for name in exchange.survivors
+    )
 
 
 def _steps(sites: int, training: Sequence[ExchangeDone], schedule: Schedule | None) -> dict[str, int]:

@@ -33,6 +33,7 @@ from fedcore.compare.workers.training import snapshot
 from fedcore.errors import ConfigurationError, EnvironmentFailure, FedcoreError, RunFailed
 from fedcore.events import ClientDropped, EventSink, ExchangeDone
 from fedcore.system.peers import BLAME_SECONDS, tells_of_lost_peer
+from fedcore.wire import Scalar
 
 _GRACE: Final = 1.0
 """How long the last reports of the other processes are waited for then."""
@@ -56,6 +57,9 @@ class ParameterServer(Mode):
         batch = GLOBAL_BATCH if self.together else {}
         bound = {"s": Option(3.0)} if self.bounded else {}
         return {**batch, "shards": Option(1, least=1), **bound}
+
+    def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
+        return self.together
 
     def bound(self, run: PlannedRun) -> float:
         """By how many steps a worker that reads may be ahead of the slowest one."""

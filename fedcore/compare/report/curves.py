@@ -15,13 +15,14 @@ from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import (
     Drawing,
     Look,
+    file_name,
     format_axis,
     label_lines,
     looks,
     percent_axis,
+    titled,
 )
 from fedcore.compare.report.summary import (
-    ACCURACY,
     Format,
     Metric,
     Spread,
@@ -33,6 +34,7 @@ from fedcore.compare.report.summary import (
 )
 from fedcore.compare.results import Point, RunResult
 
+CURVES, SWEEPS = "curves", "sweeps"
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.
 _LOGARITHMIC = 20
 _MARGINS = {"left": 0.14, "right": 0.66, "bottom": 0.15, "top": 0.97}
@@ -91,6 +93,8 @@ AXES = (
 def curve_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each entry of AXES that has data."""
     metric = Metric.of(comparison)
+    if metric is None:
+        return []
     styles = looks(comparison.labels)
     runs = best_points(comparison)
     drawings = []
@@ -100,8 +104,9 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
             continue
         drawings.append(
             Drawing(
-                name=f"{metric.name}-{against.name}",
-                title=f"{metric.name.capitalize()} against {against.label}",
+                name=f"{file_name(metric.name)}-{against.name}",
+                section=CURVES,
+                title=f"{titled(metric.name)} against {against.label}",
                 caption=f"Mean over the seeds; band: one standard deviation. {against.caption}".strip(),
                 height=_height(len(lines)),
                 draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against),
@@ -125,6 +130,8 @@ def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], fl
 def sweep_drawings(comparison: Comparison) -> list[Drawing]:
     """One drawing for each swept key: the last metric against its values."""
     metric = Metric.of(comparison)
+    if metric is None:
+        return []
     styles = looks(comparison.labels)
     drawings = []
     for key in comparison.sweeps:
@@ -133,7 +140,8 @@ def sweep_drawings(comparison: Comparison) -> list[Drawing]:
         if len({value for line in lines.values() for value, _ in line}) > 1:
             drawings.append(
                 Drawing(
-                    name=f"sweep-{''.join(sign if sign.isalnum() else '-' for sign in key)}",
+                    name=f"sweep-{file_name(key)}",
+                    section=SWEEPS,
                     title=f"Last {metric.name} against {key}",
                     caption="Mean over the seeds; bars: one standard deviation. "
                     "Of several values of another key, the best is shown.",
@@ -184,13 +192,14 @@ def _metric_axis(axes: Axes, metric: Metric, lines: Mapping[str, Line]) -> None:
     later = sorted(value for line in lines.values() for value in (line.y[1:] or line.y))
     ends = [line.y[-1] for line in lines.values()]
     cut = int(_CUT * len(later))
-    if metric is ACCURACY:
+    if metric.sign > 0:
         low, high = min(later[cut], *ends), max(line_high for line in lines.values() for line_high in line.high)
-        percent_axis(axes)
     else:
         low, high = later[0], max(later[-1 - cut], *ends)
     room = 0.06 * (high - low) or 0.01
     axes.set_ylim(low - room, high + room)
+    if metric.percent:
+        percent_axis(axes)
     axes.set_ylabel(f"{metric.name}, test examples of all sites")
 
 
@@ -232,6 +241,6 @@ def _draw_sweep(
     axes.set_xmargin(0.06)
     axes.set_xlabel(key)
     axes.set_ylabel(f"last {metric.name}")
-    if metric is ACCURACY:
+    if metric.percent:
         percent_axis(axes)
     label_lines(figure, axes, {label: line[-1][1].mean for label, line in lines.items()}, styles)

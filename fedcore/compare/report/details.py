@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedcore.compare.modes import in_report
 from fedcore.compare.report.document import Comparison, SiteSplit
-from fedcore.compare.report.drawing import INK, MUTED, Drawing, Look, looks, percent_axis, short
-from fedcore.compare.report.summary import ACCURACY, Format, Metric, Spread, best_points, duration, per_worker, size
+from fedcore.compare.report.drawing import INK, MUTED, Drawing, Look, looks, percent_axis, short, titled
+from fedcore.compare.report.summary import Format, Metric, Spread, best_points, duration, per_worker, size
 from fedcore.compare.results import RunResult
 
 _LEFT = 0.29
@@ -41,6 +41,7 @@ def _split(comparison: Comparison) -> Drawing | None:
         return None
     return Drawing(
         name="split",
+        section="data",
         title="Labels of the training examples, by site",
         caption=f"Partition {comparison.partition}, of the first seed.",
         height=1.35 + min(max(0.3 * min(len(split), 10), 0.18 * len(split)), _ROWS_TALL),
@@ -88,36 +89,40 @@ def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[
 
 
 def _sites(comparison: Comparison) -> Drawing | None:
-    found = accuracy_by_site(comparison)
-    if not found:
+    metric = Metric.of(comparison)
+    found = by_site(comparison, metric) if metric else {}
+    if not found or metric is None:
         return None
     return Drawing(
         name="sites",
-        title="Accuracy of the last model, by site",
+        section="data",
+        title=f"{titled(metric.name)} of the last model, by site",
         caption="A dot is a site, its mean over the seeds; the stroke is the mean of the sites. "
         "Each site has its own test examples; in local, also its own model.",
         height=0.75 + 0.32 * len(found),
-        draw=partial(_draw_sites, found=found, styles=looks(comparison.labels)),
+        draw=partial(_draw_sites, found=found, styles=looks(comparison.labels), metric=metric),
     )
 
 
-def accuracy_by_site(comparison: Comparison) -> dict[str, dict[str, Spread]]:
-    """Accuracy of the last models, by mode and site; modes for which it is unknown are left out."""
+def by_site(comparison: Comparison, metric: Metric) -> dict[str, dict[str, Spread]]:
+    """A metric of the last models, by mode and site; modes for which it is unknown are left out."""
     found: dict[str, dict[str, Spread]] = {}
     for label, runs in best_points(comparison).items():
         for name in dict.fromkeys(site.site for run in runs for site in run.sites):
-            spread = Spread.of(site.accuracy for run in runs for site in run.sites if site.site == name)
+            spread = Spread.of(metric.at(site) for run in runs for site in run.sites if site.site == name)
             if spread is not None:
                 found.setdefault(label, {})[name] = spread
     return found
 
 
-def _draw_sites(figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look]) -> None:
+def _draw_sites(
+    figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look], metric: Metric
+) -> None:
     axes = figure.add_subplot()
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=_LEFT, right=0.96, bottom=0.48 / height, top=1 - 0.1 / height)
-    for row, (label, by_site) in enumerate(found.items()):
-        values = [spread.mean for spread in by_site.values()]
+    for row, (label, sites) in enumerate(found.items()):
+        values = [spread.mean for spread in sites.values()]
         look = styles[label]
         axes.plot([min(values), max(values)], [row, row], color=look.color, linewidth=1, alpha=0.6)
         axes.plot(
@@ -128,8 +133,9 @@ def _draw_sites(figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], st
     axes.tick_params("y", labelcolor=INK)
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("accuracy on the test examples of a site")
-    percent_axis(axes, "x")
+    axes.set_xlabel(f"{metric.name} on the test examples of a site")
+    if metric.percent:
+        percent_axis(axes, "x")
 
 
 def _staleness(comparison: Comparison) -> Drawing | None:
@@ -138,6 +144,7 @@ def _staleness(comparison: Comparison) -> Drawing | None:
         return None
     return Drawing(
         name="staleness",
+        section="staleness",
         title="Staleness of the updates of the parameter servers",
         caption="Left: steps by which a worker was ahead of the slowest one when it read the model, which is what the "
         "bound s limits (dashed). Right: updates of others that reached the model before its own did.",
@@ -182,17 +189,19 @@ def age_shares(histograms: Sequence[Mapping[int, int]]) -> dict[int, float]:
 def privacy_drawing(comparison: Comparison) -> Drawing | None:
     """The federated modes side by side; None if there is nothing to compare."""
     runs = {label: of for label, of in best_points(comparison).items() if in_report(of[0].kind).protection}
-    if len({run.kind for of in runs.values() for run in of}) < 2:
+    metric = Metric.of(comparison)
+    if metric is None or len({run.kind for of in runs.values() for run in of}) < 2:
         return None
     return Drawing(
         name="privacy",
+        section="privacy",
         title="What the federated modes reach and take",
         caption="Federated training with and without protection; the line is one standard deviation.",
         height=0.35 + 3 * (0.42 + 0.24 * len(runs)),
         draw=partial(
             _draw_privacy,
             runs=runs,
-            metric=Metric.of(comparison),
+            metric=metric,
             styles=looks(comparison.labels),
         ),
     )
@@ -201,7 +210,7 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
 def _draw_privacy(
     figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: Metric, styles: Mapping[str, Look]
 ) -> None:
-    reached = f"last {metric.name}" + (", %" if metric is ACCURACY else "")
+    reached = f"last {metric.name}" + (", %" if metric.percent else "")
     panels: list[tuple[str, dict[str, Spread | None], Format]] = [
         (reached, {k: metric.final(v) for k, v in runs.items()}, metric.form),
         ("bytes up and down, per worker", {k: Spread.of(map(_bytes, v)) for k, v in runs.items()}, size),
@@ -223,7 +232,7 @@ def _draw_privacy(
         axes.set_yticks(range(len(spreads)), [short(label) for label in spreads])
         axes.tick_params("y", labelcolor=INK)
         axes.set_ylim(len(spreads) - 0.5, -0.5)
-        axes.set_xlim(left=0)
+        axes.set_xlim(left=min(0.0, *(spread.mean for spread in spreads.values() if spread), 0.0))
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.grid(visible=False)

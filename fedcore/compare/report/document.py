@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from fedcore.compare.judging import JudgedBy
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.results import STRICT, RunResult, Value
 
@@ -55,6 +56,7 @@ class Source:
     network: str
     created: str
     machine: Mapping[str, Any]
+    metric: str
     labels: tuple[str, ...]
 
 
@@ -66,11 +68,14 @@ class Comparison:
     sweeps and options of modes are in the runs. network: None for the loopback as it is. cost: seconds of computation
     for the simulated clock. created: ISO 8601, UTC. modes: in the order of the report. split: of the first seed. runs:
     every mode with every seed at every point of a sweep. sources: empty unless several reports were merged.
+    judged_by: the metric that models are judged by, None where no metric is known to be better or worse. own_evaluation:
+    the metrics are those that the app's own evaluation reports, weighted as it says; else every model was evaluated
+    in the same way, on the same examples.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    schema: Literal["fedcore/compare/3"] = "fedcore/compare/3"
+    schema: Literal["fedcore/compare/4"] = "fedcore/compare/4"
     app: str
     sites: int
     partition: str
@@ -81,6 +86,8 @@ class Comparison:
     machine: Mapping[str, Any]
     modes: tuple[ModeTitle, ...]
     runs: tuple[RunResult, ...]
+    judged_by: JudgedBy | None = None
+    own_evaluation: bool = False
     network: Network | None = None
     cost: Cost | None = None
     split: tuple[SiteSplit, ...] = ()
@@ -115,8 +122,8 @@ def machine() -> dict[str, Any]:
 def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
     """Merge comparisons into one with the runs of all. A label that several use is told apart by its report's name.
 
-    The checks of fairness say what they do not share (data, machine, seeds, settings). Other values are those of the
-    first.
+    The checks of fairness say what they do not share (data, machine, seeds, settings, metric). Other values are those
+    of the first.
     """
     if len(comparisons) == 1:
         return next(iter(comparisons.values()))
@@ -136,11 +143,13 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
             replace(mode, label=renamed[name][mode.label]) for name, one in comparisons.items() for mode in one.modes
         ),
         runs=tuple(replace(run, mode=renamed[name][run.mode]) for name, one in comparisons.items() for run in one.runs),
+        own_evaluation=any(one.own_evaluation for one in comparisons.values()),
         split=_splits(comparisons),
         sources=tuple(
             Source(
                 name=name,
                 network=one.network.name if one.network else "none",
+                metric=f"{one.judged_by.name}:{one.judged_by.better}" if one.judged_by else "",
                 labels=tuple(renamed[name].values()),
                 **{key: getattr(one, key) for key in _OF_SOURCE},
             )

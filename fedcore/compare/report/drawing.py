@@ -73,9 +73,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure of the report. name: of its file. caption: says how to read it. height: in inches."""
+    """A figure of the report. name: of its file. section: of the page. caption: says how to read it. height: in inches."""
 
     name: str
+    section: str
     title: str
     caption: str
     height: float
@@ -92,6 +93,16 @@ class Drawing:
         """Write it for other documents, on white."""
         with _figure(self) as figure:
             figure.savefig(path, format="png", dpi=200, facecolor="white")
+
+
+def file_name(text: str) -> str:
+    """Text that a user chose, as part of a file's name or of an id."""
+    return "".join(sign if sign.isalnum() else "-" for sign in text)
+
+
+def titled(name: str) -> str:
+    """A metric at the beginning of a title; names that are no words stay as they are."""
+    return name.capitalize() if name.isalpha() and name.islower() else name
 
 
 def looks(labels: Sequence[str]) -> Mapping[str, Look]:

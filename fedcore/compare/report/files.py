@@ -34,14 +34,12 @@ from fedcore.compare.report.tables import (
     failure_rows,
     loss_rows,
     main_table,
+    metrics_table,
     settings_rows,
     sites_table,
 )
 from fedcore.errors import ConfigurationError
 from fedcore.system.files import write_file
-
-CURVES, SWEEPS = "curves", "sweeps"
-_SECTIONS = {"split": "data", "sites": "data"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +134,7 @@ def write_report(comparison: Comparison, out: Path) -> str:
 
 
 def page(comparison: Comparison, drawings: Sequence[Drawing]) -> str:
-    """The whole page. drawings: each goes into the section that its name belongs to."""
+    """The whole page. drawings: each goes into its section."""
     return _rendered("report.html.j2", comparison, sections=_sections(drawings))
 
 
@@ -172,6 +170,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         },
         "split": [(site.site, str(site.training), str(site.test)) for site in comparison.split],
         "sites": sites_table(comparison),
+        "metrics": metrics_table(comparison),
         "losses": loss_rows(comparison),
         "failures": failure_rows(comparison),
         "settings": settings_rows(comparison),
@@ -185,13 +184,8 @@ def _context(comparison: Comparison) -> dict[str, Any]:
 def _sections(drawings: Sequence[Drawing]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for drawing in drawings:
-        section = _SECTIONS.get(drawing.name, drawing.name)
-        if drawing.name.startswith(("accuracy-", "loss-")):
-            section = CURVES
-        elif drawing.name.startswith("sweep-"):
-            section = SWEEPS
         # The drawing's own text is escaped by the library that draws it.
-        found.setdefault(section, []).append({"drawing": drawing, "svg": Markup(drawing.svg())})  # noqa: S704
+        found.setdefault(drawing.section, []).append({"drawing": drawing, "svg": Markup(drawing.svg())})  # noqa: S704
     return found
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
+from fedcore.compare.judging import known_by_name, listed
 from fedcore.compare.modes import in_report
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.summary import (
@@ -25,7 +27,7 @@ from fedcore.compare.report.summary import (
     samples_of,
     size,
 )
-from fedcore.compare.results import RunResult
+from fedcore.compare.results import RunResult, number_of
 from fedcore.progress import epsilon_line
 
 Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
@@ -33,6 +35,7 @@ Status: TypeAlias = Literal["holds", "differs", "unknown"]
 # With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
 SAMPLES_TOLERANCE = 0.01
 _HASH_DIGITS = 12
+OWN_EVALUATION = "The metrics are those that the app's own evaluation reports, weighted as the app says."
 
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
@@ -41,6 +44,8 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
     if not runs:
         return ("No mode finished.",)
     metric = Metric.of(comparison)
+    if metric is None:
+        return (_nothing_to_judge_by(comparison), *_privacy(runs), *_readable(runs))
     alone = {label: of for label, of in runs.items() if in_report(of[0].kind).alone}
     shared = {label: of for label, of in runs.items() if label not in alone}
     return (
@@ -50,7 +55,15 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
         *_secrecy(runs, metric),
         *_privacy(runs),
         *_readable(runs),
+        *([OWN_EVALUATION] if comparison.own_evaluation else []),
     )
+
+
+def _nothing_to_judge_by(comparison: Comparison) -> str:
+    names = known_by_name(name for run in comparison.runs for name in run.metrics)
+    if not names:
+        return "Nothing was evaluated, so that the modes cannot be compared."
+    return f"No metric says whether more of it is better; {listed(names)}. Name one: --metric {next(iter(names))}:max"
 
 
 def _best(runs: Runs, metric: Metric) -> str:
@@ -80,9 +93,16 @@ def _alone(runs: Runs, metric: Metric) -> list[str]:
     """Models of single sites are reported apart: each is tested where it was trained."""
     return [
         f"{_title(label, runs)}: each site's own model has {metric.name} {metric.shown(spread)} on the site's own test "
-        "examples, an easier test the more the sites differ."
+        f"examples, an easier test the more the sites differ{_on_all_sites(runs[label], metric)}."
         for label, spread in _finals(runs, metric).items()
     ]
+
+
+def _on_all_sites(runs: Sequence[RunResult], metric: Metric) -> str:
+    """The mean over the sites of each one's own model on the test examples of all sites, where it is known."""
+    found = [[number_of(site.everywhere, metric.name) for site in run.sites] for run in runs]
+    spread = Spread.of(fmean(known) for values in found if (known := [v for v in values if v is not None]))
+    return f"; on those of all sites it has {metric.shown(spread)} on average" if spread else ""
 
 
 def _against_pooled(runs: Runs, metric: Metric) -> list[str]:
@@ -144,12 +164,13 @@ def _difference(runs: Runs, label: str, other: str, metric: Metric) -> str:
         return f"{label} and {other} cannot be compared."
     by = Spread(mean=abs(spread.mean), sd=spread.sd, n=spread.n)
     text = f"{label} ends {mean_sd(by, metric.form)} {metric.unit} {'above' if spread.mean > 0 else 'below'} {other}"
+    verdict = f", which is {'better' if metric.sign * spread.mean > 0 else 'worse'}"
     if metric.form(by.mean) == metric.form(0.0):
-        text = f"{label} ends level with {other}"
+        text, verdict = f"{label} ends level with {other}", ""
     if spread.sd is None:
-        return f"{text} (one seed: how much chance plays is not known)."
+        return f"{text} (one seed: how much chance plays is not known){verdict}."
     within = "within" if by.mean <= spread.sd else "more than"
-    return f"{text} ({within} one standard deviation over {spread.n} seeds)."
+    return f"{text} ({within} one standard deviation over {spread.n} seeds){'' if within == 'within' else verdict}."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -181,7 +202,10 @@ def fairness(comparison: Comparison) -> tuple[FairnessCheck, ...]:
         _complete(comparison),
         _equal("Initial weights", runs, _initial, "SHA-256 of the first model, by seed"),
         _samples(runs),
-        _equal("Test examples", runs, _tested, "on which the last model of each mode was evaluated, by site"),
+        _equal(
+            *("Test examples", runs, _tested, "on which the last model of each mode was evaluated, by site"),
+            why="the app's own evaluation" if comparison.own_evaluation else "",
+        ),
         _equal("Precision", finished(runs), lambda run: run.precision, "data types of the last model"),
         _versions(comparison),
         *_sources(comparison),
@@ -214,18 +238,19 @@ def _complete(comparison: Comparison) -> FairnessCheck:
 def _samples(runs: Sequence[RunResult]) -> FairnessCheck:
     values, worst = {}, 0.0
     for place, peers in _peers([run for run in finished(runs) if samples_of(run)]):
-        found = {_name(run): run.samples for run in peers}
+        found = {_name(run): samples_of(run) or 0 for run in peers}
         low, high = min(found.values()), max(found.values())
         worst = max(worst, (high - low) / high)
         values[place] = _same_or_each({name: count(number) for name, number in found.items()})
-    detail = "repetitions counted, all workers together"
+    detail = "counted where they were trained on, repetitions with them, all workers together"
     if worst:
         detail += f"; {100 * worst:.2g} % between the fewest and the most"
-    private = sorted({run.mode for run in runs if samples_of(run) is None})
+    private = sorted({run.mode for run in runs if run.privacy is not None})
     if private:
         detail += f"; private, and not compared, in {', '.join(private)}"
-    absent = [run.mode for run in finished(runs) if samples_of(run) == 0]
-    return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent)
+    absent = [run.mode for run in finished(runs) if run.privacy is None and not run.samples]
+    why = "the app's own loop takes them"
+    return _check("Examples trained on", worst <= SAMPLES_TOLERANCE, detail, values, absent, why=why)
 
 
 def _versions(comparison: Comparison) -> FairnessCheck:
@@ -236,7 +261,7 @@ def _versions(comparison: Comparison) -> FairnessCheck:
 
 def _sources(comparison: Comparison) -> Iterator[FairnessCheck]:
     """Whether merged reports were made under the same conditions."""
-    fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network")
+    fields = ("app", "sites", "partition", "seeds", "run_config", "settings", "network", "metric")
     for name in fields if comparison.sources else ():
         found = {source.name: _plain_text(getattr(source, name)) for source in comparison.sources}
         equal = len(set(found.values())) == 1
@@ -261,13 +286,15 @@ def _tested(run: RunResult) -> str:
     return ", ".join(f"{site.site}: {site.examples}" for site in run.sites)
 
 
-def _equal(name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str) -> FairnessCheck:
+def _equal(
+    name: str, runs: Sequence[RunResult], value: Callable[[RunResult], str], detail: str, *, why: str = ""
+) -> FairnessCheck:
     """Whether all runs that should be equal have the same value; a run without one has ""."""
     known = [run for run in runs if value(run)]
     absent = [run.mode for run in finished(runs) if not value(run)]
     found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(known)}
     equal = all(len(set(values.values())) == 1 for values in found.values())
-    return _check(name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent)
+    return _check(name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent, why=why)
 
 
 def _same_or_each(found: Mapping[str, str]) -> str:
@@ -285,10 +312,12 @@ def _by_value(found: Mapping[str, str]) -> dict[str, list[str]]:
     return keys
 
 
-def _check(name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = ()) -> FairnessCheck:
-    """absent: modes for which it is unknown."""
+def _check(
+    name: str, equal: bool, detail: str, values: Mapping[str, str], absent: Sequence[str] = (), *, why: str = ""
+) -> FairnessCheck:
+    """absent: modes for which it is unknown. why: the reason."""
     if absent:
-        detail += f"; not known of {', '.join(dict.fromkeys(absent))}"
+        detail += f"; not known of {', '.join(dict.fromkeys(absent))}" + (f": {why}" if why else "")
     status: Status = "differs" if not equal else "holds" if values and not absent else "unknown"
     places = _by_value(values)
     everywhere = len(places) == 1 < len(values)

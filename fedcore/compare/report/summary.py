@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fedcore.compare.report.document import Comparison
-from fedcore.compare.results import Point, RunResult, Value
+from fedcore.compare.results import Point, RunResult, SiteResult, Value, number_of
 
 NONE = "–"
 Format: TypeAlias = Callable[[float], str]
@@ -89,24 +89,42 @@ def mean_sd(spread: Spread | None, form: Format) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """What models are judged by. name: as in RunResult and Point. form: as people read it.
+    """What models are judged by. name: as in RunResult and Point. form: as people read it. percent: shares of one.
 
-    unit: of a difference. sign: 1 where more is better, else -1.
+    sign: 1 where more is better, else -1.
     """
 
     name: str
     form: Format
-    unit: str
     sign: int
+    percent: bool = False
 
     @classmethod
-    def of(cls, comparison: Comparison) -> Metric:
-        """Accuracy, or loss where no run has an accuracy."""
-        return ACCURACY if any(run.accuracy is not None for run in comparison.runs) else LOSS
+    def of(cls, comparison: Comparison) -> Metric | None:
+        """The one of the comparison; None where there is none to judge by."""
+        judged_by = comparison.judged_by
+        return cls.named(judged_by.name, comparison, sign=1 if judged_by.better == "max" else -1) if judged_by else None
 
-    def at(self, one: RunResult | Point) -> float | None:
-        """The value at a point of a curve, or of a run's last model."""
-        return one.accuracy if self is ACCURACY else one.loss
+    @classmethod
+    def named(cls, name: str, comparison: Comparison, *, sign: int = 1) -> Metric:
+        """Any metric; an accuracy is shown in percent, unless an app reports something else under its name."""
+        found = [number_of(point.metrics, name) for run in comparison.runs for point in run.curve]
+        shares = "acc" in name.lower() and all(value is None or not value > 1 for value in found)
+        return cls(name=name, form=percent if shares else decimal, sign=sign, percent=shares)
+
+    @property
+    def unit(self) -> str:
+        """Of a difference."""
+        return f"points of {self.name}" if self.percent else f"of {self.name}"
+
+    @property
+    def column(self) -> str:
+        """The head of its column."""
+        return f"{self.name} %" if self.percent else self.name
+
+    def at(self, one: RunResult | Point | SiteResult) -> float | None:
+        """The value at a point of a curve, of a run's last model, or at a site."""
+        return number_of(one.metrics, self.name)
 
     def final(self, runs: Iterable[RunResult]) -> Spread | None:
         """Over the last models of the runs."""
@@ -116,13 +134,14 @@ class Metric:
         """Larger for better models; what is unknown or not a number comes last."""
         return -math.inf if spread is None or math.isnan(spread.mean) else self.sign * spread.mean
 
+    def best(self, run: RunResult) -> float | None:
+        """Of any model on the way."""
+        known = [value for point in run.curve if (value := self.at(point)) is not None and not math.isnan(value)]
+        return max(known, key=lambda value: self.sign * value, default=None)
+
     def shown(self, spread: Spread) -> str:
         """With its standard deviation and unit."""
-        return mean_sd(spread, self.form) + (" %" if self is ACCURACY else "")
-
-
-ACCURACY = Metric(name="accuracy", form=percent, unit="points of accuracy", sign=1)
-LOSS = Metric(name="loss", form=decimal, unit="of loss", sign=-1)
+        return mean_sd(spread, self.form) + (" %" if self.percent else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +149,10 @@ class Summary:
     """One mode at one point of a sweep, over its finished runs.
 
     point: {} without a sweep. finished, failed: numbers of runs; failed ones are in no mean. lost: finished runs that
-    lost a worker; they are in the means. accuracy, loss: of the last model. best_accuracy: of any model on the way.
-    seconds, wall_seconds, simulated_seconds: as in RunResult. bytes_up, bytes_down, steps: mean over a run's workers.
-    samples: of all workers together; None if privacy forbids counting them.
+    lost a worker; they are in the means. metrics: of the last model, by name; of a metric with several numbers each has
+    its own, "name[0]" and so on. best: of any model on the way, by the metric that models are judged by. seconds,
+    wall_seconds, simulated_seconds: as in RunResult. bytes_up, bytes_down, steps: mean over a run's workers. samples:
+    of all workers together; None if they were not counted, or are private.
     """
 
     mode: str
@@ -141,9 +161,8 @@ class Summary:
     finished: int
     failed: int
     lost: int
-    accuracy: Spread | None
-    best_accuracy: Spread | None
-    loss: Spread | None
+    metrics: Mapping[str, Spread]
+    best: Spread | None
     samples: Spread | None
     steps: Spread | None
     seconds: Spread | None
@@ -160,21 +179,22 @@ class Summary:
 
 def summarize(comparison: Comparison) -> tuple[Summary, ...]:
     """One summary for each mode and point, modes in the report's order, points in the order of their runs."""
+    metric = Metric.of(comparison)
     return tuple(
-        _summary(mode.kind, runs)
+        _summary(mode.kind, runs, metric)
         for mode in comparison.modes
         for runs in points_of(run for run in comparison.runs if run.mode == mode.label).values()
     )
 
 
 def best_points(comparison: Comparison) -> dict[str, tuple[RunResult, ...]]:
-    """Finished runs by mode; of a sweep, those of the point with the best mean of the last metric."""
+    """Finished runs by mode; of a sweep, those of the point with the best mean of the last metric, or the first."""
     metric = Metric.of(comparison)
     best = {}
     for label in comparison.labels:
         points = points_of(run for run in finished(comparison.runs) if run.mode == label)
         if points:
-            best[label] = max(points.values(), key=lambda runs: metric.rank(metric.final(runs)))
+            best[label] = max(points.values(), key=lambda runs: metric.rank(metric.final(runs)) if metric else 0.0)
     return best
 
 
@@ -198,8 +218,17 @@ def per_worker(values: Mapping[str, int]) -> float | None:
 
 
 def samples_of(run: RunResult) -> int | None:
-    """The number of examples trained on; None with differential privacy, which keeps it private."""
+    """The number of examples trained on; None where nobody counts them, or where they are private."""
     return None if run.privacy is not None else run.samples
+
+
+def numbers(run: RunResult) -> dict[str, float]:
+    """The metrics of the last model, each number of those that have several by itself."""
+    found: dict[str, float] = {}
+    for name, value in run.metrics.items():
+        each = {f"{name}[{i}]": one for i, one in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        found.update(each)
+    return found
 
 
 def point_text(point: Mapping[str, Value]) -> str:
@@ -207,8 +236,10 @@ def point_text(point: Mapping[str, Value]) -> str:
     return ", ".join(f"{key}={value}" for key, value in point.items())
 
 
-def _summary(kind: str, runs: tuple[RunResult, ...]) -> Summary:
+def _summary(kind: str, runs: tuple[RunResult, ...], metric: Metric | None) -> Summary:
     done = finished(runs)
+    found = [numbers(run) for run in done]
+    spreads = {name: Spread.of(one.get(name) for one in found) for one in found for name in one}
     return Summary(
         mode=runs[0].mode,
         kind=kind,
@@ -216,11 +247,8 @@ def _summary(kind: str, runs: tuple[RunResult, ...]) -> Summary:
         finished=len(done),
         failed=len(runs) - len(done),
         lost=sum(bool(run.losses) for run in done),
-        accuracy=ACCURACY.final(done),
-        best_accuracy=Spread.of(
-            max((point.accuracy for point in run.curve if point.accuracy is not None), default=None) for run in done
-        ),
-        loss=LOSS.final(done),
+        metrics={name: spread for name, spread in spreads.items() if spread is not None},
+        best=Spread.of(map(metric.best, done)) if metric else None,
         samples=Spread.of(samples_of(run) for run in done),
         steps=Spread.of(per_worker(run.steps) for run in done),
         seconds=Spread.of(run.seconds for run in done),

@@ -9,26 +9,31 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedcore.compare.report.details import accuracy_by_site
+from fedcore.compare.judging import LOSS
+from fedcore.compare.report.details import by_site
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.findings import broken, fairness, headline
 from fedcore.compare.report.summary import (
     NONE,
+    Metric,
+    Spread,
     Summary,
+    best_points,
     count,
     decimal,
     duration,
     mean,
     mean_sd,
-    percent,
+    numbers,
     point_text,
     size,
     summarize,
 )
+from fedcore.record import metric_like
 
 CAPTION = (
-    "Accuracy and loss of the last model on the test examples of all sites, mean ± standard deviation over the seeds. "
-    "Samples: examples trained on, all workers together. Steps, bytes up and down: mean over the workers. Seconds: of "
+    "Metrics of the last model on the test examples of all sites, mean ± standard deviation over the seeds. "
+    "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the workers. Seconds: of "
     "training on this machine; wall: with the start of all processes and evaluation."
 )
 SIMULATED = "Simulated: seconds on the machines and links of the network model."
@@ -48,11 +53,8 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
     found = [Column(title="mode", cell=lambda one: one.mode)]
     if comparison.sweeps:
         found.append(Column(title="set", cell=lambda one: point_text(one.point) or NONE))
-    if any(one.accuracy for one in summaries):
-        found.append(Column(title="accuracy %", cell=lambda one: mean_sd(one.accuracy, percent)))
-        found.append(Column(title="best %", cell=lambda one: mean(one.best_accuracy, percent), narrow=False))
+    found += _metric_columns(comparison)
     found += [
-        Column(title="loss", cell=lambda one: mean_sd(one.loss, decimal), narrow=False),
         Column(title="samples", cell=lambda one: mean(one.samples, count)),
         Column(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
         Column(title="up", cell=lambda one: mean(one.bytes_up, size)),
@@ -67,6 +69,44 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
     return tuple(found)
 
 
+def _metric_columns(comparison: Comparison) -> list[Column]:
+    """What models are judged by, and beside it the loss."""
+    metric, loss = Metric.of(comparison), loss_name(comparison)
+    found = []
+    if metric is not None:
+        name, form = metric.name, metric.form
+        found.append(Column(title=metric.column, cell=lambda one: mean_sd(one.metrics.get(name), form)))
+        best = "best %" if metric.percent else "best"
+        found.append(Column(title=best, cell=lambda one: mean(one.best, form), narrow=False))
+    if loss and (metric is None or loss != metric.name):
+        found.append(Column(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None))
+    return found
+
+
+def loss_name(comparison: Comparison) -> str:
+    """Under which name the loss is, "" where there is none."""
+    return metric_like({name for run in comparison.runs for name in run.metrics}, LOSS) or ""
+
+
+def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """Every metric that the main table leaves out, a row for each and a column for each mode; None where none is.
+
+    Of a sweep, at the value that is the best by the metric that models are judged by.
+    """
+    shown = {loss_name(comparison), *([comparison.judged_by.name] if comparison.judged_by else [])}
+    runs = best_points(comparison)
+    found = {label: [numbers(run) for run in of] for label, of in runs.items()}
+    names = dict.fromkeys(name for each in found.values() for one in each for name in one if name not in shown)
+    if not names:
+        return None
+    rows = []
+    for name in names:
+        form = Metric.named(name, comparison).form
+        cells = (mean_sd(Spread.of(one.get(name) for one in each), form) for each in found.values())
+        rows.append((Metric.named(name, comparison).column, *cells))
+    return ("metric", *found), rows
+
+
 def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Header and rows, one row for each mode and point."""
     summaries = summarize(comparison)
@@ -75,13 +115,16 @@ def main_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
-    """Accuracy in percent by mode and site; None without data, or if the table would be too wide."""
-    found = accuracy_by_site(comparison)
-    names = list(dict.fromkeys(site for by_site in found.values() for site in by_site))
+    """What models are judged by, by mode and site; None without data, or if the table would be too wide."""
+    metric = Metric.of(comparison)
+    if metric is None:
+        return None
+    found = by_site(comparison, metric)
+    names = list(dict.fromkeys(site for sites in found.values() for site in sites))
     if not 0 < len(names) <= most:
         return None
-    rows = [(label, *(mean_sd(by.get(name), percent) for name in names)) for label, by in found.items()]
-    return ("mode", *names), rows
+    rows = [(label, *(mean_sd(by.get(name), metric.form) for name in names)) for label, by in found.items()]
+    return (f"mode: {metric.column}", *names), rows
 
 
 def loss_rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -109,6 +152,7 @@ def settings_rows(comparison: Comparison) -> list[tuple[str, str]]:
         ("sites", str(comparison.sites)),
         ("partition", comparison.partition),
         ("seeds", ", ".join(map(str, comparison.seeds))),
+        ("judged by", _judged_by(comparison)),
         ("network", comparison.network.name if comparison.network else "none: the loopback as it is"),
     ]
     if comparison.network is not None:
@@ -118,6 +162,13 @@ def settings_rows(comparison: Comparison) -> list[tuple[str, str]]:
         rows.append(("computation", f"{duration(cost.step)} a step and {duration(cost.example)} for each example"))
     rows += [(f"run config: {key}", str(value)) for key, value in comparison.run_config.items()]
     return rows + [(f"setting: {key}", str(value)) for key, value in comparison.settings.items()]
+
+
+def _judged_by(comparison: Comparison) -> str:
+    judged_by = comparison.judged_by
+    if judged_by is None:
+        return NONE
+    return f"{judged_by.name}, {'more' if judged_by.better == 'max' else 'less'} is better"
 
 
 def _links(comparison: Comparison) -> str:

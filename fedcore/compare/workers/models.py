@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from fedcore.compare.results import SiteResult
+import torch
+from torch import Tensor
+
+from fedcore.compare.judging import ACCURACY, LOSS
+from fedcore.compare.results import SiteResult, number_of
 from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
@@ -17,8 +23,10 @@ from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.serverside import run_server_app
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
-from fedcore.training.engines import World, make_engine
+from fedcore.training.engines import Engine, World, make_engine
+from fedcore.training.engines.batches import TrainingData
 from fedcore.training.loop import evaluate
+from fedcore.training.metrics import Metric
 
 START_SECONDS: Final = 600.0
 """How long the app may take to import and to make a model, or to read its data."""
@@ -72,30 +80,35 @@ def _save_initial(report: ReportSink, run: PlannedRun) -> None:
 # --- the models of rounds --------------------------------------------------------------------------------------------
 
 
+class Reported(NamedTuple):
+    """What the clients of a `supervised_app` reported of one round's model. weight: of all their replies together."""
+
+    weight: int
+    metrics: Mapping[str, float | tuple[float, ...]]
+
+
 class _SiteEvaluation(NamedTuple):
     site: int
     examples: int
-    weight: int
-    loss: float
-    accuracy: float
+    metrics: dict[str, float]
+    everywhere: dict[str, float]
 
 
 class Evaluated(WorkerReport):
-    """What one round's models gave, each on its site; the means are weighted as the app weighs test results."""
+    """What one round's models gave: on the test parts of all their sites together, and on each.
+
+    Sums of metrics are added over the sites; the loss is weighted as the app weighs test results.
+    """
 
     round: int
-    found: tuple[_SiteEvaluation, ...]
-
-    def mean(self, name: str) -> float:
-        """Of "loss" or "accuracy"."""
-        total: float = sum(one.weight * getattr(one, name) for one in self.found)
-        return total / sum(one.weight for one in self.found)
+    metrics: dict[str, float]
+    found: tuple[_SiteEvaluation, ...] = ()
 
     @property
     def sites(self) -> tuple[SiteResult, ...]:
         """Site by site."""
         return tuple(
-            SiteResult(site=worker_name(one.site), examples=one.examples, loss=one.loss, accuracy=one.accuracy)
+            SiteResult(site=worker_name(one.site), examples=one.examples, metrics=one.metrics, everywhere=one.everywhere)
             for one in self.found
         )
 
@@ -105,27 +118,102 @@ def everywhere(run: PlannedRun, model: Path) -> Models:
     return dict.fromkeys(range(run.sites), model)
 
 
-def evaluate_rounds(run: PlannedRun, workers: Workers, rounds: Mapping[int, Models]) -> dict[int, Evaluated]:
+def evaluate_rounds(
+    run: PlannedRun, workers: Workers, rounds: Mapping[int, Models], reported: Mapping[int, Reported]
+) -> dict[int, Evaluated]:
     """Evaluate the models of some rounds on the test parts of their sites, in a process of its own.
 
-    Raises RunFailed where the app's own code fails, or where it is not a `supervised_app`.
+    reported: of other rounds, whose models are nowhere, what the app's clients said of them. Raises RunFailed where the
+    app's own code fails, or where its data are not known.
     """
-    reports = workers.call("evaluator", _evaluate, run, rounds, silence=SILENCE_SECONDS)
+    reports = workers.call("evaluator", _evaluate, run, rounds, reported, silence=SILENCE_SECONDS)
     return {report.round: report for report in reports if isinstance(report, Evaluated)}
 
 
-def _evaluate(report: ReportSink, run: PlannedRun, rounds: Mapping[int, Models]) -> None:
+def _evaluate(
+    report: ReportSink, run: PlannedRun, rounds: Mapping[int, Models], reported: Mapping[int, Reported]
+) -> None:
     problem = Problem.of(run)
-    engine = make_engine(problem.recipe(), EngineConfig(), World(device=World.current().device))
-    parts = {site: problem.test(site) for models in rounds.values() for site in models}
+    test = _Test(problem, {site: problem.test(site) for models in rounds.values() for site in models})
     for number, models in rounds.items():
-        loaded, found = None, []
-        for site, model in models.items():
-            if model != loaded:
-                state = ModelState.open(model)
-                engine.load(state, only=list(state))
-                loaded = model
-            result = evaluate(engine, parts[site])
-            weight = getattr(result, problem.app.weigh)
-            found.append(_SiteEvaluation(site, result.examples, weight, result.loss, result.accuracy))
-        report(Evaluated(round=number, found=tuple(found)))
+        each = {site: test.of(model, [site]) for site, model in models.items()}
+        # Sites whose models differ are also compared on the same examples, once.
+        alone = run.mode.in_report.alone and number == max(rounds)
+        whole = {site: test.of(model, models) for site, model in models.items()} if alone else {}
+        found = [
+            _SiteEvaluation(site, one.examples, one.figures(), whole[site].figures() if alone else {})
+            for site, one in each.items()
+        ]
+        report(Evaluated(round=number, metrics=_together(each.values()).figures(), found=tuple(found)))
+    for number, said in reported.items():
+        report(Evaluated(round=number, metrics=_figures_of(said, problem.app.metrics)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Sums over test examples. weight: of the loss. sums: of each metric."""
+
+    examples: int = 0
+    weight: int = 0
+    loss: float = 0.0
+    metrics: tuple[Metric, ...] = ()
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __add__(self, other: _Counts) -> _Counts:
+        return _Counts(
+            examples=self.examples + other.examples,
+            weight=self.weight + other.weight,
+            loss=self.loss + other.loss,
+            metrics=other.metrics,
+            sums={name: self.sums.get(name, 0) + sums for name, sums in other.sums.items()},
+        )
+
+    def figures(self) -> dict[str, float]:
+        """The metrics, and the mean loss."""
+        found = {metric.name: metric.value(self.sums[metric.name]) for metric in self.metrics}
+        return {**found, LOSS: self.loss / max(1, self.weight)}
+
+
+def _together(counts: Iterable[_Counts]) -> _Counts:
+    return functools.reduce(operator.add, counts, _Counts())
+
+
+@dataclass(slots=True)
+class _Test:
+    """Evaluates models, the test parts of whose sites stay in memory."""
+
+    problem: Problem
+    parts: Mapping[int, TrainingData]
+    _engine: Engine = field(init=False)
+    _loaded: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._engine = make_engine(self.problem.recipe(), EngineConfig(), World(device=World.current().device))
+
+    def of(self, model: Path, sites: Iterable[int]) -> _Counts:
+        """A model on the test parts of some sites."""
+        if model != self._loaded:
+            state = ModelState.open(model)
+            self._engine.load(state, only=list(state))
+            self._loaded = model
+        return _together(self._on(self.parts[site]) for site in sites)
+
+    def _on(self, part: TrainingData) -> _Counts:
+        result = evaluate(self._engine, part, metrics=self.problem.app.metrics)
+        weight: int = getattr(result, self.problem.weigh)
+        sums = {name: torch.tensor(values, dtype=torch.float64) for name, values in result.sums.items()}
+        return _Counts(
+            examples=result.examples, weight=weight, loss=weight * result.loss, metrics=result.metrics, sums=sums
+        )
+
+
+def _figures_of(said: Reported, metrics: Sequence[Metric]) -> dict[str, float]:
+    """What the clients' means over a weight come to, by the names of the metrics."""
+    plain = {LOSS: "eval_loss", ACCURACY: "eval_acc"}
+    found = {name: value for name, key in plain.items() if (value := number_of(said.metrics, key)) is not None}
+    for metric in metrics:
+        means = said.metrics.get(metric.sums_name)
+        if means is not None:
+            sums = torch.atleast_1d(torch.tensor(means, dtype=torch.float64)) * said.weight
+            found[metric.name] = metric.value(sums)
+    return found

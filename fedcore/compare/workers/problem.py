@@ -15,23 +15,27 @@ from fedcore.config import ROUNDS_KEY
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.engine_app import SupervisedApp
+from fedcore.flower.engine_app import Data, LocalApp, SupervisedApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.tensor_app import LocalJob
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
 from fedcore.wire import Scalar
 
+_ANY = "(centralized and the federated modes take any Flower app)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One training problem, divided over sites.
 
-    app: what `supervised_app` made. config: the whole run config. sites: how many parts the data are divided into;
-    site i of the comparison is partition i of the app, and the client that provisioning calls client-(i+1).
+    app: what `supervised_app` made, or `local_app` with data. data: of the app. config: the whole run config. sites: how
+    many parts the data are divided into; site i of the comparison is partition i of the app, and the client that
+    provisioning calls client-(i+1).
     """
 
-    app: SupervisedApp
+    app: LocalApp
+    data: Data
     config: Mapping[str, Scalar]
     sites: int
 
@@ -42,24 +46,39 @@ class Problem:
         Raises ConfigurationError where the app does its own training, or keeps a part of the model on its clients.
         """
         try:
-            found = load_object(app.folder, app.clientapp, SupervisedApp)
+            found = load_object(app.folder, app.clientapp, LocalApp)
         except AppError as error:
             raise ConfigurationError(
-                f"{error}; this mode trains the app's model itself and needs a ClientApp made by "
-                "fedcore.flower.engine_app.supervised_app (centralized and the federated modes take any Flower app)"
+                f"{error}; this mode trains the app's model itself and needs a ClientApp made by supervised_app, or by "
+                f"local_app(..., data=...), of fedcore.flower.engine_app {_ANY}"
             ) from None
+        if found.data is None:
+            raise ConfigurationError(
+                "this mode trains the app's model itself, and its local_app does not say on which data: write "
+                f"local_app(..., data=lambda job: (training part, test part), loss=..., metrics=[...]) {_ANY}"
+            )
         for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
             if key not in config:
                 raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
         personal = found.definition.personal(dict(config))
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
-        return cls(app=found, config=config, sites=sites)
+        return cls(app=found, data=found.data, config=config, sites=sites)
 
     @classmethod
     def of(cls, run: PlannedRun) -> Problem:
         """That of one run; raises what `load` raises."""
         return cls.load(run.app, config=run.config, sites=run.sites)
+
+    @property
+    def reports_alike(self) -> bool:
+        """Whether the app's clients report of a model what is found here; own evaluation functions need not."""
+        return isinstance(self.app, SupervisedApp)
+
+    @property
+    def weigh(self) -> str:
+        """What the loss of a site's test part weighs, an attribute of `Evaluation`."""
+        return self.app.weigh if isinstance(self.app, SupervisedApp) else "examples"
 
     @property
     def rounds(self) -> int:
@@ -87,11 +106,11 @@ class Problem:
 
     def training(self, site: int) -> TrainingData:
         """The training part of one site."""
-        return self.app.data(self.job(site))[0]
+        return self.data(self.job(site))[0]
 
     def test(self, site: int) -> TrainingData:
         """The test part of one site."""
-        return self.app.data(self.job(site))[1]
+        return self.data(self.job(site))[1]
 
     def pooled_training(self) -> TrainingData:
         """All training parts, one site after the other."""
@@ -99,7 +118,7 @@ class Problem:
 
     def order_seed(self, site: int, server_round: int) -> int:
         """Decides the order of a site's examples in a round, as in its federated training."""
-        return self.app.order_seed(self.job(site, server_round))
+        return SupervisedApp.order_seed(self.job(site, server_round))
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedcore.compare.results import as_metrics, number_of
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink
@@ -38,7 +39,7 @@ def train_centralized(
 ) -> None:
     """A worker of mode `centralized`: on the schedule that all baselines share, or driven by the app's ServerApp.
 
-    The second is for apps that do their own training. Its rounds report the examples that the app counts, and no steps.
+    The second is for apps that do their own training. Nobody counts the examples that they take, and no steps.
     """
     try:
         Problem.of(run)
@@ -108,11 +109,12 @@ class PooledBackend:
 
     def _tell(self, request: ExchangeRequest, examples: int, metrics: Mapping[str, Any], seconds: float) -> None:
         number = request.server_round
-        loss, accuracy = (metrics.get(metric_like(metrics, word) or "") for word in ("loss", "acc"))
         if not is_training(request.message_type):
-            self.report(OwnEvaluation(round=number, loss=loss, accuracy=accuracy))
+            self.report(OwnEvaluation(round=number, metrics=as_metrics(metrics)))
             return
-        total = (loss or 0.0) * examples
-        self.report(RoundDone(round=number, samples=examples, steps=0, loss=total, seconds=seconds))
+        loss = number_of(as_metrics(metrics), metric_like(metrics, "loss") or "")
+        total = None if loss is None else loss * examples
+        done = RoundDone(round=number, examples=examples, steps=0, loss=total, seconds=seconds, counted=False)
+        self.report(done)
         while self.run.kill is not None and self.run.kill.round == number:
             signal.pause()

@@ -45,23 +45,27 @@ class WorkerReady(WorkerReport):
 
 
 class RoundDone(WorkerReport):
-    """At the end of every round, and of this round alone. loss: sum over the samples. sent, received: bytes."""
+    """At the end of every round, and of this round alone.
+
+    examples: taken in the round, repetitions counted; where they were not `counted`, what the app said of itself.
+    loss: sum over them, None where nobody said. sent, received: bytes.
+    """
 
     round: int
-    samples: int
+    examples: int
     steps: int
-    loss: float
+    loss: float | None
     seconds: float
+    counted: bool = True
     sent: int = 0
     received: int = 0
 
 
 class OwnEvaluation(WorkerReport):
-    """After a round, where the app evaluates the model itself."""
+    """After a round, where the app evaluates the model itself: what it reports."""
 
     round: int
-    loss: float | None
-    accuracy: float | None
+    metrics: dict[str, float | tuple[float, ...]]
 
 
 class Note(WorkerReport):
@@ -229,16 +233,16 @@ class RoundLoop:
 
     def train(self, number: int) -> RoundDone:
         """One round, not timed."""
-        samples = steps = 0
+        examples = steps = 0
         loss = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         with self.engine.seeded(self.seed(number)):
             for batch in self.engine.read(self.data, self.rows(number), seed=self.seed(number)):
                 own = 0 if batch.weights is not None else len(batch)
                 loss += self._step(batch, own)
-                samples, steps = samples + own, steps + 1
+                examples, steps = examples + own, steps + 1
         if self.averaging is not None:
             self.averaging.meet()
-        return RoundDone(round=number, samples=samples, steps=steps, loss=float(loss), seconds=0.0)
+        return RoundDone(round=number, examples=examples, steps=steps, loss=float(loss), seconds=0.0)
 
     def _step(self, batch: Batch, own: int) -> torch.Tensor | float:
         if self.averaging is None:

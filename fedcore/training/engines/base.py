@@ -70,7 +70,7 @@ class Engine(ABC):
 
     model: what a loop calls; for "pp" the layers of this rank only, so that a loop of your own uses `step`. module: the
     model without what the engine wrapped around it. data_rank, data_size: this rank's place among those that get
-    different examples, and their number.
+    different examples, and their number. examples_taken: examples of all batches up to now, over all ranks.
     """
 
     model: nn.Module
@@ -82,6 +82,7 @@ class Engine(ABC):
         self.recipe = recipe
         self.config = config
         self.world = world
+        self.examples_taken = 0
         self._loaders = Loaders(world.device)
         recipe.loss.check_parts(data_ranks=self.data_size, micro_batches=config.micro_batches, engine=config.engine)
         if config.deterministic:
@@ -134,6 +135,7 @@ class Engine(ABC):
 
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
+        self.examples_taken += batch.total
         micro_batches = batch.split(self.config.micro_batches or 1)
         losses = []
         for number, micro_batch in enumerate(micro_batches, start=1):

@@ -82,6 +82,7 @@ class PipelineEngine(Engine):
 
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
+        self.examples_taken += batch.total
         before = {parameter: parameter.grad for parameter in self._shared}
         for parameter in before:
             parameter.grad = None

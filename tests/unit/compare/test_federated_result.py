@@ -52,7 +52,8 @@ def test_the_model_counts_for_every_training_exchange(tmp_path: Path) -> None:
     assert result.bytes_up == {"client-1": 30, "client-2": 30}
     assert [point.bytes_up for point in result.curve] == [10, 30]
     assert (result.initial_sha256, result.model_sha256) == ("a", "")
-    assert [(point.accuracy, point.loss, point.seconds) for point in result.curve] == [(0.5, 1.0, 2.0), (1.0, 0.5, 4.0)]
+    found = [(point.metrics["eval_acc"], point.metrics["eval_loss"], point.seconds) for point in result.curve]
+    assert found == [(0.5, 1.0, 2.0), (1.0, 0.5, 4.0)]
 
 
 def test_samples_and_steps_are_those_of_the_survivors(tmp_path: Path) -> None:

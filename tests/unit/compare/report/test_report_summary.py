@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.comparisons import everything, made_up, made_up_run
 
+from fedcore.compare.judging import JudgedBy
 from fedcore.compare.report import Comparison, merge
 from fedcore.compare.report.findings import FairnessCheck, broken, fairness, headline
 from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, size, summarize
@@ -14,9 +15,8 @@ from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult
 
 
 def ending(mode: str, accuracy: float | None, *, seed: int = 1, loss: float | None = 0.5, **changes: Any) -> RunResult:
-    last = Point(
-        round=1, samples=9, seconds=1.0, simulated_seconds=None, bytes_up=0, bytes_down=0, loss=loss, accuracy=accuracy
-    )
+    found = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
+    last = Point(round=1, samples=9, seconds=1.0, simulated_seconds=None, bytes_up=0, bytes_down=0, metrics=found)
     return made_up_run(mode, seed=seed, curve=(last,), **changes)
 
 
@@ -60,7 +60,7 @@ def test_failed_runs_are_counted_and_in_no_mean() -> None:
     )
     (summary,) = summarize(made_up("local", seeds=3, runs=runs))
     assert (summary.finished, summary.failed, summary.lost) == (2, 1, 1)
-    assert summary.accuracy == Spread(mean=pytest.approx(0.6), sd=pytest.approx(0.1 * math.sqrt(2)), n=2)
+    assert summary.metrics["accuracy"] == Spread(mean=pytest.approx(0.6), sd=pytest.approx(0.1 * math.sqrt(2)), n=2)
 
 
 def test_bytes_and_steps_are_means_over_the_workers() -> None:
@@ -81,8 +81,9 @@ def test_of_a_sweep_the_best_finite_point_is_shown() -> None:
         ending("local", math.nan, point={"lr": 9.0}),
     ]
     assert best_points(made_up("local", runs=tuple(runs)))["local"] == (runs[1],)
-    by_loss = [replace(run, curve=(replace(run.curve[0], accuracy=None, loss=n + 1.0),)) for n, run in enumerate(runs)]
-    assert best_points(made_up("local", runs=tuple(by_loss)))["local"] == (by_loss[0],)
+    by_loss = [replace(run, curve=(replace(run.curve[0], metrics={"loss": n + 1.0}),)) for n, run in enumerate(runs)]
+    judged_by = JudgedBy(name="loss", better="min")
+    assert best_points(made_up("local", runs=tuple(by_loss), judged_by=judged_by))["local"] == (by_loss[0],)
     assert [one.point for one in summarize(made_up("local", runs=tuple(runs)))] == [
         {"lr": lr} for lr in (0.1, 1.0, 9.0)
     ]
@@ -146,8 +147,8 @@ def test_equal_runs_pass_every_check() -> None:
         ("Initial weights", {"initial_sha256": "ff" * 32}, "differs"),
         ("Initial weights", {"initial_sha256": ""}, "unknown"),
         ("Examples trained on", {"samples": 8000}, "differs"),
-        ("Examples trained on", {"samples": 0}, "unknown"),
-        ("Test examples", {"sites": (SiteResult(site="client-1", examples=1, loss=1.0, accuracy=1.0),)}, "differs"),
+        ("Examples trained on", {"samples": None}, "unknown"),
+        ("Test examples", {"sites": (SiteResult(site="client-1", examples=1, metrics={"loss": 1.0}),)}, "differs"),
         ("Test examples", {"sites": ()}, "unknown"),
         ("Precision", {"precision": "bfloat16"}, "differs"),
         ("Precision", {"precision": ""}, "unknown"),
