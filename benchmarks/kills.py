@@ -26,7 +26,7 @@ from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, quiet_env
 from fedcore.compare.carry_out import RunStart, carry_out
 from fedcore.compare.modes import every_mode, parse_modes
 from fedcore.compare.plan import CompareJob
-from fedcore.compare.results import RunResult
+from fedcore.compare.results import RunResult, number_of
 from fedcore.compare.run import Kill
 from fedcore.errors import RunFailed
 from fedcore.events import EventSink, ignore
@@ -67,7 +67,7 @@ def report(results: Sequence[RunResult]) -> Report:
             result.mode,
             result.status,
             str(max((point.round for point in result.curve if point.round), default=0)),
-            "" if result.accuracy is None else f"{100 * result.accuracy:.1f}",
+            "" if (accuracy := number_of(result.metrics, "accuracy")) is None else f"{100 * accuracy:.1f}",
             f"{loss.seconds:.2f}",
             loss.consequence,
         )

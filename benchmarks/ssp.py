@@ -35,7 +35,7 @@ from fedcore.compare.carry_out import carry_out_run
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.parameter_server import ParameterServer
-from fedcore.compare.results import Point, RunResult, Staleness
+from fedcore.compare.results import Point, RunResult, Staleness, number_of
 from fedcore.compare.run import PlannedRun
 from fedcore.errors import RunFailed
 from fedcore.events import ignore
@@ -146,7 +146,7 @@ def to_target(curve: Sequence[Point], target: float) -> tuple[float, float]:
     """Simulated seconds and samples until the accuracy first reaches `target`, interpolated; infinity where it never
     does."""
     for before, after in pairwise(curve):
-        low, high = before.accuracy or 0.0, after.accuracy or 0.0
+        low, high = (number_of(point.metrics, "accuracy") or 0.0 for point in (before, after))
         if high >= target:
             share = (target - low) / (high - low)
             seconds = _time(before) + share * (_time(after) - _time(before))
@@ -210,7 +210,7 @@ def _times(results: Results) -> Table:
     rows = []
     for (scenario, bound), found in results.items():
         seconds, samples = zip(*(to_target(result.curve, TARGET) for result in found), strict=True)
-        accuracy = [100 * (result.accuracy or 0.0) for result in found]
+        accuracy = [100 * (number_of(result.metrics, "accuracy") or 0.0) for result in found]
         whole = [result.simulated_seconds or 0.0 for result in found]
         cells = (_spread(seconds, 2), _spread(samples, 0), _spread(accuracy, 1), _spread(whole, 2))
         updates = [_mean_age(_staleness(result).updates) for result in found]

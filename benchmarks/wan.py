@@ -34,7 +34,7 @@ from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import MUTED, Drawing, label_lines, looks, percent_axis
-from fedcore.compare.results import Point, RunResult
+from fedcore.compare.results import Point, RunResult, number_of
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.errors import RunFailed
@@ -56,6 +56,11 @@ Curves = Mapping[str, tuple[Point, ...]]
 """Label of a mode -> its curve on one network."""
 
 
+def _accuracy(point: Point) -> float:
+    """0 where it was not measured."""
+    return number_of(point.metrics, "accuracy") or 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """All modes on both networks. curves: by network. again: of the first network, computed as for the second."""
@@ -74,17 +79,13 @@ class Study:
     @property
     def targets(self) -> tuple[float, ...]:
         """Accuracies that the better ones reach, rounded down to a thousandth."""
-        best = max(curves[label][-1].accuracy or 0.0 for curves in self.curves.values() for label in self.rivals)
+        best = max(_accuracy(curves[label][-1]) for curves in self.curves.values() for label in self.rivals)
         return tuple(math.floor(share * best * 1000) / 1000 for share in TARGETS)
 
     def reached(self, network: str, label: str, target: float) -> float | None:
         """Simulated seconds of the first evaluation at the target or above; None where there is none."""
         return next(
-            (
-                point.simulated_seconds
-                for point in self.curves[network][label]
-                if point.accuracy is not None and point.accuracy >= target
-            ),
+            (point.simulated_seconds for point in self.curves[network][label] if _accuracy(point) >= target),
             None,
         )
 
@@ -203,7 +204,7 @@ def draw(found: Study, path: Path) -> None:
         for axes, network in zip(rows, NETWORKS, strict=True):
             curves = found.curves[network]
             for label, curve in curves.items():
-                points = [(point.simulated_seconds, point.accuracy) for point in curve if point.simulated_seconds]
+                points = [(point.simulated_seconds, _accuracy(point)) for point in curve if point.simulated_seconds]
                 axes.plot(*zip(*points, strict=True), **modes[label].line)
             for target in found.targets:
                 axes.axhline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -211,7 +212,7 @@ def draw(found: Study, path: Path) -> None:
             axes.set_ylabel(f"accuracy, {network.upper()}")
             percent_axis(axes)
         for axes, network in zip(rows, NETWORKS, strict=True):
-            ends = {label: curve[-1].accuracy or 0.0 for label, curve in found.curves[network].items()}
+            ends = {label: _accuracy(curve[-1]) for label, curve in found.curves[network].items()}
             label_lines(figure, axes, ends, modes)
         rows[-1].set_xlabel("simulated seconds")
 
@@ -266,7 +267,7 @@ def _table(found: Study) -> Table:
             for (network, target), first in zip(goals, winners, strict=True)
         ]
         totals = [f"{found.curves[name][label][-1].simulated_seconds or 0.0:.3g}" for name in NETWORKS]
-        last = [f"{found.curves[name][label][-1].accuracy or 0.0:.4f}" for name in NETWORKS]
+        last = [f"{_accuracy(found.curves[name][label][-1]):.4f}" for name in NETWORKS]
         rows.append((label, *cells, *totals, " / ".join(dict.fromkeys(last)), f"{curve[-1].bytes_up / 1e6:.2f}"))
     columns = [f"{network.upper()} to {target:.1%}" for network, target in goals]
     whole = [f"{network.upper()} in all" for network in NETWORKS]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from fedcore.compare.judging import LOSS, Better
 from fedcore.compare.measure.network import Cost, Network
@@ -45,7 +46,7 @@ class AppFacts(WorkerReport):
     """
 
     refusal: str
-    metrics: dict[str, Better | None] = {}
+    metrics: dict[str, Better | None] = Field(default_factory=dict)
     batch_loss: str = ""
     split: tuple[SiteSplit, ...] = ()
     cost: Cost | None = None

@@ -95,7 +95,7 @@ class Mode(ABC):
         return False
 
     def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
-        """Whether several processes compute one gradient, each of a part of the batch: no loss over a batch allows it."""
+        """Whether processes compute one gradient together, each of a part of the batch; a batch loss forbids that."""
         del options
         return False
 

@@ -34,8 +34,8 @@ class Federated(Mode):
     """Seconds and bytes are those of completed training exchanges.
 
     First and last model are evaluated on every site where the app says on which data; those between are known by what
-    a `supervised_app` reports, which without differential privacy is the same. protection: "private" is secure aggregation with differential
-    privacy.
+    a `supervised_app` reports, which without differential privacy is the same. protection: "private" is secure
+    aggregation with differential privacy.
     """
 
     any_app: ClassVar[bool] = True

@@ -68,9 +68,9 @@ class Comparison:
     sweeps and options of modes are in the runs. network: None for the loopback as it is. cost: seconds of computation
     for the simulated clock. created: ISO 8601, UTC. modes: in the order of the report. split: of the first seed. runs:
     every mode with every seed at every point of a sweep. sources: empty unless several reports were merged.
-    judged_by: the metric that models are judged by, None where no metric is known to be better or worse. own_evaluation:
-    the metrics are those that the app's own evaluation reports, weighted as it says; else every model was evaluated
-    in the same way, on the same examples.
+    judged_by: the metric that models are judged by, None where nobody says whether more of one is better.
+    own_evaluation: the metrics are those that the app's own evaluation reports, weighted as it says; else every model
+    was evaluated in the same way, on the same examples.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

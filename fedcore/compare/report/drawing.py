@@ -73,7 +73,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure of the report. name: of its file. section: of the page. caption: says how to read it. height: in inches."""
+    """A figure of the report. name: of its file. section: of the page. caption: how to read it. height: in inches."""
 
     name: str
     section: str

@@ -294,7 +294,9 @@ def _equal(
     absent = [run.mode for run in finished(runs) if not value(run)]
     found = {place: {_name(run): value(run) for run in peers} for place, peers in _peers(known)}
     equal = all(len(set(values.values())) == 1 for values in found.values())
-    return _check(name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent, why=why)
+    return _check(
+        name, equal, detail, {place: _same_or_each(values) for place, values in found.items()}, absent, why=why
+    )
 
 
 def _same_or_each(found: Mapping[str, str]) -> str:

@@ -33,8 +33,8 @@ from fedcore.record import metric_like
 
 CAPTION = (
     "Metrics of the last model on the test examples of all sites, mean ± standard deviation over the seeds. "
-    "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the workers. Seconds: of "
-    "training on this machine; wall: with the start of all processes and evaluation."
+    "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the "
+    "workers. Seconds: of training on this machine; wall: with the start of all processes and evaluation."
 )
 SIMULATED = "Simulated: seconds on the machines and links of the network model."
 
@@ -79,7 +79,9 @@ def _metric_columns(comparison: Comparison) -> list[Column]:
         best = "best %" if metric.percent else "best"
         found.append(Column(title=best, cell=lambda one: mean(one.best, form), narrow=False))
     if loss and (metric is None or loss != metric.name):
-        found.append(Column(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None))
+        found.append(
+            Column(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
+        )
     return found
 
 

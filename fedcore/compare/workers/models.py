@@ -108,7 +108,9 @@ class Evaluated(WorkerReport):
     def sites(self) -> tuple[SiteResult, ...]:
         """Site by site."""
         return tuple(
-            SiteResult(site=worker_name(one.site), examples=one.examples, metrics=one.metrics, everywhere=one.everywhere)
+            SiteResult(
+                site=worker_name(one.site), examples=one.examples, metrics=one.metrics, everywhere=one.everywhere
+            )
             for one in self.found
         )
 
@@ -214,6 +216,6 @@ def _figures_of(said: Reported, metrics: Sequence[Metric]) -> dict[str, float]:
     for metric in metrics:
         means = said.metrics.get(metric.sums_name)
         if means is not None:
-            sums = torch.atleast_1d(torch.tensor(means, dtype=torch.float64)) * said.weight
+            sums = torch.tensor(means, dtype=torch.float64).reshape(metric.length) * said.weight
             found[metric.name] = metric.value(sums)
     return found

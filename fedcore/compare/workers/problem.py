@@ -29,9 +29,9 @@ _ANY = "(centralized and the federated modes take any Flower app)"
 class Problem:
     """One training problem, divided over sites.
 
-    app: what `supervised_app` made, or `local_app` with data. data: of the app. config: the whole run config. sites: how
-    many parts the data are divided into; site i of the comparison is partition i of the app, and the client that
-    provisioning calls client-(i+1).
+    app: what `supervised_app` made, or `local_app` with data. data: of the app. config: the whole run config.
+    sites: how many parts the data are divided into; site i of the comparison is partition i of the app, and the client
+    that provisioning calls client-(i+1).
     """
 
     app: LocalApp

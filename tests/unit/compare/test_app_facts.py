@@ -17,6 +17,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+TOKENS = Path(__file__).parents[2] / "apps" / "tokens"
 
 
 def found_in(app: Path, network: str = "none", **config: Any) -> WorkerReport:
@@ -58,6 +59,32 @@ def test_an_app_that_trains_in_its_own_way_is_refused_for_some_modes() -> None:
     found.check(parse_modes("federated,centralized"))
     with pytest.raises(ConfigurationError, match=r"--modes local, ps-ssp\[s=1\]: .*supervised_app"):
         found.check(parse_modes("federated,local,ps-ssp[s=1]"))
+
+
+def test_a_local_app_is_told_what_to_write() -> None:
+    found = found_in(TOKENS)
+    assert isinstance(found, AppFacts)
+    with pytest.raises(ConfigurationError, match=r"--modes diloco: .*write local_app\(\.\.\., data=lambda job: "):
+        found.check(parse_modes("federated,diloco"))
+
+
+def test_the_metrics_are_known_before_the_first_run() -> None:
+    found = found_in(DIGITS)
+    assert isinstance(found, AppFacts)
+    assert list(found.metrics.items()) == [("accuracy", "max"), ("loss", "min")]
+    own = found_in(TINY)
+    assert isinstance(own, AppFacts)
+    assert own.metrics == {}
+
+
+def test_a_loss_over_batches_is_refused_where_a_batch_is_divided() -> None:
+    found = AppFacts(refusal="", batch_loss="cox")
+    found.check(parse_modes("centralized,local,local-sgd,diloco,ps-async,ps-ssp,federated,federated-plain"))
+    with pytest.raises(ConfigurationError) as caught:
+        found.check(parse_modes("allreduce,ps-sync,centralized[ranks=2],federated"))
+    assert str(caught.value).startswith(
+        "--modes allreduce, ps-sync, centralized[ranks=2]: the loss cox is over a whole"
+    )
 
 
 def test_data_that_cannot_be_divided_are_refused() -> None:

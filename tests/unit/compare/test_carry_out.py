@@ -1,15 +1,26 @@
 """In which order runs are carried out, and what is known of them before."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fedcore.compare.app_facts import AppFacts
-from fedcore.compare.carry_out import build_comparison, finished, in_groups, seconds_left
+from fedcore.compare.carry_out import (
+    build_comparison,
+    check_metric,
+    finished,
+    in_groups,
+    seconds_left,
+)
+from fedcore.compare.judging import JudgedBy, Wanted
 from fedcore.compare.measure.network import Cost
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report import SiteSplit
-from fedcore.compare.results import RunResult
+from fedcore.compare.results import Point, RunResult
 from fedcore.compare.run import PlannedRun
+from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar
 
@@ -70,3 +81,16 @@ def test_a_comparison_says_what_held_for_all_runs() -> None:
     assert made.settings["field-bits"] == 32
     assert [(mode.label, mode.kind) for mode in made.modes] == [("federated", "federated"), ("local", "local")]
     assert len(made.runs) == 8
+
+
+def test_the_metric_of_an_app_of_its_own_is_looked_for_in_its_first_run() -> None:
+    asked = replace(job("federated"), metric=Wanted(name="c_index"))
+    run, *_ = plan(asked)
+    facts = AppFacts(refusal="own loop")
+    evaluated = replace(result(run), curve=(Point(round=1, metrics={"eval_acc": 0.5, "pair": (1.0, 2.0)}),))
+    check_metric(asked, facts, result(run))
+    with pytest.raises(ConfigurationError, match="there are eval_acc:max, pair; runs that finished are kept"):
+        check_metric(asked, facts, evaluated)
+    check_metric(replace(asked, metric=Wanted(name="eval_acc")), facts, evaluated)
+    made = build_comparison(replace(asked, metric=None), [run], [evaluated], facts)
+    assert (made.judged_by, made.own_evaluation) == (JudgedBy(name="eval_acc", better="max"), True)

@@ -7,11 +7,12 @@ import pytest
 from support.events import event
 from support.tiny import TINY
 
-from fedcore.compare.federation import Followed
+from fedcore.compare.federation import Followed, Taken, taken_since
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.federated import Description, result_of
+from fedcore.compare.modes.federated import Description, reported, result_of
 from fedcore.compare.run import PlannedRun
+from fedcore.compare.workers.models import Reported
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.events import PrivacyTerms
 from fedcore.flower.app import FlowerApp
@@ -22,7 +23,11 @@ NETWORK = Network(name="", bandwidth=8.0, latency=0.0, server=16.0)
 SCHEDULE = Schedule(counts=(4, 6), batch_size=2, epochs=2)
 
 
-def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), **started: Any) -> Followed:
+TOLD = {"client-1": {1: 8, 2: 8}, "client-2": {1: 12, 2: 12}}
+"""Two epochs of 4 and 6 examples, in both rounds."""
+
+
+def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), taken: Taken = TOLD, **started: Any) -> Followed:
     """Two rounds; in the second one `survivors` are left, and nobody has to fetch the model."""
     record = RunRecord()
     record.add(event("started", **{"aggregation": "plain", **started}), 0.0)
@@ -35,7 +40,8 @@ def followed(*, survivors: tuple[str, ...] = ("client-1", "client-2"), **started
         found = {"eval_acc": 0.5 * number, "eval_loss": 1.0 / number}
         record.add(event("exchange-done", **base, message_type="evaluate", examples=5, metrics=found), 2)
     record.add(event("ended"), 3.0)
-    return Followed(record=record, losses=(), models=("a", "b", "b", "c"), fetched=(BOTH, BOTH, frozenset(), BOTH))
+    fetched = (BOTH, BOTH, frozenset(), BOTH)
+    return Followed(record=record, losses=(), models=("a", "b", "b", "c"), fetched=fetched, taken=taken)
 
 
 def run(tmp_path: Path, **changes: Any) -> PlannedRun:
@@ -59,16 +65,28 @@ def test_the_model_counts_for_every_training_exchange(tmp_path: Path) -> None:
 def test_samples_and_steps_are_those_of_the_survivors(tmp_path: Path) -> None:
     about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
     result = result_of(run(tmp_path), followed(survivors=("client-2",)), about)
-    # Two epochs of 4 and 6 examples.
     assert [point.samples for point in result.curve] == [20, 20 + 12]
     assert result.steps == {"client-1": 4, "client-2": 2 * 6}
     # 6 steps of a second; 120 and 130 bytes over a byte a second, in the second round over the whole of a site's link.
     assert [point.simulated_seconds for point in result.curve] == pytest.approx([6 + 120, 6 + 120 + 6 + 130])
 
 
-def test_an_app_that_trains_in_its_own_way_tells_its_examples(tmp_path: Path) -> None:
-    result = result_of(run(tmp_path), followed(), Description(parameters=0, model_bytes=0, schedule=None))
-    assert [point.samples for point in result.curve] == [7, 14]
+def test_examples_are_those_that_clients_took_whatever_the_settings_say(tmp_path: Path) -> None:
+    """Own training code may go over its data as often as it likes, and then nobody knows its steps."""
+    taken = {"client-1": {1: 8, 2: 80}, "client-2": {1: 12, 2: 12}}
+    about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
+    result = result_of(run(tmp_path), followed(taken=taken), about)
+    assert [point.samples for point in result.curve] == [20, 20 + 92]
+    assert (result.steps, result.simulated_seconds) == ({}, None)
+    half = result_of(run(tmp_path), followed(taken={"client-1": TOLD["client-1"]}), about)
+    assert [point.samples for point in half.curve] == [None, None]
+
+
+def test_what_an_app_says_of_itself_is_not_taken_for_its_examples(tmp_path: Path) -> None:
+    """It reports 7 of each round, which is a weight."""
+    about = Description(parameters=0, model_bytes=0, schedule=None)
+    result = result_of(run(tmp_path), followed(taken={}), about)
+    assert [point.samples for point in result.curve] == [None, None]
     assert result.steps == {}
     assert result.simulated_seconds is None
 
@@ -82,3 +100,20 @@ def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
     assert (result.privacy, result.epsilon_spent) == (PrivacyTerms(**terms), 0.0)
     result = result_of(run(tmp_path), followed(), about)
     assert (result.privacy, result.epsilon_spent) == (None, None)
+
+
+def test_a_clients_log_says_what_its_app_took_in_this_run(tmp_path: Path) -> None:
+    log = tmp_path / "client-1.log"
+    log.write_text('10:00:00 client-1  round 1  app          fedcore tells {"round": 1, "examples": 999}\n')
+    before = log.stat().st_size
+    lines = ['client-1 app fedcore tells {"round": 1, "examples": 30}  [plain: the server can read this]', "hello"]
+    lines += ['app fedcore tells {"round": 2, "examples": 30}', 'app fedcore tells {"round": 2, "examples": 4}']
+    with log.open("a") as file:
+        file.write("\n".join(lines) + "\n")
+    assert taken_since(log, before) == {1: 30, 2: 34}
+
+
+def test_rounds_that_all_sites_evaluated_are_known_by_their_reports() -> None:
+    record = followed().record
+    assert reported(record, 2, but={2}) == {1: Reported(5, {"eval_acc": 0.5, "eval_loss": 1.0})}
+    assert reported(followed(survivors=("client-1",)).record, 2, but=()).keys() == {1}

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import AppError, ConfigurationError
+from fedcore.flower import telling
 from fedcore.flower.engine_app import LocalJob, local_app
 from fedcore.flower.own_models import ContextStore
 from fedcore.flower.personalized import Personal
@@ -308,3 +309,14 @@ def test_saving_writes_a_file_that_holds_the_new_model(tmp_path: Path):
     sink = MemorySink(result.layout)
     result.write(sink)
     assert same(ModelState.open(tmp_path / "new.safetensors"), sink.state())
+
+
+def test_what_training_took_is_told_to_who_asks_for_it(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    client = Client(app())
+    client.train(initial())
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv(telling.VARIABLE, "1")
+    client.train(initial(), server_round=2)
+    client.test(initial(), server_round=2)
+    # Two epochs of 25 examples, which are reported with a weight of 25.
+    assert list(telling.heard(capsys.readouterr().out.splitlines())) == [telling.Told(round=2, examples=50)]

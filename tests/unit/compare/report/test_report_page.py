@@ -152,7 +152,7 @@ def test_a_line_is_the_mean_over_the_seeds() -> None:
     runs = made_up("centralized", seeds=2).runs
     samples = next(one for one in curve_drawings(made_up("centralized", seeds=2)) if one.name == "accuracy-samples")
     line = samples.draw.keywords["lines"]["centralized"]
-    ends = [run.accuracy for run in runs]
+    ends = [run.metrics["accuracy"] for run in runs]
     assert line.x[-1] == runs[0].samples
     assert line.y[-1] == pytest.approx(sum(ends) / 2)
     assert line.high[-1] - line.low[-1] == pytest.approx(2**0.5 * abs(ends[0] - ends[1]))

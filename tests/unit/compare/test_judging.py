@@ -1,0 +1,132 @@
+"""Which metric a comparison goes by, and that every sentence knows which way is better."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.comparisons import made_up, made_up_run
+
+from fedcore.compare.judging import JudgedBy, Wanted, choose, known_by_name
+from fedcore.compare.report import Comparison
+from fedcore.compare.report.curves import curve_drawings
+from fedcore.compare.report.findings import OWN_EVALUATION, fairness, headline
+from fedcore.compare.report.summary import best_points
+from fedcore.compare.report.tables import main_table, metrics_table, sites_table
+from fedcore.compare.results import Metrics, Point, RunResult, SiteResult
+from fedcore.errors import ConfigurationError
+
+C_INDEX, RMSE = JudgedBy(name="c_index", better="max"), JudgedBy(name="rmse", better="min")
+
+
+def run(mode: str, metrics: Metrics, *, seed: int = 1, **changes: Any) -> RunResult:
+    """A run whose models have these metrics after one round, and again after the second."""
+    curve = tuple(Point(round=number, samples=9 * number, seconds=1.0, metrics=metrics) for number in (1, 2))
+    return replace(made_up_run(mode, seed=seed, curve=curve), **changes)
+
+
+def comparison(*runs: RunResult, judged_by: JudgedBy | None = C_INDEX, **changes: Any) -> Comparison:
+    modes = ",".join(dict.fromkeys(run.mode for run in runs))
+    return made_up(modes, seeds=max(run.seed for run in runs), runs=runs, judged_by=judged_by, **changes)
+
+
+def test_the_metric_is_the_apps_first_or_the_one_that_is_named() -> None:
+    known = {"c_index": "max", "rmse": "min", "loss": "min"}
+    assert choose(None, known) == C_INDEX
+    assert choose(Wanted.parse("rmse"), known) == RMSE
+    assert choose(Wanted.parse("rmse:max"), known) == JudgedBy(name="rmse", better="max"), "who says so is believed"
+    assert choose(None, {}) is None
+
+
+def test_names_alone_say_what_is_better_for_accuracies_and_losses() -> None:
+    known = known_by_name(["kappa", "eval_loss", "eval_acc"])
+    assert list(known.items()) == [("eval_acc", "max"), ("eval_loss", "min"), ("kappa", None)]
+    assert choose(None, known) == JudgedBy(name="eval_acc", better="max")
+    assert choose(None, known_by_name(["kappa"])) is None
+    assert choose(Wanted.parse("kappa:max"), known) == JudgedBy(name="kappa", better="max")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("c_indx", r"no such metric; there are c_index:max, kappa"),
+        ("kappa", r"say whether more of it is better, kappa:max or kappa:min"),
+        ("kappa:up", r"NAME:max or NAME:min, as in c_index:max, not 'kappa:up'"),
+        (":max", r"not ':max'"),
+    ],
+)
+def test_a_metric_that_cannot_be_judged_by_is_refused(wanted: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        choose(Wanted.parse(wanted), {"c_index": "max", "kappa": None})
+
+
+def test_a_larger_loss_is_no_worse_model_where_the_c_index_says_otherwise() -> None:
+    runs = (run("federated", {"c_index": 0.72, "loss": 2.9}), run("centralized", {"c_index": 0.70, "loss": 3.19}))
+    first, second, *_ = headline(comparison(*runs))
+    assert first == "federated ends best: c_index 0.7200, one seed."
+    assert second == (
+        "federated ends 0.0200 of c_index above centralized (one seed: how much chance plays is not known), "
+        "which is better."
+    )
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "federated", "verdict"),
+    [(C_INDEX, 0.6, "below centralized"), (RMSE, 0.8, "above centralized")],
+)
+def test_worse_is_less_of_one_metric_and_more_of_another(judged_by: JudgedBy, federated: float, verdict: str) -> None:
+    runs = [run("centralized", {judged_by.name: 0.7 + seed / 1000}, seed=seed) for seed in (1, 2)]
+    runs += [run("federated", {judged_by.name: federated + seed / 1000}, seed=seed) for seed in (1, 2)]
+    first, second, *_ = headline(comparison(*runs, judged_by=judged_by))
+    assert first.startswith("centralized ends best")
+    assert f"0.1000 ± 0.0000 of {judged_by.name} {verdict} (more than one" in second
+    assert second.endswith(", which is worse.")
+
+
+def test_of_a_sweep_the_smallest_error_is_the_best_point() -> None:
+    runs = [run("local", {"rmse": rmse}, point={"lr": rmse}) for rmse in (2.0, 1.0, 3.0)]
+    swept = comparison(*runs, judged_by=RMSE)
+    assert best_points(swept)["local"] == (runs[1],)
+    assert main_table(swept)[1][1][2:4] == ("1.0000", "1.0000")
+
+
+def test_the_table_has_the_metric_and_the_loss_and_every_other_number_has_a_name() -> None:
+    metrics: Metrics = {"c_index": 0.7, "loss": 2.5, "kappa": 0.3, "per_class": (0.1, 0.2)}
+    whole = comparison(run("centralized", metrics), run("federated", {**metrics, "c_index": 0.6}))
+    head, rows = main_table(whole)
+    assert head[:4] == ("mode", "c_index", "best", "loss")
+    assert rows[1][:4] == ("federated", "0.6000", "0.6000", "2.5000")
+    assert metrics_table(whole) == (
+        ("metric", "centralized", "federated"),
+        [("kappa", "0.3000", "0.3000"), ("per_class[0]", "0.1000", "0.1000"), ("per_class[1]", "0.2000", "0.2000")],
+    )
+
+
+def test_figures_and_sites_go_by_the_metric() -> None:
+    sites = (SiteResult(site="client-1", examples=3, metrics={"c_index": 0.5, "loss": 1.0}),)
+    whole = comparison(run("centralized", {"c_index": 0.7}, sites=sites))
+    assert [drawing.name for drawing in curve_drawings(whole)][:1] == ["c-index-samples"]
+    assert sites_table(whole) == (("mode: c_index", "client-1"), [("centralized", "0.5000")])
+
+
+def test_without_a_metric_to_judge_by_nothing_is_said_to_be_best() -> None:
+    (sentence,) = headline(comparison(run("centralized", {"kappa": 0.3}), judged_by=None))
+    assert sentence == "No metric says whether more of it is better; there are kappa. Name one: --metric kappa:max"
+    assert curve_drawings(comparison(run("centralized", {"kappa": 0.3}), judged_by=None)) == []
+
+
+def test_models_of_single_sites_are_also_told_on_everybodys_examples() -> None:
+    sites = tuple(
+        SiteResult(site=f"client-{i}", examples=3, metrics={"c_index": 0.8}, everywhere={"c_index": 0.5 + i / 10})
+        for i in (1, 2)
+    )
+    whole = comparison(run("local", {"c_index": 0.8}, sites=sites), run("centralized", {"c_index": 0.7}))
+    assert "the more the sites differ; on those of all sites it has 0.6500 on average." in headline(whole)[1]
+
+
+def test_what_the_app_evaluates_itself_is_said_to_be_its_own() -> None:
+    own = comparison(run("federated", {"c_index": 0.7}, sites=(), samples=None), own_evaluation=True)
+    assert headline(own)[-1] == OWN_EVALUATION
+    checks = {check.name: check for check in fairness(own)}
+    assert (checks["Test examples"].status, checks["Examples trained on"].status) == ("unknown", "unknown")
+    assert checks["Test examples"].detail.endswith("not known of federated: the app's own evaluation")
+    assert checks["Examples trained on"].detail.endswith("not known of federated: the app's own loop takes them")
