@@ -110,7 +110,12 @@ def _rate(curve: Sequence[Point], *, simulated: bool) -> float:
     first, last = curve[SLEEP_FROM], curve[SLEEP_TO]
     batch = 16
     seconds = _time(last) - _time(first) if simulated else last.seconds - first.seconds
-    return (last.samples - first.samples) / batch / seconds
+    return (_samples(last) - _samples(first)) / batch / seconds
+
+
+def _samples(point: Point) -> int:
+    assert point.samples is not None
+    return point.samples
 
 
 def _train(
@@ -150,7 +155,7 @@ def to_target(curve: Sequence[Point], target: float) -> tuple[float, float]:
         if high >= target:
             share = (target - low) / (high - low)
             seconds = _time(before) + share * (_time(after) - _time(before))
-            return seconds, before.samples + share * (after.samples - before.samples)
+            return seconds, _samples(before) + share * (_samples(after) - _samples(before))
     return math.inf, math.inf
 
 

@@ -216,7 +216,7 @@ def draw(found: Study, path: Path) -> None:
             label_lines(figure, axes, ends, modes)
         rows[-1].set_xlabel("simulated seconds")
 
-    Drawing(name="wan", title="LAN and WAN", caption="", height=6.5, draw=panels).png(path)
+    Drawing(name="wan", section="", title="LAN and WAN", caption="", height=6.5, draw=panels).png(path)
 
 
 def report(found: Study, plot: Path | None) -> Report:
