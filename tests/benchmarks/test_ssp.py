@@ -16,8 +16,7 @@ def point(number, accuracy):
         simulated_seconds=2.0 * number,
         bytes_up=0.0,
         bytes_down=0.0,
-        loss=None,
-        accuracy=accuracy,
+        metrics={"accuracy": accuracy},
     )
 
 

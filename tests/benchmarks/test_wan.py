@@ -31,8 +31,7 @@ def curve(*accuracies: float, up: float = 100.0, seconds: float = 1.0) -> tuple[
             simulated_seconds=seconds * number,
             bytes_up=7 + up * number if number else 0.0,
             bytes_down=7 + up * number if number else 0.0,
-            loss=None,
-            accuracy=accuracy,
+            metrics={"accuracy": accuracy},
         )
         for number, accuracy in enumerate(accuracies)
     )
