@@ -15,11 +15,11 @@ from fedcore.codec import (
     CodecSettings,
     Decoded,
     Encoding,
+    ScaleTrack,
     decode,
     encode,
-    first_encoding,
-    next_encoding,
 )
+from fedcore.errors import UpdateTooLarge
 from fedcore.state import ModelState
 from tests.support.error_bound import error_bound
 
@@ -30,7 +30,6 @@ STEP = 0.01
 """Size of a typical element of an update."""
 SPARSITY = 0.999
 MOST_ROUNDS = 16
-"""Each round without enough room makes the next one's scale up to 4096 times larger."""
 
 
 def _sparse(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -50,7 +49,7 @@ CASES: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], NDArray[np.
 class Found:
     """The largest error of one round's decoded state.
 
-    bits, clients: of the round. rounds: how many it took until nothing was clipped. largest_update: largest
+    bits, clients: of the round. rounds: how many it took until the peaks were measured. largest_update: largest
     |local - base|. error, bound: absolute.
     """
 
@@ -132,16 +131,21 @@ def _largest_error(cohort: _Cohort, bits: int) -> Found:
 
 
 def _settled(cohort: _Cohort, settings: CodecSettings) -> tuple[Encoding, int]:
-    """The encoding that follows after rounds, also their number, until one clips nothing and has measured the peaks.
+    """The encoding that follows after rounds, also their number, until one has measured the peaks.
 
     Fields stay wide while magnitudes are not well known; here they get the width of the settings in any case.
     """
     layout, clients = cohort.base.layout, len(cohort.locals)
-    encoding, rounds = first_encoding(settings, layout, clients), 0
-    settled = False
+    track, rounds, settled = ScaleTrack(), 0, False
     while not settled and rounds < MOST_ROUNDS:
-        statistics = cohort.round(encoding).statistics
-        encoding = next_encoding(settings, layout, clients, statistics, settled=False)
-        settled = not any(statistics.clipped) and all(statistics.measured)
+        encoding = track.encoding(settings, layout, clients, metrics=None, failures=0)
         rounds += 1
+        try:
+            statistics = cohort.round(encoding).statistics
+        except UpdateTooLarge as error:
+            track.learn_overflow(encoding, error.statistics)
+            continue
+        track.learn(statistics)
+        settled = all(statistics.measured)
+    encoding = track.encoding(settings, layout, clients, metrics=None, failures=0)
     return dataclasses.replace(encoding, field_bits=settings.field_bits), rounds

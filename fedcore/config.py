@@ -35,14 +35,17 @@ class JobSettings:
     """What holds for a whole run.
 
     aggregation: "secure" (masked, the server learns only sums) or "plain" (readable by the server).
-    field_bits: width of a packed field, 16, 21 or 32; the first exchange of a run always uses 32.
+    field_bits: width of a packed field, 16, 21 or 32; the first exchange of a run always uses 64.
     w_max: largest number of examples that one client may report.
     metric_max: largest absolute value of a metric.
     query_max: largest absolute value of a number in the reply to a query, of which the sum over the clients is made.
+    max_metrics: how many values the metrics of one reply may hold together.
     train_metrics, evaluate_metrics: names of the metrics that clients report, "name" or "name:4" for a list of 4;
         without them the first exchange of a kind finds them out.
     clip_norm: L2 bound on a client's update; 0 for none.
-    first_scale: bound of the weighted update per element in the first exchange.
+    clipping: what comes of an update that grew by more than an exchange has room for: "repeat" (the sum stays closed,
+        and the same clients are asked again with more room), "warn" (it is cut off, and the exchange says how much) or
+        "fail" (the run ends).
     quorum: survivors needed for a sum; 0 for floor(2n/3) + 1, or as many as the clients' policies ask for.
     max_corrupt: fraction of the roster that may collude with the server without learning more than the sum.
     max_dropout: fraction of a large cohort that may drop out; larger ones make a client's work larger.
@@ -70,10 +73,11 @@ class JobSettings:
     w_max: int = 2**17
     metric_max: float = 2.0**20
     query_max: float = 2.0**40
+    max_metrics: int = 1024
     train_metrics: tuple[str, ...] = ()
     evaluate_metrics: tuple[str, ...] = ()
     clip_norm: float = 0.0
-    first_scale: float = 8.0
+    clipping: Literal["repeat", "warn", "fail"] = "repeat"
     quorum: int = 0
     max_corrupt: float = 0.05
     max_dropout: float = 0.1
@@ -93,7 +97,7 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         positive = (
-            "w_max", "metric_max", "query_max", "first_scale", "join_seconds", "train_seconds", "step_seconds",
+            "w_max", "metric_max", "max_metrics", "query_max", "join_seconds", "train_seconds", "step_seconds",
             "liveness_seconds", "max_attempts",
         )  # fmt: skip
         for name in positive:

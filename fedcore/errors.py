@@ -19,6 +19,7 @@
     │   ├── NothingContributed   all of them failed in their own work
     │   ├── RepliesDiffer        their replies to a query hold other numbers
     │   ├── TooFewContributed    so many of them did that the sum stays closed
+    │   ├── UpdateTooLarge       some updates exceed the scales, so that the sum stays closed
     │   └── UnmaskFailed
     ├── RunFailed                the run as a whole ended without a model
     ├── BudgetSpent              the run has to stop: one more exchange would exceed its privacy budget
@@ -36,7 +37,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class FedcoreError(Exception):
@@ -172,6 +173,22 @@ class TooFewContributed(RoundFailed):
             f"stays closed: with its quorum this exchange tolerates {tolerated}, since clients refuse a sum of too few"
         )
         self.failures = failures
+
+
+class UpdateTooLarge(RoundFailed):
+    """Updates of a sum exceed its scales, so it cannot be opened; with larger scales the same clients' sum can be.
+
+    large: how many clients' updates do. statistics: what the sum tells of magnitudes (`fedcore.codec.Statistics`), from
+    which `EncodingPlan.learn_overflow` makes scales that are large enough.
+    """
+
+    def __init__(self, large: int, survivors: int, statistics: Any) -> None:
+        super().__init__(
+            f"the updates of {large} of {survivors} clients exceed the scales of this exchange, so its sum stays "
+            "closed; larger scales hold them"
+        )
+        self.large = large
+        self.statistics = statistics
 
 
 class UnmaskFailed(RoundFailed):

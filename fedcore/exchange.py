@@ -7,7 +7,6 @@ them, the two ctx differ and no signature verifies.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,16 +16,15 @@ import numpy as np
 from pydantic import InstanceOf, PlainSerializer
 
 from fedcore.codec import (
-    FREE_FALLS,
     MOST_FAILURES,
     AnyEncoding,
     CodecSettings,
     Decoded,
+    Encoding,
     MetricName,
+    ScaleTrack,
     Statistics,
     first_encoding,
-    is_first,
-    next_encoding,
     private_encoding,
 )
 from fedcore.config import JobSettings
@@ -111,7 +109,7 @@ def mean_metrics(replies: Sequence[ExchangeReply]) -> dict[str, MetricValue]:
 class EncodingPlan:
     """Chooses the encoding of each exchange of a run; remembers what the sums so far told.
 
-    That is the names of the metrics by the kind of message, and the aggregated statistics of the last update.
+    That is the names of the metrics by the kind of message, and the magnitudes of updates by the layout of the model.
 
     privacy: what the run promises to each client; None where it is not differentially private. least_cohort: fewest
     clients that a secure sum may be made of, as their policies ask for.
@@ -120,9 +118,7 @@ class EncodingPlan:
     settings: JobSettings
     least_cohort: int = 2
     privacy: PrivacyPlan | None = field(init=False)
-    _statistics: dict[bytes, Statistics] = field(default_factory=dict)
-    _falls: Counter[bytes] = field(default_factory=Counter)
-    _settled: dict[bytes, bool] = field(default_factory=dict)
+    _tracks: dict[bytes, ScaleTrack] = field(default_factory=dict)
     _names: dict[str, tuple[MetricName, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,10 +127,10 @@ class EncodingPlan:
     def encoding(
         self, message_type: str, layout: Layout | None, n: int, members: int | None = None, *, whole: bool = False
     ) -> AnyEncoding:
-        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 32-bit fields.
+        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 64-bit fields.
 
         members, whole: as in `quorum_for`. With `whole` the scales are those of the attempt before, whose sum stayed
-        closed: clients answer for one model at one set of scales only.
+        closed, or larger ones: clients answer for one model at rising scales only.
         """
         codec = codec_settings(self.settings, message_type)
         sizes = n, self.least_cohort, members
@@ -148,23 +144,24 @@ class EncodingPlan:
             clients, metrics = noise_clients(n, quorum, protection), () if layout else names or ()
             return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=clients, metrics=metrics)
         failures = failures_for(self.settings, *sizes, whole=whole)
-        known = self._statistics.get(digest := layout.digest()) if layout else None
-        if layout is None or known is None:
+        if layout is None:
             return first_encoding(codec, layout, n, metrics=names, failures=failures)
-        if not whole:
-            self._settled[digest] = self._falls[digest] >= FREE_FALLS
-        settled = self._settled[digest]
-        encoding = next_encoding(codec, layout, n, known, metrics=names, settled=settled, failures=failures)
-        if not is_first(encoding):
-            self._falls[digest] += 1
-        return encoding
+        return self._track(layout).encoding(codec, layout, n, metrics=names, failures=failures, again=whole)
 
     def learn(self, message_type: str, encoding: AnyEncoding, decoded: Decoded) -> None:
         """Keep what the sum of an exchange told about the names of metrics, and about magnitudes."""
         if decoded.names is not None and not is_query(message_type):  # another query holds other numbers
             self._names[message_type] = decoded.names
-        if encoding.layout is not None:
-            self._statistics[encoding.layout.digest()] = decoded.statistics
+        if isinstance(encoding, Encoding) and encoding.layout is not None:
+            self._track(encoding.layout).learn(decoded.statistics)
+
+    def learn_overflow(self, message_type: str, encoding: AnyEncoding, statistics: Statistics) -> None:
+        """Make the next encoding of the model hold the updates that this one had too little room for."""
+        if isinstance(encoding, Encoding) and encoding.layout is not None:
+            self._track(encoding.layout).learn_overflow(encoding, statistics)
+
+    def _track(self, layout: Layout) -> ScaleTrack:
+        return self._tracks.setdefault(layout.digest(), ScaleTrack())
 
     def _check_query(self) -> None:
         if self.privacy is not None:
@@ -190,8 +187,9 @@ def _codec_settings(settings: JobSettings) -> CodecSettings:
         field_bits=settings.field_bits,
         w_max=settings.w_max,
         metric_max=settings.metric_max,
+        max_metrics=settings.max_metrics,
         clip_norm=settings.clip_norm or None,
-        first_scale=settings.first_scale,
+        clipping=settings.clipping,
     )
 
 

@@ -10,13 +10,14 @@ A scale must cover the largest update of any client, which nobody may see. Clien
 magnitudes travel in the sum, from which an upper bound for the next round follows (`statistics`, `scales`,
 docs/adr/0014).
 
-`first_encoding` and `next_encoding` fix the public parameters of an exchange, every client calls `encode`, or
+`ScaleTrack` fixes the public parameters of each exchange, every client calls `encode`, or
 `encode_nothing` where its own work failed, and the server calls `decode` on the sum. `encoding` describes the words.
 With differential privacy the parameters are those of `private_encoding`, and noise goes into the words of each client
 (`private`, `noised`). What must hold: both sides derive the same parameters, whose hash goes into the protocol's ctx;
 whatever honest clients send decodes to within the proven error; a sum that no honest clients can have made raises
 PeerError; of a client that failed the sum tells that there was one, and nothing else; and where more failed than the
-encoding says, it tells how many, and nothing of the others either (`locks`).
+encoding says, it tells how many, and nothing of the others either; where an update is too large for the scales, it
+tells how many are, and magnitudes (`locks`).
 """
 
 from fedcore.codec.decoder import Decoded
@@ -27,11 +28,10 @@ from fedcore.codec.locks import MOST_FAILURES
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.names import MetricName
 from fedcore.codec.private import AnyEncoding, PrivateEncoding, private_encoding, release_of
-from fedcore.codec.scales import FREE_FALLS, ScaleMemory, check_scales, first_encoding, is_first, next_encoding
+from fedcore.codec.scales import ScaleMemory, ScaleTrack, check_scales, first_encoding, is_first
 from fedcore.codec.statistics import Statistics
 
 __all__ = [
-    "FREE_FALLS",
     "MOST_FAILURES",
     "AnyEncoding",
     "CodecSettings",
@@ -42,6 +42,7 @@ __all__ = [
     "MetricValue",
     "PrivateEncoding",
     "ScaleMemory",
+    "ScaleTrack",
     "Statistics",
     "check_scales",
     "decode",
@@ -49,7 +50,6 @@ __all__ = [
     "encode_nothing",
     "first_encoding",
     "is_first",
-    "next_encoding",
     "private_encoding",
     "release_of",
 ]

@@ -18,8 +18,8 @@ from fedcore.errors import UsageError
 from fedcore.state import ModelState, TensorSpec
 
 BLOCK_FIELDS = 3 << 17
-"""Fields of a block, and the most elements that are handled at a time: whole words of 2, 3 or 4 fields. NumPy gives the
-interpreter lock back in every call and takes it again; calls on fewer elements spend their time on waiting for it,
+"""Fields of a block, and the most elements that are handled at a time: whole words of 1, 2, 3 or 4 fields. NumPy gives
+the interpreter lock back in every call and takes it again; calls on fewer elements spend their time on waiting for it,
 although their buffers would fit the second-level cache."""
 
 _RELEASE_EVERY = 16

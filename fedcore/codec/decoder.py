@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,19 @@ from fedcore.codec.encoding import Encoding, FieldSection
 from fedcore.codec.fields import padding, unpack
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
-from fedcore.codec.metrics import decode_metrics
+from fedcore.codec.metrics import decode_metrics, lost_share
 from fedcore.codec.names import MetricName, names_from_sum
 from fedcore.codec.private import AnyEncoding
 from fedcore.codec.statistics import Statistics, read_statistics
-from fedcore.errors import NothingContributed, PeerError, RepliesDiffer, RoundFailed, TooFewContributed, UsageError
+from fedcore.errors import (
+    NothingContributed,
+    PeerError,
+    RepliesDiffer,
+    RoundFailed,
+    TooFewContributed,
+    UpdateTooLarge,
+    UsageError,
+)
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink, TensorSpec, from_float
 
 
@@ -30,6 +39,9 @@ class Decoded:
         Sum over the survivors.
     failures
         How many of the survivors contributed nothing; an estimate under differential privacy.
+    lost_norm
+        How much of the norm of their updates was cut off: the mean over the clients, weighted by examples, of the norm
+        that an update lost over its norm, from 0 to 1. Not 0 with the setting clipping = "warn" alone.
     metrics
         Means weighted by examples, by name; lists where the clients reported lists. Empty where the clients' names
         differ.
@@ -43,6 +55,7 @@ class Decoded:
 
     examples: int
     failures: int
+    lost_norm: float
     metrics: dict[str, float | list[float]]
     names: tuple[MetricName, ...] | None
     statistics: Statistics
@@ -67,14 +80,28 @@ def decode(
     no means but sums (of a query, where each client is one example).
 
     Raises PeerError when honest clients cannot have made the sum, which also catches a mask that was not removed;
-    NothingContributed when all survivors failed, TooFewContributed when more did than `encoding.failures`; RoundFailed
-    when they have no examples; RepliesDiffer when their numbers cannot be added up; EncodingError when the mean does
-    not fit a tensor's dtype; UsageError for arguments that do not belong together.
+    NothingContributed when all survivors failed, TooFewContributed when more did than `encoding.failures`,
+    UpdateTooLarge where clients locked it; RoundFailed when they have no examples; RepliesDiffer when their numbers
+    cannot be added up; EncodingError when the mean does not fit a tensor's dtype; UsageError for arguments that do not
+    belong together.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
     failures = _unlock(encoding, words, survivors, threads)
     small = {name: words[section].tolist() for name, section in encoding.sections.items() if name not in _VECTORS}
     contributors = survivors - failures
+    large = small["large"][0]
+    statistics = read_statistics(
+        encoding,
+        contributors=contributors,
+        failures=failures,
+        large=large,
+        sizes=small["sizes"],
+        powers=small["powers"],
+        clipped=small["clipped"],
+        shrunk=0 if large else small["shrunk"][0],
+    )
+    if large:
+        raise UpdateTooLarge(large, survivors, statistics)
     examples = small["examples"][0]
     if examples > contributors * encoding.settings.w_max:
         raise PeerError("the sum of examples is out of range: a client sent a malformed update")
@@ -90,16 +117,6 @@ def decode(
         )
     elif sums:
         raise RepliesDiffer
-    statistics = read_statistics(
-        encoding,
-        contributors=contributors,
-        failures=failures,
-        examples=examples,
-        sizes=small["sizes"],
-        powers=small["powers"],
-        clipped=small["clipped"],
-        shrunk=small["shrunk"][0],
-    )
     state = None
     if base is not None:
 
@@ -112,7 +129,13 @@ def decode(
 
         state = filled(base.layout, fill, out_path)
     return Decoded(
-        examples=examples, failures=failures, metrics=metrics, names=names, statistics=statistics, state=state
+        examples=examples,
+        failures=failures,
+        lost_norm=lost_share(encoding, small["lost"], contributors=contributors, examples=examples),
+        metrics=metrics,
+        names=names,
+        statistics=statistics,
+        state=state,
     )
 
 
@@ -187,8 +210,7 @@ def _decode_floats(
                 name = span.spec.name
                 raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
             new, before = mean[: span.size], old[: span.size]
-            np.copyto(new, fields)
-            new -= offset
+            _subtract_offset(fields, offset, new)
             new *= units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
             np.copyto(before, _values(base, span.spec, span.start, span.stop))
@@ -203,6 +225,15 @@ def _decode_floats(
         return decode_block
 
     for_each(blocks(part), prepare, threads=threads)
+
+
+def _subtract_offset(fields: NDArray[Any], offset: int, out: NDArray[np.float64]) -> None:
+    """Write fields - offset: exact, and then rounded to float64, which does not have all whole numbers of 64 bits."""
+    if fields.dtype == np.uint64:
+        np.subtract(fields.view(np.int64), offset, out=out, dtype=np.int64, casting="unsafe")
+        return
+    np.copyto(out, fields)
+    out -= offset
 
 
 def _values(state: ModelState, spec: TensorSpec, start: int, stop: int) -> NDArray[np.floating]:

@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
-from fedcore.codec.encoding import POWERS_FROM, Encoding, FieldSection, ScaleGroup
+from fedcore.codec.encoding import MAX_SCALE, POWERS_FROM, Encoding, FieldSection, ScaleGroup
 from fedcore.codec.fields import BlockSummary, StochasticRounder, field_dtype, field_view, largest_magnitude, pack
 from fedcore.codec.integers import encode_integers
-from fedcore.codec.locks import apply_lock, draw_key, mask_of, power_words
-from fedcore.codec.metrics import MetricValue, encode_metrics
+from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, power_words
+from fedcore.codec.metrics import MetricValue, encode_metrics, lost_word
 from fedcore.codec.names import names_words
 from fedcore.codec.private import AnyEncoding
-from fedcore.codec.statistics import power_word, size_word
+from fedcore.codec.statistics import power_word, size_range, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec
 
 MOST_CLIPPED = 8
 MOST_CLIPPED_SHARE = 0.01
-"""An update of which more elements than both of these are clipped, under any scale, is not sent."""
+"""Where updates are clipped, one of which more elements than both of these would be, under any scale, is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,14 @@ class Encoded:
         Elements of floating point tensors that exceeded their scale.
     shrunk
         Whether the L2 clip shrank the update.
+    overflowed
+        Whether they lock the sum, since the update is too large for its scales and is not to be clipped.
     """
 
     words: NDArray[np.uint64] = field(repr=False)
     clipped: int
     shrunk: bool
+    overflowed: bool
 
 
 def encode(
@@ -61,9 +64,12 @@ def encode(
     takes the words where it is given; after an error its content is meaningless. The result does not
     depend on `threads`.
 
+    An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
+    tell that, and its magnitudes, and nothing else.
+
     Raises EncodingError, naming the tensor or metric, for NaN and infinity, for tensors that do not
-    match the layout, for examples or metrics out of range, and for an update of which too much would
-    be clipped.
+    match the layout, for examples or metrics out of range, for an update of which too much would
+    be clipped, and for one that no scale holds.
     """
     count = _check_examples(encoding, examples)
     words = _cleared(encoding, out)
@@ -74,7 +80,7 @@ def encode(
     words[sections["examples"]] = count
     first = sections["metrics"].start
     words[first : first + len(metric_words)] = metric_words
-    clipped, shrunk = 0, False
+    clipped, shrunk, overflowed = 0, False, False
     if encoding.layout is None:
         if base is not None or local is not None:
             raise UsageError("this encoding carries metrics only; pass no model states")
@@ -90,7 +96,13 @@ def encode(
         weight = shrink * count / encoding.settings.w_max
         clipped = _encode_floats(update, words, weight, randomness)
         encode_integers(encoding, words[sections["integers"]], base=base, local=local, examples=count)
-    return Encoded(words=words, clipped=clipped, shrunk=shrunk)
+        overflowed = clipped > 0 and not encoding.settings.clips
+        if overflowed:
+            words[sections["large"]] = 1
+            apply_lock(words[: sections["keys"].start], encoding.told, [forgotten_mask(randomness)], threads=threads)
+        elif clipped:
+            words[sections["lost"]] = lost_word(encoding, update.lost_share(weight), count)
+    return Encoded(words=words, clipped=clipped, shrunk=shrunk, overflowed=overflowed)
 
 
 def encode_nothing(
@@ -110,7 +122,7 @@ def encode_nothing(
     key = draw_key(randomness)
     words[sections["keys"]] = power_words(key, encoding.failures, encoding.n_max, randomness)
     apply_lock(words[: sections["keys"].start], sections["failed"], [mask_of(key)])
-    return Encoded(words=words, clipped=0, shrunk=False)
+    return Encoded(words=words, clipped=0, shrunk=False, overflowed=False)
 
 
 def _cleared(encoding: Encoding, out: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
@@ -126,7 +138,7 @@ def _check_examples(encoding: Encoding, examples: object) -> int:
         raise EncodingError(f"the number of examples is {examples!r}; report a whole number")
     count = int(examples)
     if not 0 <= count <= limit:
-        raise EncodingError(f"{count} examples are outside 0 to {limit}; raise w_max or train on fewer a round")
+        raise EncodingError(f"{count} examples are outside 0 to {limit}; raise w-max or train on fewer a round")
     return count
 
 
@@ -149,21 +161,29 @@ def _encode_floats(
         for index, summary in update.round_to(part, words[sections[part.name]], weight, randomness):
             ratios[index] = max(ratios[index], summary.largest / part.levels)
             clipped[index] += summary.clipped
-    for group, count in zip(encoding.groups, clipped, strict=True):
-        _check_clipped(group, count)
-    words[sections["sizes"]] = [size_word(ratio, encoding.n_max) for ratio in ratios]
+    for index, group in enumerate(encoding.groups):
+        _check_fits(encoding, group, clipped[index], ratios[index] * encoding.scales[index])
+    # Who is within its scale but for the roundoff of the weight tells no more than the scale.
+    told = [ratio if count else min(ratio, 1.0) for ratio, count in zip(ratios, clipped, strict=True)]
+    digits = size_range(encoding.field_bits)
+    words[sections["sizes"]] = [size_word(ratio, encoding.n_max, digits) for ratio in told]
     if encoding.n_max >= POWERS_FROM:
-        words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in ratios]
-    words[sections["clipped"]] = clipped
+        words[sections["powers"]] = [power_word(ratio, encoding.n_max) for ratio in told]
+    words[sections["clipped"]] = clipped if encoding.settings.clips else [min(count, 1) for count in clipped]
     return sum(clipped)
 
 
-def _check_clipped(group: ScaleGroup, clipped: int) -> None:
-    """Refuse to send what is mostly cut off: sums at many scales of the same update would tell single elements."""
-    if clipped > MOST_CLIPPED and clipped > group.size * MOST_CLIPPED_SHARE:
+def _check_fits(encoding: Encoding, group: ScaleGroup, clipped: int, largest: float) -> None:
+    """Refuse to send what no scale holds; or what is mostly cut off: sums at many scales would tell single elements."""
+    if largest > MAX_SCALE:
+        raise EncodingError(
+            f"an element of {group.label} changed by {largest:g} times w-max / examples, and no sum has room for that; "
+            "lower the learning rate, or look for bad input"
+        )
+    if encoding.settings.clips and clipped > MOST_CLIPPED and clipped > group.size * MOST_CLIPPED_SHARE:
         raise EncodingError(
             f"{clipped} of {group.size} elements of {group.label} changed by more than this exchange has room for, so "
-            "nothing is contributed; the next one has more. In the first exchange of a run, raise first-scale"
+            'nothing is contributed; the next one has more. With clipping = "repeat" it would be asked for again'
         )
 
 
@@ -199,6 +219,29 @@ class _Update:
             return total
 
         return sum_squares
+
+    def lost_share(self, weight: float) -> float:
+        """The L2 norm of what is cut off over that of the whole update."""
+        parts = (
+            for_each(blocks(part), lambda: self._lost(weight), threads=self.threads)
+            for part in self.encoding.field_sections
+        )
+        lost, whole = zip(*chain.from_iterable(parts), strict=True)
+        return min(math.sqrt(math.fsum(lost) / math.fsum(whole)), 1.0)
+
+    def _lost(self, weight: float) -> Callable[[FieldBlock], tuple[float, float]]:
+        buffer = np.empty(BLOCK_FIELDS, np.float32)
+
+        def squares(block: FieldBlock) -> tuple[float, float]:
+            lost = whole = 0.0
+            for span, delta, _ in self._deltas(block, buffer):
+                sizes = np.abs(delta.astype(np.float64)) * weight
+                beyond = np.maximum(sizes - self.encoding.scales[span.index], 0.0)
+                whole += float(sizes @ sizes)
+                lost += float(beyond @ beyond)
+            return lost, whole
+
+        return squares
 
     def round_to(
         self, part: FieldSection, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]

@@ -5,14 +5,17 @@ to know. A vector is `[packed fields | wide words]`, all of them unsigned 64-bit
 
     packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
               a word, the first field in the lowest bits; zero padding in the last word only
-    small     the same with 32 bits for the elements of all floating point tensors below 1,024 elements
+    small     the same for the elements of all floating point tensors below 1,024 elements, with 32 bits at least
     failed    1 where the client contributes nothing: its fields are zero updates, all other words but the keys zero,
               and then a mask of its own covers all but this word and the keys
-    examples  the number of training (or test) examples
-    shrunk    1 where the L2 clip shrank the update
+    large     1 where the update exceeds the scales and is not to be clipped: then a mask that nobody can take off
+              covers all but the words from `failed` to `clipped`, and the keys
     sizes     for each scale: the largest |w * delta| under it (sum, to bound the mean), see statistics.py,
     powers    from 8 clients on: the fourth power of that (to bound the largest client),
-    clipped   and how many elements exceeded the scale
+    clipped   and how many elements exceeded the scale, or, where they are not to be clipped, 1 where any did
+    examples  the number of training (or test) examples
+    shrunk    1 where the L2 clip shrank the update
+    lost      where updates are clipped: the part of the update's norm that was cut off * examples, in fixed point
     integers  for each element of each integer tensor: (local - global) * examples
     metrics   each metric * examples, in fixed point; unused slots are zero
     names     where the names of the metrics are not known yet: what they are, see names.py
@@ -22,7 +25,7 @@ Each large tensor has a scale and statistics of its own; all small ones share on
 of each client. Their fields are wide, so sharing costs no precision.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
-neighbour. See "Encoding" in docs/protocol.md.
+neighbour; with 64 bits, of one bit less, so that float64 has the largest one. See "Encoding" in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import GetPydanticSchema, PlainSerializer, StrictFloat, StrictInt
 from pydantic_core.core_schema import no_info_after_validator_function
@@ -46,6 +49,12 @@ from fedcore.state import Layout, TensorSpec
 FIELD_BITS = (16, 21, 32)
 """Widths for which floor(64 / b) fields fill a 64-bit word without, or almost without, waste."""
 
+FIRST_BITS = 64
+"""Width of all fields while nothing is known of magnitudes: a generous scale, and steps finer than any later ones."""
+
+FIRST_SCALE = 2.0**10
+"""The scale of all tensors while nothing is known of magnitudes."""
+
 SMALL_TENSOR = 1024
 """Floating point tensors with fewer elements share one scale."""
 
@@ -53,12 +62,14 @@ POWERS_FROM = 8
 """Cohorts from this size on send fourth powers; in smaller ones two sums about one number each would tell too much."""
 
 WIDE_BITS = 32
-"""Width of the fields of small tensors, and of all while magnitudes are unknown."""
+"""Width of the fields of small tensors, and of all where narrow ones would be coarse."""
 
 MIN_SCALE = 2.0**-64
 MAX_SCALE = 2.0**64
 _MAX_EXAMPLES = 1 << 40
-_MAX_METRICS = 1 << 12
+_MAX_METRICS = 1 << 16
+
+Clipping = Literal["repeat", "warn", "fail"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +77,7 @@ class CodecSettings:
     """How updates become integers. Raises EncodingError, naming the setting, for a bad value.
 
     field_bits
-        Width b of one field: 16, 21 or 32 bits, which costs 2, 2.67 or 4 bytes a parameter.
+        Width b of one field: 16, 21 or 32 bits, which costs 2, 2.67 or 4 bytes a parameter; 8 in a first exchange.
     w_max
         Most examples that one client may report for one round. A client's weight is
         examples / w_max; close to the largest real count is best for precision.
@@ -77,8 +88,9 @@ class CodecSettings:
     clip_norm
         L2 norm to which a client shrinks its whole update (all floating point tensors together),
         or None for no such clipping.
-    first_scale
-        L-infinity bound on weight * delta in the first round, when no magnitudes are known.
+    clipping
+        What comes of an element that exceeds its scale: with "warn" it is cut off; with "repeat" and "fail" the client
+        locks the sum.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -86,19 +98,30 @@ class CodecSettings:
     field_bits: StrictInt = 16
     w_max: StrictInt = 1 << 17
     metric_max: StrictFloat = 2.0**20
-    max_metrics: StrictInt = 32
+    max_metrics: StrictInt = 1024
     clip_norm: StrictFloat | None = None
-    first_scale: StrictFloat = 8.0
+    clipping: Clipping = "repeat"
 
     def __post_init__(self) -> None:
         if type(self.field_bits) is not int or self.field_bits not in FIELD_BITS:
-            raise EncodingError(f"field_bits is {self.field_bits!r}; use 16, 21 or 32")
-        _check_count("w_max", self.w_max, 1, _MAX_EXAMPLES)
-        _check_count("max_metrics", self.max_metrics, 0, _MAX_METRICS)
-        _check_real("metric_max", self.metric_max, 2.0**-20, 2.0**40)
-        _check_real("first_scale", self.first_scale, MIN_SCALE, MAX_SCALE)
+            raise EncodingError(f"field-bits is {self.field_bits!r}; use 16, 21 or 32")
+        _check_count("w-max", self.w_max, 1, _MAX_EXAMPLES)
+        _check_count("max-metrics", self.max_metrics, 0, _MAX_METRICS)
+        _check_real("metric-max", self.metric_max, 2.0**-20, 2.0**40)
         if self.clip_norm is not None:
-            _check_real("clip_norm", self.clip_norm, MIN_SCALE, MAX_SCALE)
+            _check_real("clip-norm", self.clip_norm, MIN_SCALE, MAX_SCALE)
+        if self.clipping not in get_args(Clipping):
+            raise EncodingError(f"clipping is {self.clipping!r}; use {', '.join(get_args(Clipping))}")
+
+    @property
+    def clips(self) -> bool:
+        """Whether elements that exceed their scale are cut off; else they lock the sum."""
+        return self.clipping == "warn"
+
+    def canonical(self) -> bytes:
+        """Every setting, unambiguous."""
+        counts = struct.pack(">IQI", self.field_bits, self.w_max, self.max_metrics)
+        return counts + struct.pack(">dd", self.metric_max, self.clip_norm or -1.0) + self.clipping.encode()
 
 
 def _check_count(name: str, value: object, low: int, high: int) -> None:
@@ -123,10 +146,18 @@ def metric_fraction_bits(settings: CodecSettings, n_max: int) -> int:
     return 62 - largest.bit_length()
 
 
+def _metrics_that_fit(settings: CodecSettings, n_max: int) -> str:
+    """What to set so that the sums of metrics cannot overflow."""
+    room = (1 << 62 - _MIN_METRIC_FRACTION) - 1
+    largest, examples = room // (n_max * settings.w_max), room // (n_max * math.ceil(settings.metric_max))
+    ways = [f"metric-max to at most {largest}"] * (largest > 0) + [f"w-max to at most {examples}"] * (examples > 0)
+    return f"set {' or '.join(ways)}" if ways else "lower metric-max, w-max or the cohort size"
+
+
 _MIN_VALUE_BITS = 4
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/encoding/v3"
+_DOMAIN = b"fedcore/codec/encoding/v4"
 
 _Rows = list[tuple[str, str, tuple[StrictInt, ...]]]
 
@@ -218,20 +249,21 @@ class Encoding:
     def __post_init__(self) -> None:
         if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
             raise EncodingError(f"n_max is {self.n_max!r}; use a whole number from 1 to {_MAX_CLIENTS}")
-        if type(self.field_bits) is not int or self.field_bits not in FIELD_BITS:
-            raise EncodingError(f"field_bits is {self.field_bits!r}; use 16, 21 or 32")
+        if type(self.field_bits) is not int or self.field_bits not in (*FIELD_BITS, FIRST_BITS):
+            raise EncodingError(f"the fields have {self.field_bits!r} bits; there are 16, 21, 32 and 64")
         # The settings' width is checked too: a first round with wide fields must not hide
         # that every later round will be refused.
         for bits in (self.settings.field_bits, self.field_bits):
             if bits - carry_bits(self.n_max) < _MIN_VALUE_BITS:
                 raise EncodingError(
                     f"a sum of {self.n_max} clients leaves fewer than {_MIN_VALUE_BITS} bits of a "
-                    f"{bits}-bit field for a value; raise field_bits or lower the cohort size"
+                    f"{bits}-bit field for a value; raise field-bits or lower the cohort size"
                 )
         if self.metric_fraction_bits < _MIN_METRIC_FRACTION:
             raise EncodingError(
-                f"the metrics of {self.n_max} clients could overflow their 64-bit sum; "
-                "lower metric_max, w_max or the cohort size"
+                f"the metrics of {self.n_max} clients could overflow their 64-bit sum: each may be up to metric-max = "
+                f"{self.settings.metric_max:g} for w-max = {self.settings.w_max} examples; "
+                + _metrics_that_fit(self.settings, self.n_max)
             )
         groups = self.groups
         if len(self.scales) != len(groups):
@@ -259,7 +291,7 @@ class Encoding:
         packed, small = (tuple((index, spec) for index, spec, one in tensors if one is kind) for kind in (False, True))
         sections = (
             FieldSection(name="packed", field_bits=self.field_bits, levels=self.levels, tensors=packed),
-            FieldSection(name="small", field_bits=WIDE_BITS, levels=self._levels(WIDE_BITS), tensors=small),
+            FieldSection(name="small", field_bits=self.small_bits, levels=self._levels(self.small_bits), tensors=small),
         )
         return tuple(section for section in sections if section.fields)
 
@@ -274,15 +306,25 @@ class Encoding:
         return self.field_bits - carry_bits(self.n_max)
 
     @property
+    def small_bits(self) -> int:
+        """Width of the fields of small tensors."""
+        return max(WIDE_BITS, self.field_bits)
+
+    @property
     def levels(self) -> int:
-        """L = 2^(q-1) - 1: a value is a whole number from -L to L, sent as 0 to 2L.
+        """L = 2^(q-1) - 1: a value is a whole number from -L to L, sent as 0 to 2L. With 64-bit fields 2^(q-2).
 
         The range is symmetric so that zero is a level: what did not change is sent exactly.
         """
         return self._levels(self.field_bits)
 
+    def levels_of(self, index: int) -> int:
+        """The same for the tensors with scale `index`."""
+        return self._levels(self.small_bits) if self.groups[index].small else self.levels
+
     def _levels(self, bits: int) -> int:
-        return (1 << (bits - carry_bits(self.n_max) - 1)) - 1
+        value_bits = bits - carry_bits(self.n_max)
+        return 1 << value_bits - 2 if bits == FIRST_BITS else (1 << value_bits - 1) - 1
 
     @property
     def metric_fraction_bits(self) -> int:
@@ -298,11 +340,13 @@ class Encoding:
             "small": 0,
             **{section.name: section.words for section in self.field_sections},
             "failed": 1,
-            "examples": 1,
-            "shrunk": 1,
+            "large": 1,
             "sizes": scales,
             "powers": scales if self.n_max >= POWERS_FROM else 0,
             "clipped": scales,
+            "examples": 1,
+            "shrunk": 1,
+            "lost": 1 if scales and self.settings.clips else 0,
             "integers": sum(spec.size for spec in self.integers),
             "metrics": self.settings.max_metrics if self.metrics is None else slot_count(self.metrics),
             "names": NAMES_BYTES if self.metrics is None else 0,
@@ -320,18 +364,21 @@ class Encoding:
         """Length of the vector in 64-bit words."""
         return int(self.sections["keys"].stop)
 
+    @property
+    def told(self) -> slice:
+        """The words that a client whose update is too large leaves open."""
+        sections = self.sections
+        return slice(sections["failed"].start, sections["clipped"].stop)
+
     def step(self, index: int) -> float:
         """Distance between two levels of the tensors with scale `index`, in units of w * delta."""
-        return self.scales[index] / (self._levels(WIDE_BITS) if self.groups[index].small else self.levels)
+        return self.scales[index] / self.levels_of(index)
 
     def canonical(self) -> bytes:
         """SHA-256 over every parameter, unambiguous; it goes into the protocol's ctx."""
-        settings = self.settings
-        clip_norm = -1.0 if settings.clip_norm is None else settings.clip_norm
         parts = [
-            struct.pack(">IQII", settings.field_bits, settings.w_max, settings.max_metrics, self.n_max),
-            struct.pack(">ddd", settings.metric_max, clip_norm, settings.first_scale),
-            struct.pack(">II", self.field_bits, self.failures),
+            self.settings.canonical(),
+            struct.pack(">III", self.n_max, self.field_bits, self.failures),
             self.layout.digest() if self.layout is not None else b"",
             struct.pack(f">{len(self.scales)}d", *self.scales),
             b"" if self.metrics is None else names_json(self.metrics),

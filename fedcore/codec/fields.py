@@ -1,12 +1,13 @@
-"""Values to fields of 16, 21 or 32 bits, by stochastic rounding, and such fields in 64-bit words.
+"""Values to fields of 16, 21, 32 or 64 bits, by stochastic rounding, and such fields in 64-bit words.
 
 Rounding gives floor(x) or floor(x) + 1, the latter with probability x - floor(x): the expectation is x, so that
 rounding errors average out over clients and rounds instead of building up. The random bits come from ChaCha20 (RFC
-8439), because a server that could predict them would learn more about x than the rounded value says. Both kernels round
+8439), because a server that could predict them would learn more about x than the rounded value says. All kernels round
 x to a fixed-point number with 16 bits after the point, add 16 random bits and shift them out: floor(x + r / 2^16), r
-uniform, is what is wanted, and whole numbers stay as they are.
+uniform, is what is wanted, and whole numbers stay as they are. (64-bit fields hold more than the 53 bits of a float64:
+there the whole part is taken off before, and an x beyond 2^36 has fewer than 16 bits after the point, or none.)
 
-Field i lies in word i // k, k = floor(64 / b), at bit b * (i % k). With 16 and 32 bits that is how a little-endian
+Field i lies in word i // k, k = floor(64 / b), at bit b * (i % k). But for 21 bits that is how a little-endian
 machine lays out arrays of these integers, so the words are viewed as such an array and nothing is shifted.
 """
 
@@ -27,13 +28,13 @@ from fedcore.codec.blocks import BLOCK_FIELDS
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("fedcore's codec needs a little-endian machine")
 
-_VIEWS: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32}
+_VIEWS: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 _THIRD = 21
 _SHIFT = np.uint64(_THIRD)
 
 
 def field_dtype(field_bits: int) -> type[np.unsignedinteger[Any]]:
-    """Dtype of unpacked fields: uint16 for 16 bits, uint32 for 21 and 32 bits."""
+    """Dtype of unpacked fields: uint16 for 16 bits, uint32 for 21 and 32, uint64 for 64 bits."""
     return _VIEWS.get(field_bits, np.uint32)
 
 
@@ -78,7 +79,7 @@ def _pack_few(words: NDArray[np.uint64], start: int, fields: NDArray[Any]) -> No
 
 
 def unpack(words: NDArray[np.uint64], field_bits: int, start: int, count: int) -> NDArray[Any]:
-    """Fields [start, start + count) as uint16 or uint32; a view of the words where possible."""
+    """Fields [start, start + count) as the dtype of the width; a view of the words where possible."""
     view = field_view(words, field_bits, start, count)
     if view is not None:
         return view
@@ -131,7 +132,7 @@ class StochasticRounder:
     keystream is cut into chunks, whose numbers are the nonces; `begin` moves to the start of one,
     and every value takes the next two bytes. No chunk may be started twice.
 
-    Fields are uint16 for 16-bit fields, else uint32. Arithmetic is float32 for 16 bits, whose
+    Fields are of `field_dtype`. Arithmetic is float32 for 16 bits, whose
     levels float32 represents exactly, and float64 for more. 16 random bits decide each value: the
     probability is right to 2^-17, so the expectation is right to 2^-17 of a step.
     """
@@ -146,6 +147,7 @@ class StochasticRounder:
         narrow = self._field_bits == 16
         self._scaled = np.empty(BLOCK_FIELDS, np.float32 if narrow else np.float64)
         self._fixed = np.empty(BLOCK_FIELDS, np.int32) if narrow else self._scaled.view(np.int64)
+        self._whole = np.empty(BLOCK_FIELDS if self._field_bits == 64 else 0, np.float64)
         self._fields = np.empty(BLOCK_FIELDS, field_dtype(self._field_bits))
         self._bits = np.empty(BLOCK_FIELDS, np.uint16)
         self._zeros = bytes(self._bits.nbytes)
@@ -177,7 +179,7 @@ class StochasticRounder:
         """
         size = largest_magnitude(values) if largest is None else largest
         fields = self._fields[: values.size] if out is None else out
-        round_block = self._narrow if self._field_bits == 16 else self._wide
+        round_block = {16: self._narrow, 64: self._widest}.get(self._field_bits, self._wide)
         clipped = round_block(values, factor, size, fields)
         return fields, BlockSummary(largest=size * factor, clipped=clipped)
 
@@ -210,6 +212,26 @@ class StochasticRounder:
         np.right_shift(fixed, _RANDOM_BITS, out=fixed)
         # What the cast drops is the exponent and the 2^36.
         np.copyto(fields, fixed, casting="unsafe")
+        return clipped
+
+    def _widest(self, values: NDArray[np.float32], factor: float, size: float, fields: NDArray[Any]) -> int:
+        """float64, the whole part apart from what is after the point; returns the number of clipped values."""
+        count = values.size
+        scaled, whole = self._scaled[:count], self._whole[:count]
+        np.multiply(values, factor, out=scaled, dtype=np.float64)
+        clipped = _clip(scaled, self._levels, size * factor)
+        np.floor(scaled, out=whole)
+        np.subtract(scaled, whole, out=scaled)
+        # Both are below 2^63 in magnitude, so the sum in int64 is exact.
+        signed = fields.view(np.int64)
+        np.copyto(signed, whole, casting="unsafe")
+        np.multiply(scaled, _ONE, out=scaled)
+        fixed = self._fixed[:count]
+        np.rint(scaled, out=fixed, casting="unsafe")
+        np.add(fixed, self._random_bits(count), out=fixed)
+        np.right_shift(fixed, _RANDOM_BITS, out=fixed)
+        np.add(signed, fixed, out=signed)
+        np.add(signed, self._levels, out=signed)
         return clipped
 
     def _random_bits(self, count: int) -> NDArray[np.uint16]:

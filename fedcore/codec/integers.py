@@ -37,7 +37,7 @@ def encode_integers(
         if wrapped or largest * examples > limit:
             raise EncodingError(
                 f"integer tensor {spec.name!r} changed by too much to be summed in 64 bits; "
-                "lower w_max or the cohort size, or keep the tensor out of the model's state"
+                "lower w-max or the cohort size, or keep the tensor out of the model's state"
             )
         words[place : place + delta.size] = (delta * examples).view(np.uint64)
 

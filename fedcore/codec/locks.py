@@ -1,4 +1,4 @@
-"""The lock on a sum: it opens where at most `failures` clients contributed nothing, and else tells their number only.
+"""Two locks on a sum: it opens where at most `failures` clients contributed nothing, and no update was too large.
 
 Secure aggregation promises a sum over so many clients; of those that failed it would hold nothing, and a model under
 which all but one fail would lay that one open. So a client that fails draws a key k, adds a mask that follows from k to
@@ -15,6 +15,9 @@ are known to it, and taken off: what counts is how many honest ones failed.
 Words add up modulo 2^64, and not in GF(p). A power is therefore cut into limbs of 16 bits, and the sums of the limbs
 tell more than the sum modulo p: how often each was carried over. Those carries are hidden: each client adds a random
 multiple of 2^16 to a limb and takes as much from the next one, and adds p or nothing to the whole.
+
+A client of which some element exceeds its scale closes the sum for good: it adds a mask of a key that it forgets. The
+sum then tells how many such clients there were, and the magnitudes from which the next scales follow (`Encoding.told`).
 """
 
 from __future__ import annotations
@@ -60,6 +63,11 @@ def draw_key(randomness: Callable[[int], bytes]) -> int:
 def mask_of(key: int) -> MaskTerm:
     """The mask that a client with this key adds to its words."""
     return MaskTerm(sign=1, seed=Secret(hashlib.sha256(_DOMAIN + key.to_bytes(32, "little")).digest()))
+
+
+def forgotten_mask(randomness: Callable[[int], bytes]) -> MaskTerm:
+    """A mask that nobody can take off, since its key is in no other place."""
+    return MaskTerm(sign=1, seed=Secret(randomness(32)))
 
 
 def power_words(key: int, failures: int, n_max: int, randomness: Callable[[int], bytes]) -> NDArray[np.uint64]:

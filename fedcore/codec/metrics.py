@@ -27,7 +27,7 @@ def encode_metrics(
     """Names in slot order, and the words of the used slots (two's complement).
 
     Raises EncodingError that names the metric for a value that is no finite number, is larger than
-    `metric_max`, or has no slot left; and one that names both for other metrics than those of the encoding.
+    `metric-max`, or has no slot left; and one that names both for other metrics than those of the encoding.
     """
     names, values = flat_metrics(encoding.settings, metrics, expected=encoding.metrics)
     unit = examples << encoding.metric_fraction_bits
@@ -92,6 +92,19 @@ def decode_metrics(
     return metrics
 
 
+def lost_word(encoding: Encoding, share: float, examples: int) -> int:
+    """One client's word in `lost`: the part of its update's norm that was cut off, times its examples."""
+    return math.ceil(Fraction(share) * (examples << encoding.metric_fraction_bits))
+
+
+def lost_share(encoding: Encoding, words: Sequence[int], *, contributors: int, examples: int) -> float:
+    """The mean from the sum of such words; 0 where the encoding has none. Raises PeerError for more than all."""
+    unit = examples << encoding.metric_fraction_bits
+    if sum(words) > unit + contributors:
+        raise PeerError("more was cut off than there was: a client sent a malformed update")
+    return min(sum(words) / unit, 1.0)
+
+
 def _number(settings: CodecSettings, name: str, value: object) -> Fraction:
     """An exact fraction; the float's own digits, not those of its decimal text."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -105,6 +118,6 @@ def _number(settings: CodecSettings, name: str, value: object) -> Fraction:
     if abs(exact) > settings.metric_max:
         raise EncodingError(
             f"metric {name!r} is {exact:g}, the limit is {settings.metric_max:g}; "
-            "raise metric_max or report it in another unit"
+            "raise metric-max or report it in another unit"
         )
     return Fraction(exact)

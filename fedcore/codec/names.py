@@ -42,7 +42,9 @@ def check_names(names: Sequence[MetricName], max_metrics: int) -> None:
                 "characters long"
             )
     if (slots := slot_count(names)) > max_metrics:
-        raise EncodingError(f"there are {slots} metric values, {max_metrics} are allowed; report fewer")
+        raise EncodingError(
+            f"there are {slots} metric values, max-metrics allows {max_metrics}; report fewer, or raise it"
+        )
 
 
 def names_text(names: Sequence[MetricName]) -> str:

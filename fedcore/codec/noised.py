@@ -65,7 +65,7 @@ def encode_noised(
         norm = _norm(blocks)
     shrink = encoding.clip / norm if norm > encoding.clip else 1.0
     words = _noised(encoding, blocks, shrink, failed=0.0, randomness=randomness, out=out)
-    return Encoded(words=words, clipped=0, shrunk=shrink < 1)
+    return Encoded(words=words, clipped=0, shrunk=shrink < 1, overflowed=False)
 
 
 def encode_nothing_noised(
@@ -78,7 +78,7 @@ def encode_nothing_noised(
         return (np.zeros(min(BLOCK, values - start)) for start in range(0, values, BLOCK))
 
     words = _noised(encoding, blocks, 1.0, failed=encoding.clip, randomness=randomness, out=out)
-    return Encoded(words=words, clipped=0, shrunk=False)
+    return Encoded(words=words, clipped=0, shrunk=False, overflowed=False)
 
 
 def decode_noised(
@@ -113,6 +113,7 @@ def decode_noised(
     return Decoded(
         examples=survivors,
         failures=failures,
+        lost_norm=0.0,
         metrics=metrics,
         names=encoding.metrics,
         statistics=_no_statistics(survivors),
@@ -275,12 +276,12 @@ def _no_statistics(survivors: int) -> Statistics:
     return Statistics(
         contributors=survivors,
         failures=0,
-        examples=survivors,
         field_bits=0,
         scales=(),
         sizes=(),
         peaks=(),
         measured=(),
+        saturated=(),
         clipped=(),
         shrunk=0,
     )

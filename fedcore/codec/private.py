@@ -35,7 +35,7 @@ from fedcore.state import Layout, TensorSpec
 LANE_BITS: Literal[32] = 32
 _LANES = 64 // LANE_BITS
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/private-encoding/v2"
+_DOMAIN = b"fedcore/codec/private-encoding/v3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +119,10 @@ class PrivateEncoding:
 
     def canonical(self) -> bytes:
         """SHA-256 over every parameter, unambiguous; it goes into the protocol's ctx."""
-        settings, release = self.settings, self.release
+        release = self.release
         parts = [
-            struct.pack(">IQII", settings.field_bits, settings.w_max, settings.max_metrics, self.n_max),
-            struct.pack(">ddd", settings.metric_max, settings.clip_norm or -1.0, settings.first_scale),
+            self.settings.canonical(),
+            struct.pack(">I", self.n_max),
             self.layout.digest() if self.layout is not None else b"",
             names_json(self.metrics),
             release.mechanism.encode(),

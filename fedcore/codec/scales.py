@@ -1,14 +1,17 @@
-"""The rule of scales: how each follows from the round before, and what a client checks of it without knowing a sum.
+"""The rule of scales: how each follows from the rounds before, and what a client checks of it without knowing a sum.
 
 A server that were free to choose them could ask for the same update at many scales, and read single elements off where
-each begins to be clipped. So scales are powers of two; the first exchange of a model in a run has the configured one;
-in the two after it they may fall freely, to what those before could measure, and later by half an exchange at most.
-They may rise at any time. What keeps a scan of the scales that are left empty-handed is that a client sends no update
-of which much would be clipped (`encoder`).
+each begins to be clipped. So scales are powers of two; the first exchange of a model in a run has 64-bit fields and a
+scale beyond every update; in the two after it they may fall freely, to what those before could measure, and later by
+half an exchange at most. They may rise at any time. What keeps a scan of the scales that are left empty-handed is that
+a client locks the sum, or sends no update of which much would be clipped (`encoder`).
 
-The next scale is the bound on the largest client times a headroom, so an update may double from one round to the next
-without being clipped; what exceeds the scale is clipped, counted, and given more room. So is what failed, since the
-failure may have been for want of room: scales double while clients fail, up to a limit.
+The next scale is the largest that the clients' updates were of late, times a headroom. "Of late" fades slowly, by half
+in eight exchanges: a large client that misses some finds room when it comes back. Where fields are wide the headroom is
+large as well, since their steps stay fine enough. An update that grows by more than the headroom all the same is too
+large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). Where it is clipped instead, the
+next scales have more room; so have those after a failure, which may have been for want of room: scales double while
+clients fail, up to a limit.
 """
 
 from __future__ import annotations
@@ -19,26 +22,49 @@ from dataclasses import dataclass
 
 from pydantic import StrictFloat, StrictInt
 
-from fedcore.codec.encoding import MAX_SCALE, MIN_SCALE, WIDE_BITS, CodecSettings, Encoding, scale_groups
+from fedcore.codec.encoding import (
+    FIRST_BITS,
+    FIRST_SCALE,
+    MAX_SCALE,
+    MIN_SCALE,
+    WIDE_BITS,
+    CodecSettings,
+    Encoding,
+    ScaleGroup,
+    carry_bits,
+    scale_groups,
+)
 from fedcore.codec.names import MetricName
 from fedcore.codec.statistics import POWER, Statistics, power_of_two
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import Layout
 
 HEADROOM = 2.0
-"""How far an update may grow from one round to the next without being clipped."""
+"""How far an update may grow beyond the largest of late in narrow fields."""
+
+WIDE_HEADROOM = 64.0
+"""The same in fields that keep 2^15 levels or more of it."""
 
 HEADROOM_CLIPPED = 4.0
-"""The same after a round that clipped, or in which a client failed: the tensor may be growing."""
+"""At least so much after a round that clipped, or in which a client failed where updates are clipped."""
 
 MOST_HEADROOM = 64.0
 """Up to so much, in the end, while clients fail in one round after another."""
+
+FADING = 2.0 ** (-1 / 8)
+"""What is left of a peak after one exchange more."""
+
+UNTOLD_RISE = 2.0**10
+"""How much larger a scale becomes where an update exceeded it by more than statistics tell."""
 
 FREE_FALLS = 2
 """Exchanges whose scales may be as low as the server likes: that after the first, which knows a loose bound in large
 cohorts, and that after it, which knows the tight one."""
 
 _COARSEST_STEP = 1 / 32
+_FINE_BITS = 16
+_HELD = 4.0
+"""A scale is held up where it is so many times what the last round alone needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +90,9 @@ def check_scales(encoding: Encoding, memory: ScaleMemory | None, *, exchange: in
             raise EncodingError(f"the scale of {group.label} is {scale:g}, which is no power of two")
     first = is_first(encoding)
     if memory is None and exchange == 1 and not first:
-        raise EncodingError("the first exchange of a run needs first-scale for every tensor, and fields of 32 bits")
+        raise EncodingError(
+            f"the first exchange of a run needs scales of {FIRST_SCALE:g} or more, and fields of {FIRST_BITS} bits"
+        )
     falls = memory.falls if memory is not None else 0
     if memory is not None and falls >= FREE_FALLS:
         least = 2.0 ** -max(exchange - memory.exchange, 0)
@@ -77,10 +105,9 @@ def check_scales(encoding: Encoding, memory: ScaleMemory | None, *, exchange: in
 
 
 def is_first(encoding: Encoding) -> bool:
-    """Whether the scales and the width are those of a first exchange."""
-    widest = power_of_two(encoding.settings.first_scale)
-    wide = encoding.field_bits == WIDE_BITS or not encoding.scales
-    return wide and all(scale == widest for scale in encoding.scales)
+    """Whether the scales and the width are those of an exchange before which no magnitudes are known."""
+    wide = encoding.field_bits == FIRST_BITS or not encoding.scales
+    return wide and all(scale >= FIRST_SCALE for scale in encoding.scales)
 
 
 def first_encoding(
@@ -93,7 +120,7 @@ def first_encoding(
 ) -> Encoding:
     """The encoding of a round before which no magnitudes are known, or of one with metrics only.
 
-    Wide fields and a generous scale, so that nothing is clipped or crushed for want of knowledge.
+    Fields of 64 bits and a generous scale, so that nothing is too large or crushed for want of knowledge.
     Raises EncodingError for settings that cannot work for `n_max` clients.
     """
     groups = scale_groups(layout)
@@ -101,87 +128,181 @@ def first_encoding(
         settings=settings,
         layout=layout,
         n_max=n_max,
-        field_bits=WIDE_BITS if groups else settings.field_bits,
-        scales=(power_of_two(settings.first_scale),) * len(groups),
+        field_bits=FIRST_BITS if groups else settings.field_bits,
+        scales=(FIRST_SCALE,) * len(groups),
         metrics=metrics,
         failures=failures,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the next scales follow from: the statistics of the last sum that opened, and of those before.
+
+    lasting: for each scale the largest peak, as far as it has not faded. last: the scales that were asked with last.
+    least: none is to be below these. settled: the free falls are used up, so no scale falls by more than half.
+    """
+
+    latest: Statistics
+    lasting: tuple[float, ...]
+    last: tuple[float, ...]
+    least: tuple[float, ...]
+    settled: bool
 
 
 def next_encoding(
     settings: CodecSettings,
     layout: Layout,
     n_max: int,
-    statistics: Statistics,
+    known: Known,
     *,
-    settled: bool,
     metrics: tuple[MetricName, ...] | None = None,
     failures: int = 0,
 ) -> Encoding:
-    """The encoding of a round of up to `n_max` clients after one with these statistics.
+    """The encoding of a round of up to `n_max` clients after others.
 
     Clients that dropped out or are new are assumed to be like the contributors: a bound on the fourth powers grows with
-    the number of clients to the 1/4. settled: the free falls are used up, so no scale falls by more than half.
-    failures: how many clients that contribute nothing the sum tolerates.
+    the number of clients to the 1/4. failures: how many clients that contribute nothing the sum tolerates.
 
-    A silent tensor (frozen, or all zero) says nothing; it gets the median scale of the others, the
-    best guess for when it changes again. Zeros are exact at any scale, so the guess costs nothing until
-    then. Where every tensor was silent, scales and width stay.
+    A tensor that never changed (frozen, or all zero) says nothing; it gets the median scale of the others, the
+    best guess for when it changes. Zeros are exact at any scale, so the guess costs nothing until then.
 
-    Fields stay wide where a scale is larger than the last round alone would make it, or its peak only the loose bound,
-    sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value: in large cohorts
-    after the first round.
+    Fields are wide where a scale is much larger than the last round alone would make it, or its peak only the loose
+    bound, sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value: in large
+    cohorts after the first round, in all while a large client is away.
     """
-    if len(statistics.scales) != len(scale_groups(layout)):
+    groups, latest = scale_groups(layout), known.latest
+    if len(latest.scales) != len(groups):
         raise UsageError("the statistics belong to a model with other tensors")
-    spoke = [size > 0 for size in statistics.sizes]
-    if not any(spoke):
-        scales = needed = statistics.scales
-        bits = statistics.field_bits
-    else:
-        needed = _needed_scales(statistics, spoke, n_max)
-        scales = tuple(
-            _within_rule(scale, last, failures=statistics.failures, settled=settled)
-            for scale, last in zip(needed, statistics.scales, strict=True)
-        )
-        bits = settings.field_bits
+    peaks = tuple(map(max, latest.peaks, known.lasting))
+    needed = _needed_scales(settings, groups, n_max, latest, peaks)
+    alone = _needed_scales(settings, groups, n_max, latest, latest.peaks)
+    scales = tuple(
+        max(_within_rule(settings, need, last, known), least)
+        for need, last, least in zip(needed, known.last, known.least, strict=True)
+    )
     encoding = Encoding(
         settings=settings,
         layout=layout,
         n_max=n_max,
-        field_bits=bits,
+        field_bits=settings.field_bits,
         scales=scales,
         metrics=metrics,
         failures=failures,
     )
-    held = [scale > need for scale, need in zip(scales, needed, strict=True)]
-    if any(_is_coarse(encoding, statistics, index, held[index]) for index in range(len(scales)) if spoke[index]):
+    held = [scale >= _HELD * need for scale, need in zip(scales, alone, strict=True)]
+    if any(_is_coarse(encoding, latest, index, held[index]) for index in range(len(scales)) if latest.sizes[index]):
         encoding = dataclasses.replace(encoding, field_bits=WIDE_BITS)
     return encoding
 
 
-def _needed_scales(statistics: Statistics, spoke: list[bool], n_max: int) -> tuple[float, ...]:
-    """Powers of two above peaks times headroom; the median of these for silent tensors."""
-    absent = max((n_max / statistics.contributors) ** (1 / POWER), 1.0)
+def headroom(settings: CodecSettings, group: ScaleGroup, n_max: int) -> float:
+    """As large as the fields of `group` allow: they keep 2^15 levels, where they have them."""
+    bits = max(WIDE_BITS, settings.field_bits) if group.small else settings.field_bits
+    return min(max(2.0 ** (bits - carry_bits(n_max) - 1 - _FINE_BITS), HEADROOM), WIDE_HEADROOM)
+
+
+def _needed_scales(
+    settings: CodecSettings, groups: tuple[ScaleGroup, ...], n_max: int, latest: Statistics, peaks: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Powers of two above peaks times headroom; the median of these where a peak is zero."""
+    absent = max((n_max / latest.contributors) ** (1 / POWER), 1.0)
     scales = []
-    for peak, clipped in zip(statistics.peaks, statistics.clipped, strict=True):
-        headroom = HEADROOM_CLIPPED if clipped or statistics.failures else HEADROOM
-        scales.append(power_of_two(min(max(peak * headroom * absent, MIN_SCALE), MAX_SCALE)))
-    middle = descriptive.median_low([scale for scale, loud in zip(scales, spoke, strict=True) if loud])
-    return tuple(scale if loud else middle for scale, loud in zip(scales, spoke, strict=True))
+    for group, peak, clipped in zip(groups, peaks, latest.clipped, strict=True):
+        room = headroom(settings, group, n_max)
+        if settings.clips and (clipped or latest.failures):
+            room = max(room, HEADROOM_CLIPPED)
+        scales.append(power_of_two(min(max(peak * room * absent, MIN_SCALE), MAX_SCALE)))
+    middle = descriptive.median_low([scale for scale, peak in zip(scales, peaks, strict=True) if peak])
+    return tuple(scale if peak else middle for scale, peak in zip(scales, peaks, strict=True))
 
 
-def _within_rule(needed: float, last: float, *, failures: int, settled: bool) -> float:
-    """The scale that is taken: not below half of the last one; the double of it while clients fail, up to a limit."""
-    if not settled:
+def _within_rule(settings: CodecSettings, needed: float, last: float, known: Known) -> float:
+    """The scale that is taken: not below half of the last one; the double of it while clients fail, up to a limit.
+
+    Where updates are not clipped none fails for want of room.
+    """
+    if not known.settled:
         return needed
-    if failures:
+    if known.latest.failures and settings.clips:
         return max(needed, min(2 * last, needed * MOST_HEADROOM / HEADROOM_CLIPPED, MAX_SCALE), last / 2)
     return max(needed, last / 2)
 
 
-def _is_coarse(encoding: Encoding, statistics: Statistics, index: int, held: bool) -> bool:
+def _is_coarse(encoding: Encoding, latest: Statistics, index: int, held: bool) -> bool:
     """Whether a tensor whose scale is larger than it need be would lose too much to the width of the fields."""
-    mean = statistics.sizes[index] / statistics.contributors
-    loose = held or not statistics.measured[index]
+    mean = latest.sizes[index] / latest.contributors
+    loose = held or not latest.measured[index]
     return loose and not encoding.groups[index].small and encoding.step(index) > mean * _COARSEST_STEP
+
+
+@dataclass(slots=True)
+class ScaleTrack:
+    """What a server keeps of one model's sums in a run, and the encodings that follow from it.
+
+    The clients' rule holds between any two encodings, whether or not their sums opened. A scale that an overflow raised
+    stays until a sum has opened.
+    """
+
+    _latest: Statistics | None = None
+    _lasting: tuple[float, ...] = ()
+    _asked: Encoding | None = None
+    _raised: tuple[float, ...] = ()
+    _falls: int = 0
+
+    def encoding(
+        self,
+        settings: CodecSettings,
+        layout: Layout,
+        n_max: int,
+        *,
+        metrics: tuple[MetricName, ...] | None,
+        failures: int,
+        again: bool = False,
+    ) -> Encoding:
+        """The encoding of the next exchange of up to `n_max` clients. again: no scale is below that of the last one."""
+        first = first_encoding(settings, layout, n_max, metrics=metrics, failures=failures)
+        last = self._asked.scales if self._asked else first.scales
+        least = self._raised or (0.0,) * len(last)
+        if again:
+            least = tuple(map(max, least, last))
+        if self._latest is None:
+            encoding = dataclasses.replace(first, scales=tuple(map(max, first.scales, least)))
+        else:
+            known = Known(
+                latest=self._latest,
+                lasting=self._lasting,
+                last=last,
+                least=least,
+                settled=self._falls >= FREE_FALLS,
+            )
+            encoding = next_encoding(settings, layout, n_max, known, metrics=metrics, failures=failures)
+        self._asked = encoding
+        self._falls += not is_first(encoding)
+        return encoding
+
+    def learn(self, statistics: Statistics) -> None:
+        """Keep what a sum told that opened. One in which nothing changed tells nothing."""
+        if not any(statistics.sizes):
+            return
+        self._remember(statistics, fading=FADING)
+        self._latest, self._raised = statistics, ()
+
+    def learn_overflow(self, encoding: Encoding, statistics: Statistics) -> None:
+        """Make the next scales hold every update of a sum that `encoding` had too little room for."""
+        self._remember(statistics, fading=1.0)
+        absent = max((encoding.n_max / statistics.contributors) ** (1 / POWER), 1.0)
+        raised = []
+        for index, group in enumerate(encoding.groups):
+            scale = statistics.scales[index]
+            needed = statistics.peaks[index] * headroom(encoding.settings, group, encoding.n_max) * absent
+            if statistics.saturated[index]:
+                needed = max(needed, scale * UNTOLD_RISE)
+            raised.append(min(max(power_of_two(needed), scale), MAX_SCALE))
+        self._raised = tuple(map(max, raised, self._raised)) if self._raised else tuple(raised)
+
+    def _remember(self, statistics: Statistics, *, fading: float) -> None:
+        """Peaks that are loose bounds are not kept: the next sum that opens knows a tight one."""
+        before = self._lasting or (0.0,) * len(statistics.peaks)
+        told = zip(before, statistics.peaks, statistics.measured, strict=True)
+        self._lasting = tuple(max(old * fading if peak else old, peak if sure else 0.0) for old, peak, sure in told)

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedcore.codec import AnyEncoding, CodecSettings, Encoding, PrivateEncoding, Statistics, next_encoding
+from fedcore.codec import AnyEncoding, CodecSettings, Encoding, PrivateEncoding, Statistics
+from fedcore.codec.scales import Known, next_encoding
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.state import Layout
 
@@ -30,5 +31,7 @@ def encoding_from_json(data: dict[str, Any]) -> AnyEncoding:
 def following(
     settings: CodecSettings, layout: Layout, n_max: int, statistics: Statistics, *, settled: bool = False
 ) -> Encoding:
-    """`next_encoding` early in a run, where scales may still fall freely."""
-    return next_encoding(settings, layout, n_max, statistics, settled=settled)
+    """What follows from the statistics of one exchange alone; early in a run scales may still fall freely."""
+    nothing = (0.0,) * len(statistics.scales)
+    known = Known(latest=statistics, lasting=nothing, last=statistics.scales, least=nothing, settled=settled)
+    return next_encoding(settings, layout, n_max, known)

@@ -19,12 +19,13 @@ def error_bound(
     examples: int,
     statistics: Statistics | None = None,
     base: ModelState | None = None,
+    largest: float = math.inf,
 ) -> dict[str, float]:
     """Largest possible error of each decoded tensor against the exact weighted mean.
 
     With `base` the bound is on the elements of the decoded state, without it on the decoded mean
     delta. The terms, K = w_max / examples, s the scale, M <= survivors * s the sum of the clients'
-    largest |w * delta| (from `statistics` where given, which is far tighter):
+    largest |w * delta| (from `statistics` where given, or from `largest`, a bound on each, which are far tighter):
 
     - stochastic rounding: less than one step s / L a client, so K * survivors * s / L;
     - the client's float32 arithmetic (difference, weight, product): 4 * 2^-24 * K * M;
@@ -38,7 +39,7 @@ def error_bound(
     weight = encoding.settings.w_max / examples
     bounds = {spec.name: 0.5 for spec in encoding.integers}
     for index, spec in ((index, spec) for index, group in enumerate(encoding.groups) for spec in group.specs):
-        magnitude = survivors * encoding.scales[index]
+        magnitude = survivors * min(encoding.scales[index], largest)
         if statistics is not None:
             magnitude = min(magnitude, statistics.sizes[index])
         bound = weight * (survivors * encoding.step(index) + 2.0**-22 * magnitude)

@@ -188,10 +188,12 @@ def _agree(here: Release, there: Release) -> bool:
     if isinstance(encoding, PrivateEncoding):
         return (here.decoded is None) == (there.decoded is None)
     assert isinstance(encoding, Encoding)
-    start, stop = encoding.sections["failed"].start, encoding.sections["keys"].start
     if here.failures > encoding.failures or here.why != there.why:  # a closed sum tells that word and no other
         return here.failures == there.failures and here.why == there.why
-    if not np.array_equal(here.words[start:stop], there.words[start:stop]):
+    told = encoding.told
+    if not any(here.words[encoding.sections["large"]]):  # else the sum tells these and no other
+        told = slice(told.start, encoding.sections["keys"].start)
+    if not np.array_equal(here.words[told], there.words[told]):
         return False
     if here.decoded is None or here.decoded.state is None or there.decoded is None or there.decoded.state is None:
         return True

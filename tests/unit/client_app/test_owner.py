@@ -76,7 +76,7 @@ class TestConfig:
             assert part in str(refused)
         check(task, kits[1], allow_config={"fedcore.w-max": (10, 99)})
 
-    @pytest.mark.parametrize("key", ["metric-max", "first-scale", "clip-norm", "dp-noise-multiplier"])
+    @pytest.mark.parametrize("key", ["metric-max", "max-metrics", "clip-norm", "dp-noise-multiplier"])
     def test_nor_do_those_of_other_settings(self, make: Make, kits: dict[int, ClientKit], key: str) -> None:
         refused = refusal(make(settings={**SETTINGS.for_clients(), key: 0.7}), kits[1])
         assert (refused.check, refused.subject) == ("config-not-allowed", f"fedcore.{key}")

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.codec_scales import (
     CLIENTS,
+    Answer,
     even_scales,
     lone_elements,
     ruled_scales,
@@ -25,13 +26,14 @@ def updates() -> np.ndarray:
 
 
 def test_a_scan_of_scales_was_worth_it(updates: np.ndarray) -> None:
-    assert single_elements(updates, scan(updates, even_scales(updates, 30), refuse=False)) > 0.7
+    assert single_elements(updates, scan(updates, even_scales(updates, 30), answer="clip")) > 0.7
     # Powers of two alone would not have stopped it.
-    assert single_elements(updates, scan(updates, ruled_scales(updates, 8), refuse=False)) > 0.5
+    assert single_elements(updates, scan(updates, ruled_scales(updates, 8), answer="clip")) > 0.5
 
 
-def test_a_scan_of_scales_is_empty_handed(updates: np.ndarray) -> None:
-    assert single_elements(updates, scan(updates, ruled_scales(updates, 8), refuse=True)) < 0.005
+@pytest.mark.parametrize("answer", ["refuse", "lock"])
+def test_a_scan_of_scales_is_empty_handed(updates: np.ndarray, answer: Answer) -> None:
+    assert single_elements(updates, scan(updates, ruled_scales(updates, 8), answer=answer)) < 0.005
 
 
 def test_lone_elements_are_not_told_by_the_statistics() -> None:

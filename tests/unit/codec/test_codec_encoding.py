@@ -26,7 +26,18 @@ ENCODING = Encoding(settings=CodecSettings(), layout=LAYOUT, n_max=100, field_bi
 
 @pytest.mark.parametrize(
     ("bits", "n_max", "value_bits"),
-    [(16, 8, 13), (16, 100, 9), (21, 8, 18), (21, 100, 14), (32, 8, 29), (32, 100, 25), (16, 1, 16), (16, 9, 12)],
+    [
+        (16, 8, 13),
+        (16, 100, 9),
+        (21, 8, 18),
+        (21, 100, 14),
+        (32, 8, 29),
+        (32, 100, 25),
+        (16, 1, 16),
+        (16, 9, 12),
+        (64, 8, 61),
+        (64, 4096, 52),
+    ],
 )
 def test_value_bits_are_those_of_the_protocols_table(bits: int, n_max: int, value_bits: int) -> None:
     encoding = Encoding(settings=CodecSettings(), layout=None, n_max=n_max, field_bits=bits, scales=())
@@ -34,27 +45,32 @@ def test_value_bits_are_those_of_the_protocols_table(bits: int, n_max: int, valu
     assert n_max * 2 * encoding.levels < 1 << bits
 
 
-@pytest.mark.parametrize(("bits", "packed"), [(16, 375), (21, 500), (32, 750)])
+@pytest.mark.parametrize(("bits", "packed"), [(16, 375), (21, 500), (32, 750), (64, 1500)])
 def test_the_vector_is_as_long_as_its_parts(bits: int, packed: int) -> None:
     encoding = dataclasses.replace(ENCODING, field_bits=bits)
     sizes = {name: part.stop - part.start for name, part in encoding.sections.items()}
     assert sizes == {
         "packed": packed,
-        "small": 2,
+        "small": 4 if bits == 64 else 2,
         "failed": 1,
-        "examples": 1,
-        "shrunk": 1,
+        "large": 1,
         "sizes": 2,
         "powers": 2,
         "clipped": 2,
+        "examples": 1,
+        "shrunk": 1,
+        "lost": 0,
         "integers": 1,
-        "metrics": 32,
+        "metrics": 1024,
         "names": NAMES_BYTES,
         "keys": 0,
     }
     assert encoding.words == sum(sizes.values())
     named = dataclasses.replace(encoding, metrics=(("loss", None), ("pair", 2)))
-    assert named.words == sum(sizes.values()) - NAMES_BYTES - 32 + 3
+    assert named.words == sum(sizes.values()) - NAMES_BYTES - 1024 + 3
+    warning = dataclasses.replace(encoding, settings=CodecSettings(clipping="warn"))
+    assert warning.sections["lost"].stop - warning.sections["lost"].start == 1
+    assert warning.words == encoding.words + 1
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -74,7 +90,8 @@ CHANGES: list[dict[str, Any]] = [
     {"settings": CodecSettings(metric_max=1000.0)},
     {"settings": CodecSettings(max_metrics=31)},
     {"settings": CodecSettings(clip_norm=1.0)},
-    {"settings": CodecSettings(first_scale=1.0)},
+    {"settings": CodecSettings(clipping="warn")},
+    {"settings": CodecSettings(clipping="fail")},
 ]
 
 
@@ -112,7 +129,7 @@ def test_json_scales_may_have_lost_their_point() -> None:
         ({"n_max": 0}, "n_max"),
         ({"n_max": 100.0}, "n_max"),
         ({"n_max": True}, "n_max"),
-        ({"field_bits": 8}, "field_bits"),
+        ({"field_bits": 8}, "fields have 8 bits"),
         ({"field_bits": "16"}, "field_bits"),
         ({"scales": [1.0]}, "1 scales, the model needs 2"),
         ({"scales": [1.0, 0.0]}, "scale of the small tensors"),
@@ -162,12 +179,12 @@ def test_unknown_and_missing_keys_are_named() -> None:
         {"metric_max": "1"},
         {"clip_norm": 0.0},
         {"clip_norm": -1.0},
-        {"first_scale": 0.0},
-        {"first_scale": 1e300},
+        {"clipping": "never"},
+        {"clipping": None},
     ],
 )
 def test_bad_settings_are_refused_by_name(settings: dict[str, Any]) -> None:
-    with pytest.raises(EncodingError, match=next(iter(settings))):
+    with pytest.raises(EncodingError, match=next(iter(settings)).replace("_", "-")):
         CodecSettings(**settings)
 
 
@@ -179,7 +196,11 @@ def test_cohorts_that_leave_too_few_bits_are_refused_before_the_first_round() ->
 
 
 def test_metrics_that_could_wrap_are_refused() -> None:
-    with pytest.raises(EncodingError, match="metrics of 100000 clients could overflow"):
+    with pytest.raises(
+        EncodingError,
+        match=r"metrics of 100000 clients could overflow their .* set metric-max to at most 171798 "
+        r"or w-max to at most 167\b",
+    ):
         first_encoding(CodecSettings(field_bits=32, metric_max=2.0**30, w_max=1 << 20), None, 100_000)
 
 

@@ -94,7 +94,7 @@ def test_other_names_than_those_of_the_exchange_are_refused_by_the_client(other:
 def test_there_are_just_as_many_slots_as_values_of_known_names() -> None:
     sizes = {name: part.stop - part.start for name, part in NAMED.sections.items()}
     assert (sizes["metrics"], sizes["names"]) == (3, 0)
-    assert UNNAMED.words - NAMED.words == 32 - 3 + NAMES_BYTES
+    assert UNNAMED.words - NAMED.words == 1024 - 3 + NAMES_BYTES
     assert sizes["keys"] == 3 * 16
 
 

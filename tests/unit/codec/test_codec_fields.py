@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedcore.codec.fields import StochasticRounder, field_dtype, pack, padding, unpack
 
-WIDTHS = (16, 21, 32)
+WIDTHS = (16, 21, 32, 64)
 BLOCK = 1 << 15
 
 

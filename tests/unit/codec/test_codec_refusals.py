@@ -72,11 +72,11 @@ def test_a_difference_that_overflows_float32_is_refused() -> None:
         encode_with(encoding=first_encoding(CODEC, low.layout, 4), base=low, local=high)
 
 
-def test_large_finite_values_of_both_signs_are_clipped_not_refused() -> None:
+def test_values_that_no_scale_holds_are_refused() -> None:
     base = ModelState.from_arrays({"w": np.zeros(2, np.float32)})
     local = ModelState.from_arrays({"w": np.array([-3e38, 3e38], np.float32)})
-    encoded = encode_with(encoding=first_encoding(CODEC, base.layout, 4), base=base, local=local)
-    assert encoded.clipped == 2
+    with pytest.raises(EncodingError, match=r"the small tensors changed by 3e\+37 times w-max / examples"):
+        encode_with(encoding=first_encoding(CODEC, base.layout, 4), base=base, local=local)
 
 
 @pytest.mark.parametrize("examples", [-1, 101, 10.0, 10.5, True, None, "10", float("nan")])
@@ -102,7 +102,7 @@ def test_examples_may_be_a_numpy_integer_and_reach_w_max() -> None:
         ({"loss": True}, "'loss' is a bool"),
         ({"loss": None}, "'loss' is a NoneType"),
         ({"loss": [[1.0]]}, "'loss' is a list"),
-        ({"a": [1, 2], "b": [3, 4]}, "4 metric values, 3 are allowed"),
+        ({"a": [1, 2], "b": [3, 4]}, "4 metric values, max-metrics allows 3"),
     ],
 )
 def test_bad_metrics_are_refused_by_name(metrics: dict[str, Any], reason: str) -> None:
@@ -194,8 +194,7 @@ def decode_altered(section: str, value: int, index: int = 0, encoding: Encoding 
         ("metrics", 2**62, 0, "sum of metric 'loss'"),
         ("metrics", 2**64 - 2**62, 0, "sum of metric 'loss'"),
         ("metrics", 1, 2, "more metrics than they named"),
-        ("small", 2**32 - 1, 0, "sum of tensor 'w'"),
-        ("small", 1 << 63, 1, "padding of the sum"),
+        ("small", 2**63, 0, "sum of tensor 'w'"),
         ("integers", 2**63 - 1, 0, None),
     ],
 )
@@ -205,6 +204,13 @@ def test_sums_that_no_honest_cohort_makes_are_refused(section: str, value: int, 
         return
     with pytest.raises(PeerError, match=reason):
         decode_altered(section, value, index)
+
+
+def test_padding_that_is_not_zero_is_refused() -> None:
+    with pytest.raises(PeerError, match="padding of the sum"):
+        decode_altered("small", 1 << 63, 1, encoding=Encoding(
+            settings=CODEC, layout=BASE.layout, n_max=4, field_bits=16, scales=(8.0,)
+        ))  # fmt: skip
 
 
 def test_fourth_powers_out_of_range_are_refused() -> None:
@@ -243,8 +249,7 @@ def test_a_cohort_without_examples_ends_the_round() -> None:
 def test_a_float16_mean_that_overflows_names_the_tensor() -> None:
     base = ModelState.from_arrays({"head": np.array([65504], np.float16)})
     local = ModelState.from_arrays({"head": np.array([65504], np.float16)})
-    codec = CodecSettings(w_max=1, first_scale=4096.0)
-    encoding = first_encoding(codec, base.layout, 1)
+    encoding = first_encoding(CodecSettings(w_max=1), base.layout, 1)
     encoded = encode_with(encoding=encoding, base=base, local=local, examples=1, metrics={})
     words = encoded.words.copy()
     words[0] = 2 * encoding.levels

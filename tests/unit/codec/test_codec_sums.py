@@ -30,7 +30,7 @@ from fedcore.codec.encoding import SMALL_TENSOR, scale_groups
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.state import ModelState, sha256_file
 
-WIDTHS = (16, 21, 32)
+WIDTHS = (16, 21, 32, 64)
 
 
 def stream(seed: int) -> Callable[[int], bytes]:
@@ -215,8 +215,8 @@ def test_the_bound_without_statistics_or_base_is_the_general_one() -> None:
     base = model(np.random.default_rng(1))
     encoding = first_encoding(CodecSettings(w_max=100), base.layout, 3)
     bound = error_bound(encoding, survivors=2, examples=100)
-    step = 8.0 / encoding.levels
-    assert bound["conv.weight"] == pytest.approx(2 * step + 2**-22 * 16)
+    step = 1024 / encoding.levels
+    assert bound["conv.weight"] == pytest.approx(2 * step + 2**-22 * 2048)
     assert bound["mask"] == 0.5
     assert error_bound(encoding, survivors=2, examples=50)["half"] == pytest.approx(2 * bound["half"])
     assert error_bound(encoding, survivors=2, examples=100, base=base)["brain"] > 0.05
@@ -312,7 +312,7 @@ def test_metrics_alone_need_no_model() -> None:
             randomness=stream(1),
         )
         words += encoded.words
-    assert encoding.words == 3 + 4 + NAMES_BYTES
+    assert encoding.words == 4 + 4 + NAMES_BYTES
     assert decode(encoding, words, survivors=2, base=None).names == (
         ("accuracy", None),
         ("confusion", 2),

@@ -19,7 +19,7 @@ from fedcore.codec.encoding import FieldSection, scale_groups
 from fedcore.errors import EncodingError, PeerError, UsageError
 from fedcore.state import Layout, ModelState, TensorSpec
 
-WIDTHS = (16, 21, 32)
+WIDTHS = (16, 21, 32, 64)
 THREADS = (2, 3, 8)
 N_MAX = 3
 
@@ -50,7 +50,7 @@ BASE, LOCAL = model(1), model(2)
 
 def encoding_of(bits: int, layout: Layout = BASE.layout, **settings: float) -> Encoding:
     return Encoding(
-        settings=CodecSettings(w_max=10, **settings),
+        settings=CodecSettings(w_max=10, clipping="warn", **settings),
         layout=layout,
         n_max=N_MAX,
         field_bits=bits,

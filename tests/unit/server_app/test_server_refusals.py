@@ -506,7 +506,7 @@ def run_in(**changes: Any) -> RunIn:
         ({"settings": {"min-clients": 5}}, "bad-configuration", "the federation has 4"),
         ({"settings": {"min-clients": 2}}, "bad-configuration", "min-clients is 2, but it must be at least 3"),
         ({"settings": {"quorum": 2}}, "bad-configuration", "quorum is 2, but it must be at least 3"),
-        ({"settings": {"w-max": 2**60}}, "bad-configuration", "w_max"),
+        ({"settings": {"w-max": 2**60}}, "bad-configuration", "w-max"),
     ],
 )
 async def test_a_run_that_cannot_work_is_refused(here: Site, changes: dict[str, Any], kind: str, match: str) -> None:

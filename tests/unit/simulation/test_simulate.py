@@ -30,7 +30,7 @@ def first_round_bound(clients: int) -> float:
     model = ModelState.from_arrays(problem.initial())
     settings = FlowerApp.load(TINY).settings
     encoding = EncodingPlan(settings).encoding("train", model.layout, clients)
-    return error_bound(encoding, survivors=clients, examples=problem.EXAMPLES, base=model)["weight"]
+    return error_bound(encoding, survivors=clients, examples=problem.EXAMPLES, base=model, largest=1.0)["weight"]
 
 
 def test_one_client_is_centralized_gradient_descent(simulate: Simulate) -> None:
@@ -125,7 +125,7 @@ def test_too_many_dropouts_fail_the_round_and_then_the_run(simulate: Simulate) -
         ("extra-array", AppError, "'other'"),
         ("no-examples", AppError, "'num-examples'"),
         ("half-example", AppError, "whole number of examples"),
-        ("too-many-examples", EncodingError, "w_max|examples"),
+        ("too-many-examples", EncodingError, "w-max|examples"),
         ("two-metrics", AppError, "exactly one MetricRecord"),
         ("no-arrays", AppError, "exactly one ArrayRecord"),
     ],

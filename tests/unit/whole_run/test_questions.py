@@ -37,7 +37,8 @@ def asked(*changes: Mapping[str, Any], **settings: Any) -> list[Ask]:
 QUESTIONS: Mapping[str, list[Ask]] = {
     "w-max": asked(*({"settings": {"w-max": bound}} for bound in (50, 180))),
     "metric-max": asked(*({"settings": {"metric-max": bound}} for bound in (0.85, 0.9))),
-    "first-scale": asked(*({"settings": {"first-scale": bound}} for bound in (1e-4, 1e-3))),
+    "clipping": asked(*({"settings": {"clipping": way}} for way in ("warn", "fail"))),
+    "max-metrics": asked(*({"settings": {"max-metrics": most}} for most in (1, 2))),
     "lr": asked(*({"run_config": {"lr": rate}} for rate in (0.1, 1e30))),
     "lr, with differential privacy": asked(*({"run_config": {"lr": rate}} for rate in (1e38,)), settings=NOISED),
 }

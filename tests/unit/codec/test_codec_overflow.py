@@ -1,0 +1,221 @@
+"""Updates that are too large for their scales: what the sum tells then, and that the next one holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.privacy import seeded
+
+from fedcore.codec import CodecSettings, Encoded, Encoding, ScaleTrack, decode, encode, encode_nothing
+from fedcore.codec.statistics import size_word
+from fedcore.config import JobSettings
+from fedcore.errors import EncodingError, PeerError, RoundFailed, TooFewContributed, UpdateTooLarge
+from fedcore.exchange import EncodingPlan
+from fedcore.state import ModelState
+
+W_MAX = 100
+SIZE = 3000
+BASE = ModelState.from_arrays({"w": np.zeros(SIZE, np.float32), "n": np.zeros(2, np.int64)})
+CODEC = CodecSettings(w_max=W_MAX)
+TIGHT = Encoding(
+    settings=CODEC, layout=BASE.layout, n_max=4, field_bits=16, scales=(1.0,), metrics=(("loss", None),), failures=1
+)
+WARNING = dataclasses.replace(TIGHT, settings=CodecSettings(w_max=W_MAX, clipping="warn"))
+
+
+def update(largest: float, *, elements: int = 1) -> ModelState:
+    values = np.full(SIZE, 0.25, np.float32)
+    values[:elements] = largest
+    return ModelState.from_arrays({"w": values, "n": np.full(2, 3)})
+
+
+def send(encoding: Encoding, local: ModelState, seed: int = 0, examples: int = W_MAX) -> Encoded:
+    names = {"loss": 0.5} if encoding.metrics else {}
+    return encode(encoding, base=BASE, local=local, examples=examples, metrics=names, randomness=seeded(seed))
+
+
+def sum_of(*sent: Encoded) -> NDArray[np.uint64]:
+    return np.sum([one.words for one in sent], axis=0, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("bits", [16, 21, 32, 64])
+@pytest.mark.parametrize("clipping", ["repeat", "fail"])
+def test_one_element_beyond_its_scale_locks_the_sum(bits: int, clipping: Any) -> None:
+    encoding = dataclasses.replace(TIGHT, field_bits=bits, settings=CodecSettings(w_max=W_MAX, clipping=clipping))
+    fits, large = send(encoding, update(1.0)), send(encoding, update(-1.5))
+    assert (fits.overflowed, large.overflowed, large.clipped) == (False, True, 1)
+    with pytest.raises(UpdateTooLarge, match=r"updates of 1 of 2 clients exceed the scales .* stays closed") as refused:
+        decode(encoding, sum_of(fits, large), survivors=2, base=BASE)
+    assert isinstance(refused.value, RoundFailed)
+    assert refused.value.large == 1
+    told = refused.value.statistics
+    assert told.clipped == (1,), "how many clients, not how many of their elements"
+    assert told.peaks[0] == pytest.approx(3.0), "1 and, rounded up to a power of two, 1.5"
+
+
+def test_a_locked_sum_tells_what_it_may_and_nothing_else() -> None:
+    """The same update with other randomness: the told words are the same, all others are uniform."""
+    sent = [send(TIGHT, update(7.0), seed).words for seed in range(40)]
+    told, keys = TIGHT.told, TIGHT.sections["keys"]
+    hidden = np.concatenate([np.stack(sent)[:, : told.start], np.stack(sent)[:, told.stop : keys.start]], axis=1)
+    assert all(np.array_equal(words[told], sent[0][told]) for words in sent)
+    assert not np.stack(sent)[:, keys].any()
+    names = [name for name, part in TIGHT.sections.items() if told.start <= part.start < part.stop <= told.stop]
+    assert names == ["failed", "large", "sizes", "clipped"]
+    bits = np.unpackbits(hidden.copy().view(np.uint8))
+    assert abs(float(bits.mean()) - 0.5) < 5 * 0.5 / math.sqrt(bits.size)
+    counts = np.bincount(hidden.copy().view(np.uint8).reshape(-1), minlength=256)
+    expected = hidden.nbytes / 256
+    assert float(((counts - expected) ** 2 / expected).sum()) < 255 + 6 * math.sqrt(2 * 255)
+    assert len({row.tobytes() for row in hidden}) == len(sent)
+    # What two updates have in common does not show either.
+    for word in (TIGHT.sections["examples"].start, TIGHT.sections["integers"].start, TIGHT.sections["metrics"].start):
+        assert len({int(words[word]) for words in sent}) == len(sent)
+
+
+def test_words_of_an_overflow_have_the_shape_of_all_others() -> None:
+    for encoding in (TIGHT, WARNING, dataclasses.replace(TIGHT, metrics=None)):
+        sent = send(encoding, update(1.5)), send(encoding, update(0.5))
+        assert {one.words.shape for one in sent} == {(encoding.words,)}
+        assert {one.words.dtype for one in sent} == {np.dtype(np.uint64)}
+
+
+def test_a_lock_of_a_failure_comes_off_first() -> None:
+    fits, large = send(TIGHT, update(1.0)), send(TIGHT, update(1.5))
+    failed = [encode_nothing(TIGHT, randomness=seeded(seed)) for seed in (7, 8)]
+    with pytest.raises(UpdateTooLarge, match="1 of 3") as refused:
+        decode(TIGHT, sum_of(fits, large, failed[0]), survivors=3, base=BASE)
+    assert (refused.value.statistics.contributors, refused.value.statistics.failures) == (2, 1)
+    with pytest.raises(TooFewContributed):
+        decode(TIGHT, sum_of(fits, large, *failed), survivors=4, base=BASE)
+
+
+def test_an_update_at_its_scale_fits() -> None:
+    for bits in (16, 21, 32, 64):
+        encoding = dataclasses.replace(TIGHT, field_bits=bits)
+        for examples in (1, 3, 7, W_MAX):
+            sent = send(encoding, update(W_MAX / examples), examples=examples)
+            if not sent.overflowed:  # 100 / 7 in float32 is a little more
+                decoded = decode(encoding, sent.words, survivors=1, base=BASE)
+                assert decoded.statistics.peaks == (1.0,)
+
+
+def hostile(encoding: Encoding, **changes: int) -> None:
+    """Decode an honest sum of two in which words were changed."""
+    words = sum_of(send(encoding, update(0.5), 1), send(encoding, update(0.5), 2))
+    for section, value in changes.items():
+        words[encoding.sections[section]] = value % 2**64
+    decode(encoding, words, survivors=2, base=BASE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"large": 3, "clipped": 2},
+        {"large": 2**64 - 1, "clipped": 2},
+        {"large": 1},
+        {"large": 1, "clipped": 2},
+        {"large": 2, "clipped": 1},
+        {"clipped": 1},
+        {"sizes": 2 * size_word(1.0, 4) + 1},
+        {"large": 1, "clipped": 1, "sizes": size_word(1.0, 4) + size_word(math.inf, 4) + 1},
+        {"sizes": -1},
+    ],
+)
+def test_words_that_no_honest_clients_sum_up_to_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(PeerError, match="malformed"):
+        hostile(TIGHT, **changes)
+
+
+def test_nobody_locks_a_sum_that_clips() -> None:
+    with pytest.raises(PeerError, match="malformed"):
+        hostile(WARNING, large=1, clipped=1)
+    with pytest.raises(PeerError, match="more was cut off than there was"):
+        hostile(WARNING, lost=(2 * W_MAX << WARNING.metric_fraction_bits) + 3)
+
+
+def test_what_no_scale_holds_fails_its_client() -> None:
+    with pytest.raises(EncodingError, match=r"tensor 'w' changed by 3e\+19 times w-max / examples"):
+        send(TIGHT, update(3e19))
+
+
+def lost(largest: float, examples: int = W_MAX) -> tuple[int, float]:
+    """What was cut off the norm of the update, and the examples."""
+    values = update(largest)["w"].astype(np.float64) * examples / W_MAX
+    beyond = np.maximum(np.abs(values) - 1.0, 0.0)
+    return examples, float(np.linalg.norm(beyond) / np.linalg.norm(values))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_who_clips_says_how_much_of_the_norm_was_lost(threads: int) -> None:
+    sent = [
+        encode(
+            WARNING, base=BASE, local=update(largest), examples=examples, metrics={"loss": 0.5}, randomness=seeded(1),
+            threads=threads,
+        )
+        for largest, examples in ((50.0, 100), (0.5, 100), (-20.0, 50))
+    ]  # fmt: skip
+    assert [one.clipped for one in sent] == [1, 0, 1]
+    assert not any(one.overflowed for one in sent)
+    decoded = decode(WARNING, sum_of(*sent), survivors=3, base=BASE)
+    expected = np.average([lost(50.0)[1], 0.0, lost(-20.0, 50)[1]], weights=[100, 100, 50])
+    assert decoded.lost_norm == pytest.approx(expected, abs=1e-5)
+    assert decoded.statistics.clipped == (2,)
+
+
+def test_nothing_is_lost_where_nothing_is_clipped() -> None:
+    for encoding in (TIGHT, WARNING):
+        assert decode(encoding, send(encoding, update(0.5)).words, survivors=1, base=BASE).lost_norm == 0
+
+
+# --- the next scales ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("growth", [1.01, 3.0, 1000.0, 1e7])
+def test_after_an_overflow_the_scales_hold_everybody(n: int, growth: float) -> None:
+    """At once where the statistics tell how much, and else after one exchange more."""
+    track = ScaleTrack()
+
+    def ask(largest: float) -> bool:
+        encoding = track.encoding(CODEC, BASE.layout, n, metrics=None, failures=0)
+        sent = [send(encoding, update(0.25 if number else largest), number) for number in range(n)]
+        try:
+            track.learn(decode(encoding, sum_of(*sent), survivors=n, base=BASE).statistics)
+        except UpdateTooLarge as error:
+            track.learn_overflow(encoding, error.statistics)
+            return False
+        return True
+
+    assert all(ask(0.25) for _ in range(4))
+    room = track.encoding(CODEC, BASE.layout, n, metrics=None, failures=0).scales[0]
+    tries = 0
+    while not ask(growth * room):
+        tries += 1
+    assert tries == (1 if growth <= 1000 else 2)
+    assert all(ask(growth * room) for _ in range(3)), "and it stays"
+
+
+def test_scales_only_rise_until_a_sum_opened() -> None:
+    plan = EncodingPlan(JobSettings(w_max=W_MAX))
+    first = plan.encoding("train", BASE.layout, 4)
+    assert isinstance(first, Encoding)
+    sent = send(first, update(5000.0))
+    with pytest.raises(UpdateTooLarge) as refused:
+        decode(first, sent.words, survivors=1, base=BASE)
+    plan.learn_overflow("train", first, refused.value.statistics)
+    for _ in range(3):  # whatever else becomes of the attempts
+        again = plan.encoding("train", BASE.layout, 4)
+        assert isinstance(again, Encoding)
+        assert again.scales == (2.0**20,)
+        assert again.field_bits == 64
+    opened = decode(again, send(again, update(5000.0)).words, survivors=1, base=BASE)
+    plan.learn("train", again, opened)
+    later = plan.encoding("train", BASE.layout, 4)
+    assert isinstance(later, Encoding)
+    assert later.scales[0] < 2.0**20
