@@ -26,6 +26,7 @@ from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.own_models import ContextStore, OwnModelStore
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
+from fedcore.flower.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.telling import Told, tell
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
 from fedcore.state import MemorySink, ModelState
@@ -71,6 +72,7 @@ def local_app(
     loss: Loss | LossFunction = cross_entropy,
     data: Data | None = None,
     metrics: Sequence[Metric] = (),
+    columns: TrainingColumns = UNNAMED,
     personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
     adapter: bool = False,
@@ -81,6 +83,7 @@ def local_app(
     loss: what `train` and `evaluate` of fedcore.training go by; a plain function gives the loss of each example.
     data: training and test part of a node, for others, such as a comparison, to train and test the same model on the
     same examples. metrics: what its models are judged by; `evaluate` has to report them (`Evaluation.reported`).
+    columns: names of the features, and which statistics of theirs the clients need before they train.
     personal: what stays on the client, from the run config.
     optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
     (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
@@ -95,7 +98,7 @@ def local_app(
         optimizer_state=optimizer_state,
         adapter=adapter,
     )
-    return LocalApp(definition, train, evaluate, data=data, metrics=metrics)
+    return LocalApp(definition, train, evaluate, data=data, metrics=metrics, columns=columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,7 @@ class _Warm:
 class LocalApp(TensorApp):
     """What `local_app` makes; its engine stays warm from one task to the next.
 
-    data, metrics: as given to `local_app`.
+    data, metrics, columns: as given to `local_app`. With `data` it answers `federated_statistics` as well.
     """
 
     def __init__(
@@ -150,10 +153,13 @@ class LocalApp(TensorApp):
         *,
         data: Data | None = None,
         metrics: Sequence[Metric] = (),
+        columns: TrainingColumns = UNNAMED,
     ) -> None:
         super().__init__()
         self.definition, self._train, self._evaluate = definition, train, evaluate
-        self.data, self.metrics = data, checked_metrics(metrics)
+        self.data, self.metrics, self.columns = data, checked_metrics(metrics), columns
+        if data is not None:
+            columns.answer_for(self, data)
         self._warm: _Warm | None = None
         self.train()(self._answer)
         self.evaluate()(self._answer)
@@ -258,6 +264,7 @@ def supervised_app(
     data: Data,
     loss: Loss | LossFunction | None = None,
     metrics: Sequence[Metric] | None = None,
+    columns: TrainingColumns = UNNAMED,
     weigh: Literal["examples", "targets"] = "examples",
     personal: Callable[[UserConfig], Personal] = lambda config: Personal(),
     optimizer_state: OptimizerState = "reset",
@@ -270,8 +277,8 @@ def supervised_app(
     `Evaluation.reported` says.
     loss, metrics: of fedcore.training.losses and fedcore.training.metrics, or own ones. With neither, targets that are
     whole numbers are classes, for cross entropy and accuracy, and others are refused.
-    data: called in every round, so it should keep what it has read. weigh: what a test result weighs in the
-    federation's mean; "targets" for sequences, whose loss and accuracy are means over positions.
+    data: called in every round, so it should keep what it has read. columns: as for `local_app`. weigh: what a test
+    result weighs in the federation's mean; "targets" for sequences, whose loss and accuracy are means over positions.
     """
 
     def fit(engine: Engine, job: LocalJob) -> Metrics:
@@ -302,13 +309,13 @@ def supervised_app(
         adapter=adapter,
     )
     chosen = default_metrics(definition.loss) if metrics is None else checked_metrics(metrics)
-    return SupervisedApp(definition, fit, check, data=data, metrics=chosen, weigh=weigh)
+    return SupervisedApp(definition, fit, check, data=data, metrics=chosen, columns=columns, weigh=weigh)
 
 
 class SupervisedApp(LocalApp):
     """What `supervised_app` makes: its parts are known, so that others can train the same model on the same data.
 
-    data, metrics, weigh: as given to `supervised_app`.
+    data, metrics, columns, weigh: as given to `supervised_app`.
     """
 
     data: Data
@@ -322,8 +329,9 @@ class SupervisedApp(LocalApp):
         data: Data,
         metrics: Sequence[Metric],
         weigh: Literal["examples", "targets"],
+        columns: TrainingColumns = UNNAMED,
     ) -> None:
-        super().__init__(definition, train, evaluate, data=data, metrics=metrics)
+        super().__init__(definition, train, evaluate, data=data, metrics=metrics, columns=columns)
         self.weigh = weigh
 
     @staticmethod

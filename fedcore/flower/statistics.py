@@ -15,11 +15,11 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
@@ -31,9 +31,9 @@ from fedcore.exchange import QUERY_VALUES
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.records import merged_values
 from fedcore.flower.tensor_app import LocalJob
-from fedcore.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, standardised
+from fedcore.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, pooled, standardised
 
-__all__ = ["Statistics", "add_statistics", "add_training_statistics", "federated_statistics", "standardised"]
+__all__ = ["Statistics", "TrainingColumns", "add_statistics", "federated_statistics", "standardised"]
 
 ACTION: Final = "statistics"
 _TYPE: Final = f"query.{ACTION}"
@@ -57,16 +57,48 @@ def add_statistics(app: ClientApp, columns: Callable[[Context], Columns]) -> Non
     _register(app, lambda question, context: columns(context))
 
 
-def add_training_statistics(
-    app: ClientApp, data: Callable[[LocalJob], tuple[Any, Any]], feature_names: Sequence[str] | None
-) -> None:
-    """Let it answer for the training part of `data`: features as "x0", "x1", ... or by their names, targets as "y"."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingColumns:
+    """The columns of an app whose data are known: of the training part, features [n, d], and the targets [n] as "y".
 
-    def columns(question: Mapping[str, Any], context: Context) -> Columns:
-        job = LocalJob(config=context.run_config, node=context.node_config, message=question, client=context.node_id)
-        return _columns_of(data(job)[0], feature_names)
+    names: of the features; "x0", "x1" and so on where there are none. bounds: from the run config, those of the columns
+    whose statistics every client has to know before it trains (`standardised`); None where they need none.
+    """
 
-    _register(app, columns)
+    names: tuple[str, ...] | None = None
+    bounds: Callable[[UserConfig], Bounds] | None = None
+
+    def answer_for(self, app: ClientApp, data: Callable[[LocalJob], tuple[Any, Any]]) -> None:
+        """Let the app answer `federated_statistics` for what `data` gives."""
+
+        def columns(question: Mapping[str, Any], context: Context) -> Columns:
+            job = LocalJob(
+                config=context.run_config, node=context.node_config, message=question, client=context.node_id
+            )
+            return _columns_of(data(job)[0], self.names)
+
+        _register(app, columns)
+
+    def ask(self, grid: Grid, config: UserConfig, min_nodes: int = 1) -> dict[str, Any]:
+        """What the clients have to be told with each round's configuration, asked over the federation."""
+        if self.bounds is None:
+            return {}
+        return federated_statistics(grid, self.bounds(config), min_nodes=min_nodes).as_config()
+
+    def pooled(
+        self, config: UserConfig, data: Callable[[LocalJob], tuple[Any, Any]], jobs: Sequence[LocalJob]
+    ) -> dict[str, Any]:
+        """The same for nodes whose data are all here, as `jobs` read them."""
+        if self.bounds is None:
+            return {}
+        question = Question.of(self.bounds(config))
+        asked = dict(_config(question))
+        parts = [_columns_of(data(replace(job, message={**job.message, **asked}))[0], self.names) for job in jobs]
+        return pooled(question, parts).as_config()
+
+
+UNNAMED: Final = TrainingColumns()
+"""All columns, of which the clients need to know nothing."""
 
 
 def _register(app: ClientApp, read: _Read) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Context, UserConfig
+from flwr.app import ConfigRecord, Context, UserConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
@@ -73,9 +73,10 @@ def make_strategy(config: UserConfig, **options: Any) -> FedAvg:
 def averaging_server(client: LocalApp) -> ServerApp:
     """A ServerApp that runs the strategy of the run config, from the initial weights that the ClientApp's model has.
 
-    The sums that the clients report for the ClientApp's metrics become figures of the whole federation (`finish`).
-    Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1 where they
-    are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
+    Where the app's `columns` name statistics that the clients need, it asks for them first, and sends them along in
+    every round. The sums that the clients report for the ClientApp's metrics become figures of the whole federation
+    (`finish`). Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
+    where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
     """
     app = ServerApp()
 
@@ -84,11 +85,14 @@ def averaging_server(client: LocalApp) -> ServerApp:
         config = context.run_config
         # Flower draws the nodes of a round from Python's own generator.
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
+        known = client.columns.ask(grid, config, int(config["min-nodes"]))
         options = {**_participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
         make_strategy(config, **options).start(
             grid=grid,
             initial_arrays=client.initial_arrays(config),
             num_rounds=int(config[ROUNDS_KEY]),
+            train_config=ConfigRecord(known),
+            evaluate_config=ConfigRecord(known),
         )
 
     return app

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset
@@ -100,9 +101,17 @@ class Problem:
         return LocalJob(
             config=dict(self.config),
             node={"partition-id": site, "num-partitions": self.sites},
-            message={"server-round": server_round},
+            message={"server-round": server_round, **self._told},
             client=site + 1,
         )
+
+    @cached_property
+    def _told(self) -> dict[str, Any]:
+        """The statistics that the clients of a federation of these sites would be told before they train."""
+        config = dict(self.config)
+        nodes = ({"partition-id": site, "num-partitions": self.sites} for site in range(self.sites))
+        jobs = [LocalJob(config=config, node=node, message={}, client=site) for site, node in enumerate(nodes, start=1)]
+        return self.app.columns.pooled(config, self.app.data, jobs)
 
     def training(self, site: int) -> TrainingData:
         """The training part of one site."""

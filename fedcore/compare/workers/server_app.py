@@ -28,7 +28,7 @@ from fedcore.flower.serverside import run_server_app
 from fedcore.record import metric_like
 from fedcore.simulate import model_ref
 from fedcore.state import ModelState
-from fedcore.wire import is_training
+from fedcore.wire import is_query, is_training
 
 # Nobody sends anything here, so there is nothing to protect.
 _PLAIN = JobSettings(aggregation="plain")
@@ -108,6 +108,8 @@ class PooledBackend:
         return [ExchangeReply(node=0, state=result.state(), examples=result.examples, metrics=result.metrics)]
 
     def _tell(self, request: ExchangeRequest, examples: int, metrics: Mapping[str, Any], seconds: float) -> None:
+        if is_query(request.message_type):
+            return
         number = request.server_round
         if not is_training(request.message_type):
             self.report(OwnEvaluation(round=number, metrics=as_metrics(metrics)))
