@@ -86,10 +86,10 @@ class TrainingColumns:
         return federated_statistics(grid, self.bounds(config), min_nodes=min_nodes).as_config()
 
     def pooled(
-        self, config: UserConfig, data: Callable[[LocalJob], tuple[Any, Any]], jobs: Sequence[LocalJob]
+        self, config: UserConfig, data: Callable[[LocalJob], tuple[Any, Any]] | None, jobs: Sequence[LocalJob]
     ) -> dict[str, Any]:
-        """The same for nodes whose data are all here, as `jobs` read them."""
-        if self.bounds is None:
+        """The same for nodes whose data are all here, as `jobs` read them; nothing where nobody knows the data."""
+        if self.bounds is None or data is None:
             return {}
         question = Question.of(self.bounds(config))
         asked = dict(_config(question))

@@ -109,8 +109,15 @@ class Problem:
     def _told(self) -> dict[str, Any]:
         """The statistics that the clients of a federation of these sites would be told before they train."""
         config = dict(self.config)
-        nodes = ({"partition-id": site, "num-partitions": self.sites} for site in range(self.sites))
-        jobs = [LocalJob(config=config, node=node, message={}, client=site) for site, node in enumerate(nodes, start=1)]
+        jobs = [
+            LocalJob(
+                config=config,
+                node={"partition-id": site, "num-partitions": self.sites},
+                message={},
+                client=site + 1,
+            )
+            for site in range(self.sites)
+        ]
         return self.app.columns.pooled(config, self.app.data, jobs)
 
     def training(self, site: int) -> TrainingData:
