@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, UserConfig
+from flwr.app import ConfigRecord, Context, MetricRecord, UserConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
@@ -75,8 +75,9 @@ def averaging_server(client: LocalApp) -> ServerApp:
 
     Where the app's `columns` name statistics that the clients need, it asks for them first, and sends them along in
     every round. The sums that the clients report for the ClientApp's metrics become figures of the whole federation
-    (`finish`). Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
-    where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
+    (`finish`), the last of which it prints. Of the run config it reads `num-server-rounds`, `min-nodes`,
+    `fraction-train` and `fraction-evaluate` (1 where they are missing), `seed`, which decides the nodes of a round, and
+    what `make_strategy` reads.
     """
     app = ServerApp()
 
@@ -87,15 +88,25 @@ def averaging_server(client: LocalApp) -> ServerApp:
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
         known = client.columns.ask(grid, config, int(config["min-nodes"]))
         options = {**_participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
-        make_strategy(config, **options).start(
+        result = make_strategy(config, **options).start(
             grid=grid,
             initial_arrays=client.initial_arrays(config),
             num_rounds=int(config[ROUNDS_KEY]),
             train_config=ConfigRecord(known),
             evaluate_config=ConfigRecord(known),
         )
+        if line := _figures(client, result.evaluate_metrics_clientapp):
+            print(line, flush=True)  # noqa: T201 - what a ServerApp prints comes home with the run
 
     return app
+
+
+def _figures(client: LocalApp, rounds: Mapping[int, MetricRecord]) -> str:
+    """A line with the last figures that are read off sums; nothing where there are none."""
+    last = max(rounds, default=0)
+    names = [metric.name for metric in client.metrics if last and metric.name in rounds[last]]
+    shown = "  ".join(f"{name} {rounds[last][name]:.4f}" for name in names)
+    return f"round {last}: {shown}" if shown else ""
 
 
 def _participation(config: UserConfig) -> dict[str, float | int]:
