@@ -26,7 +26,6 @@ from client_app.eligibility import Eligibility
 from client_app.ledger import Ledger, note_asked
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
-from client_app.spending import Spending
 from client_app.transcript import Transcript
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Parts, read_parts, send_parts
@@ -34,6 +33,7 @@ from client_app.withdrawal import BadDealing
 from fedcore import conversions
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.releases import agree
+from fedcore.admission.spending import Spending
 from fedcore.admission.tasks import check_encoding, check_frequency, check_task, derive_parameters, follow_scales
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.config import JobSettings

@@ -20,7 +20,9 @@ class TooManyTensors(ProtocolViolation):
     """A task whose encoding was not read; `task` is the rest of it."""
 
     def __init__(self, task: Task, count: int, most: int) -> None:
-        super().__init__(TOO_MANY_TENSORS, f"the model has {count} tensors, the policy allows {most}")
+        super().__init__(
+            TOO_MANY_TENSORS, f"the model has {count} tensors, the policy allows {most}", asked=count, allowed=most
+        )
         self.task = task
 
 

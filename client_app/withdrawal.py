@@ -1,4 +1,4 @@
-"""What the server is told when this client leaves an exchange: a fixed reason and the name of a check, never a text."""
+"""What the server is told when this client leaves an exchange: fixed names and two numbers, never a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedcore.errors import (
     WorkerDied,
 )
 from fedcore.secagg import Check
-from fedcore.wire import ComplaintIn, ProblemKind, WithdrawalReason, WithdrawIn
+from fedcore.wire import NUMBERED_CHECKS, ComplaintIn, ProblemKind, WithdrawalReason, WithdrawIn
 
 _OVER: Final = frozenset(
     {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
@@ -60,7 +60,7 @@ class BadDealing(ProtocolViolation):
 
 
 def withdrawal_for(error: BaseException) -> WithdrawIn | None:
-    """What the server is told about `error`: a fixed reason and the name of a check, never its text.
+    """What the server is told about `error`: a fixed reason, the name of a check and what it compared, never its text.
 
     None where there is nothing to tell: the server ended the exchange itself, or cannot be reached.
     """
@@ -68,7 +68,8 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
         case BadDealing(check=check, complaint=complaint):
             return WithdrawIn(reason=WithdrawalReason.PROTOCOL_VIOLATION, check=check, complaint=complaint)
         case ProtocolViolation(check=check, subject=subject):
-            return WithdrawIn(reason=_reason(check), check=check, subject=subject)
+            numbers = {"asked": error.asked, "allowed": error.allowed} if check in NUMBERED_CHECKS else {}
+            return WithdrawIn(reason=_reason(check), check=check, subject=subject, **numbers)
         case AppError() | DataError() | EncodingError() | WorkerDied():
             return _local_failure(error)
         case NotEligible():

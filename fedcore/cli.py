@@ -30,6 +30,7 @@ from fedcore.errors import BudgetSpent, FedcoreError
 
 if TYPE_CHECKING:
     from fedcore.events import RunEvent
+    from fedcore.federation import Policy
     from fedcore.record import RunRecord
 
 GROUP: Final = "fedcore.commands"
@@ -109,6 +110,14 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="Seed of the simulated dropouts.")] = 0,
     run_config: RunConfig = None,
     set_: Settings = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|stock|own",
+            help="What the clients' owners insist on: a policy.toml, that of stock kits, or that of clients which are "
+            "all yours. By default that of stock kits, but run config, settings and plain aggregation are yours.",
+        ),
+    ] = "",
     data_dir: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Save the final model here, as safetensors.")] = None,
     as_json: AsJson = False,
@@ -148,6 +157,7 @@ def simulate_command(
             settings=settings,
             drop=drop,
             seed=seed,
+            policy=_policy(policy, clients),
             emit=emit,
         )
         state = simulation.run().state
@@ -157,6 +167,20 @@ def simulate_command(
     _print_json(summary) if as_json else _print_metrics(record, summary)
     if record.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
+
+
+def _policy(text: str, clients: int) -> Policy | None:
+    """The policy that --policy names, None for the simulator's own choice; raises KitError."""
+    from fedcore.federation import Policy
+
+    match text:
+        case "":
+            return None
+        case "stock":
+            return Policy.default(clients)
+        case "own":
+            return Policy.own(clients, allow_plain=True)
+    return Policy.load(Path(text))
 
 
 class _Commands(TyperGroup):

@@ -16,6 +16,7 @@
     │   └── Refused              the server answered with a problem document
     ├── RoundFailed              nobody lied; too few parties were left
     │   ├── CohortTooSmall
+    │   ├── CohortBelowMinimum   the strategy asks fewer clients than a sum may be made of
     │   ├── NothingContributed   all of them failed in their own work
     │   ├── RepliesDiffer        their replies to a query hold other numbers
     │   ├── TooFewContributed    so many of them did that the sum stays closed
@@ -102,14 +103,25 @@ class ProtocolViolation(PeerError):
     """A check of the secure aggregation protocol failed; `check` is its fixed name.
 
     `peer` is the id of the client whose data failed, where that is known; `subject` what the check failed on, by a name
-    that the other side gave it.
+    that the other side gave it. asked, allowed: the two numbers that were compared, where they depend on no data.
     """
 
-    def __init__(self, check: str, detail: str, *, peer: int | None = None, subject: str = "") -> None:
+    def __init__(
+        self,
+        check: str,
+        detail: str,
+        *,
+        peer: int | None = None,
+        subject: str = "",
+        asked: float | None = None,
+        allowed: float | None = None,
+    ) -> None:
         super().__init__(f"{check}: {detail}")
         self.check = check
         self.peer = peer
         self.subject = subject
+        self.asked = asked
+        self.allowed = allowed
 
 
 class ConflictingMessage(PeerError):
@@ -144,6 +156,15 @@ class CohortTooSmall(RoundFailed):
         self.step = step
         self.present = present
         self.needed = needed
+
+
+class CohortBelowMinimum(RoundFailed):
+    """A strategy asks fewer clients than their policies demand of a sum; the same again would end alike."""
+
+    check: ClassVar[str] = "cohort-below-minimum"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"{self.check}: {detail}")
 
 
 class NothingContributed(RoundFailed):

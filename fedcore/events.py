@@ -171,6 +171,13 @@ class AppPrinted(Message):
     line: str
 
 
+class Warned(Message):
+    """Something that whoever runs this should know, and that does not keep the run from going on."""
+
+    kind: Literal["warning"] = "warning"
+    line: str
+
+
 class RunEnded(Message):
     """The last event of a run; a run that finished with a reason was ended early, by its privacy budget."""
 
@@ -189,6 +196,7 @@ RunEvent: TypeAlias = (
     | ExchangeDone
     | ExchangeFailed
     | AppPrinted
+    | Warned
     | RunEnded
 )
 EventSink: TypeAlias = Callable[[RunEvent], None]

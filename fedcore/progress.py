@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from fedcore.events import (
+    AppPrinted,
     ClientBlamed,
     ClientDropped,
     ClientsOnline,
@@ -21,6 +22,7 @@ from fedcore.events import (
     RunEvent,
     RunStarted,
     StageProgress,
+    Warned,
     name_some,
 )
 
@@ -75,6 +77,10 @@ class ProgressView:
             case ExchangeFailed():
                 what = "trying again" if event.retry else "giving up"
                 self._line(f"[red]round {event.server_round} failed: {escape(event.reason)}; {what}[/]")
+            case AppPrinted():
+                self._line(f"[dim]app:[/] {escape(event.line)}")
+            case Warned():
+                self._line(f"[yellow]{escape(event.line)}[/]")
             case RunEnded():
                 self._line(event.status.value + (f": {escape(event.reason)}" if event.reason else ""))
 

@@ -15,6 +15,7 @@ from fedcore.events import (
     RunEnded,
     RunEvent,
     RunStarted,
+    Warned,
 )
 from fedcore.wire import MetricValue
 
@@ -29,6 +30,7 @@ class RunRecord:
     ends: list[float] = field(default_factory=list)
     dropouts: list[ClientDropped] = field(default_factory=list)
     failures: list[ExchangeFailed] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     status: str = ""
     reason: str = ""
 
@@ -44,6 +46,8 @@ class RunRecord:
                 self.dropouts.append(event)
             case ExchangeFailed():
                 self.failures.append(event)
+            case Warned():
+                self.warnings.append(event.line)
             case RunEnded():
                 self.status, self.reason = event.status.value, event.reason
 
@@ -98,6 +102,7 @@ class RunRecord:
             "bytes_down_per_client": round(down),
             "contributed_nothing": sum(exchange.failures for exchange in self.exchanges),
             "clipped_elements": sum(exchange.clipped for exchange in self.exchanges),
+            "warnings": list(self.warnings),
             "dropouts": [dropped.model_dump(exclude={"kind"}) for dropped in self.dropouts],
             "failures": [failed.model_dump(exclude={"kind"}) for failed in self.failures],
         }

@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,9 +18,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from fedcore.admission.agreed import Agreed
+from fedcore.admission.refusals import refused_by_all
+from fedcore.admission.simulated import AdmittedExchange, SimulatedOwners
+from fedcore.admission.tasks import refused_choices
 from fedcore.codec import AnyEncoding, Decoded, decode, encode, release_of
 from fedcore.config import JobSettings, planned_rounds
-from fedcore.errors import ConfigurationError, NothingContributed, RepliesDiffer, RoundFailed, RunFailed
+from fedcore.errors import (
+    ConfigurationError,
+    NothingContributed,
+    ProtocolViolation,
+    RepliesDiffer,
+    RoundFailed,
+    RunFailed,
+)
 from fedcore.events import (
     ClientDropped,
     EventSink,
@@ -29,6 +40,7 @@ from fedcore.events import (
     PrivacyTerms,
     RunEnded,
     RunStarted,
+    Warned,
     ignore,
 )
 from fedcore.exchange import (
@@ -39,18 +51,20 @@ from fedcore.exchange import (
     mean_metrics,
     round_parameters,
 )
+from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
+from fedcore.needs import check_asked, check_needs
 from fedcore.privacy import PrivacyBudget
-from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, apply_masks, verifies
+from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Survivors, Verify, apply_masks, verifies
 from fedcore.state import ModelState
 from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_query, is_training
 
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
-ROSTER_HASH = hashlib.sha256(b"fedcore/simulation/roster").digest()
+SIMULATED = "simulated dropout"
 _ALIKE = NothingContributed | RepliesDiffer
 """What would end alike if it were tried again."""
 
@@ -60,6 +74,8 @@ class Simulation:
     """The exchanges of one simulated run; an `ExchangeBackend` for the app's ServerApp.
 
     drop: probability that a client drops out of an exchange, at a step drawn at random. emit: takes the events.
+    policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
+    read single updates; what the owners of a federation would refuse of that is said in a warning.
     """
 
     app: FlowerApp
@@ -68,15 +84,15 @@ class Simulation:
     settings: JobSettings
     drop: float = 0.0
     seed: int = 0
+    policy: Policy | None = None
     emit: EventSink = ignore
     clock: Callable[[], float] = time.monotonic
     _runners: dict[int, ClientRunner] = field(init=False)
     _identities: dict[int, Ed25519PrivateKey] = field(init=False)
-    _roster: dict[int, bytes] = field(init=False)
+    _owners: SimulatedOwners = field(init=False)
     _plan: EncodingPlan = field(init=False)
     _account: PrivacyBudget = field(init=False)
     _chance: random.Random = field(init=False)
-    _app_sha256: str = field(init=False)
     _exchange: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -87,12 +103,13 @@ class Simulation:
         ids = range(1, self.clients + 1)
         self._runners = {i: self._runner(i) for i in ids}
         self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
-        self._roster = {i: key.public_key().public_bytes_raw() for i, key in self._identities.items()}
-        self._plan = EncodingPlan(self.settings)
+        self._owners = self._simulated_owners()
+        if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
+            check_needs(self.settings, self.clients, self._least)
+        self._plan = EncodingPlan(self.settings, self._least)
         self._account = PrivacyBudget(self._plan.privacy)
         # Which client drops is no secret: the simulator's own choice, to be repeated by its seed.
         self._chance = random.Random(self.seed)  # noqa: S311
-        self._app_sha256 = AppBundle.from_folder(self.app.folder).sha256
 
     def run(self) -> ServerAppOutcome:
         """Run the app's ServerApp over simulated exchanges to its end."""
@@ -104,6 +121,8 @@ class Simulation:
                 privacy=PrivacyTerms.of(self._plan.privacy),
             )
         )
+        if self.policy is None:
+            self._warn_of_choices()
         outcome = run_server_app(
             self.app,
             backend=self,
@@ -121,17 +140,21 @@ class Simulation:
         """One exchange, tried again with new dropouts after a failure."""
         if self._account.withholds(is_training(request.message_type) or is_query(request.message_type)):
             return []
+        check_asked(len(request.nodes), self.settings, self.clients, self._least, message_type=request.message_type)
         carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
         for attempt in range(1, self.settings.max_attempts + 1):
             self._exchange += 1
             try:
                 return carry_out(request, attempt)
+            except ProtocolViolation as refusal:
+                raise self._refused(request, refusal) from refusal
             except RoundFailed as error:
-                retry = attempt < self.settings.max_attempts and not isinstance(error, _ALIKE)
-                number, reason = request.server_round, str(error)
+                alike = isinstance(error, _ALIKE) or self._owners.all_refused
+                retry = attempt < self.settings.max_attempts and not alike
+                number, reason = request.server_round, self._owners.explain(error)
                 self.emit(ExchangeFailed(exchange=self._exchange, server_round=number, reason=reason, retry=retry))
                 if not retry:
-                    raise RunFailed(_final_reason(number, attempt, error)) from error
+                    raise RunFailed(_final_reason(number, attempt, error, reason)) from error
         raise AssertionError("max_attempts is at least 1")
 
     def _runner(self, client_id: int) -> ClientRunner:
@@ -146,20 +169,24 @@ class Simulation:
             exchange=self._exchange,
             attempt=attempt,
             cohort=request.nodes,
-            app_sha256=self._app_sha256,
+            app_sha256=self._owners.app_sha256,
             run_config=self.run_config,
             model=model_ref(request.model),
             encoding=encoding,
+            least_cohort=self._least,
+            members=self.clients,
+            previous=self._owners.chain.head,
         )
 
     def _plain(self, request: ExchangeRequest, attempt: int) -> list[ExchangeReply]:
         started = self.clock()
         task = self._task(request, attempt, None)
+        self._owners.admit(task, request.model)
         lost = {i for i in task.cohort if self._chance.random() < self.drop}
         replies = []
         for client in task.cohort:
             if client in lost:
-                self._dropped(client, "input")
+                self._dropped(client, "input", SIMULATED)
                 continue
             result = self._runners[client].run(task, request.model)
             replies.append(
@@ -175,16 +202,18 @@ class Simulation:
     def _secure(self, request: ExchangeRequest, attempt: int) -> list[ExchangeReply]:
         started = self.clock()
         layout = request.model.layout if request.model and is_training(request.message_type) else None
-        encoding = self._plan.encoding(request.message_type, layout, len(request.nodes))
+        encoding = self._plan.encoding(request.message_type, layout, len(request.nodes), self.clients)
         self._account.admit(release_of(encoding))
         task = self._task(request, attempt, encoding)
-        parameters = _parameters(task)
+        admitted = self._owners.admit(task, request.model)
+        parameters = self._parameters(task)
         # Thousands of clients in one process would each check the same signatures.
         verify = cache(verifies)
         round_ = MemoryRound(
-            server=ServerRound(parameters=parameters, roster=self._roster, verify=verify),
+            server=ServerRound(parameters=parameters, roster=self._owners.roster.keys, verify=verify),
             sessions={i: self._session(i, parameters, verify) for i in task.cohort},
             doomed=self._doomed(task.cohort),
+            admitted=admitted,
             on_dropout=self._dropped,
         )
         total = round_.collect(encoding, request.model, lambda i: self._runners[i].run(task, request.model))
@@ -205,15 +234,53 @@ class Simulation:
             parameters=parameters,
             client_id=client,
             identity=self._identities[client],
-            roster=self._roster,
-            min_cohort=2,
-            min_threshold=2,
+            roster=self._owners.roster.keys,
+            min_cohort=self._owners.policy.min_cohort,
+            min_threshold=self._owners.policy.min_threshold,
             verify=verify,
         )
 
-    def _dropped(self, client: int, step: str) -> None:
+    @property
+    def _least(self) -> int:
+        """The least cohort of the owners' policies, as a server's settings have it."""
+        return self._owners.policy.min_cohort
+
+    def _simulated_owners(self) -> SimulatedOwners:
+        public = {i: key.public_key().public_bytes_raw() for i, key in self._identities.items()}
+        members = [Member(id=i, name=client_name(i), public_key=key) for i, key in public.items()]
+        agreed = Agreed.to(self.app)
+        policy = self.policy
+        if policy is None:
+            agreed = Agreed(run_config=self.run_config, settings=self.settings)
+            policy = replace(Policy.default(self.clients), allow_plain=True)
+        return SimulatedOwners(
+            roster=Roster.sign(FEDERATION, members, Ed25519PrivateKey.generate()),
+            policy=policy,
+            app_sha256=AppBundle.from_folder(self.app.folder).sha256,
+            agreed=agreed,
+        )
+
+    def _parameters(self, task: Task) -> RoundParameters:
+        model_hash = bytes.fromhex(task.model.sha256) if task.model else None
+        roster = self._owners.roster
+        return round_parameters(task, federation=FEDERATION, roster_hash=roster.hash(), model_hash=model_hash)
+
+    def _warn_of_choices(self) -> None:
+        """Say what the owners of a federation would refuse that whoever simulates may decide alone."""
+        stock = Policy.default(self.clients)
+        for refusal in refused_choices(self.run_config, self.settings, Agreed.to(self.app), stock):
+            self.emit(Warned(line=f"a federation with stock policies refuses this run: {refusal}"))
+
+    def _refused(self, request: ExchangeRequest, refusal: ProtocolViolation) -> RunFailed:
+        """What ends a run that the owners do not take part in."""
+        reason = refused_by_all([refusal])
+        number = request.server_round
+        self.emit(ExchangeFailed(exchange=self._exchange, server_round=number, reason=reason, retry=False))
+        return RunFailed(reason)
+
+    def _dropped(self, client: int, step: str, reason: str) -> None:
         name = client_name(client)
-        self.emit(ClientDropped(exchange=self._exchange, client=name, stage=step, reason="simulated dropout"))
+        self.emit(ClientDropped(exchange=self._exchange, client=name, stage=step, reason=reason))
 
     def _done(
         self,
@@ -251,13 +318,14 @@ class Simulation:
 class MemoryRound:
     """One secure round between real sessions and a real ServerRound, step by step, with dropouts.
 
-    doomed: client id -> the step before which it disappears.
+    doomed: client id -> the step before which it disappears. admitted: what the owners agreed to, and go on checking.
     """
 
+    admitted: AdmittedExchange
     server: ServerRound
     sessions: dict[int, ClientSession]
     doomed: Mapping[int, str]
-    on_dropout: Callable[[int, str], None]
+    on_dropout: Callable[[int, str, str], None]
 
     def collect(
         self, encoding: AnyEncoding, model: ModelState | None, work: Callable[[int], LocalResult]
@@ -273,6 +341,7 @@ class MemoryRound:
         for client in self._present("input"):
             self.sessions[client].receive_shares(self.server.delivery(client))
             words = _encoded(encoding, model, work(client))
+            self.admitted.before_upload(client, self.sessions[client].heard)
             self.sessions[client].mask(words)
             np.add(total, words, out=total)
             self.server.receive_input(client, hashlib.sha256(words.data).digest())
@@ -282,9 +351,7 @@ class MemoryRound:
     def unmask(self, total: NDArray[np.uint64]) -> tuple[int, ...]:
         """R3 and R4: take all masks off `total`, in place; returns whose updates are in it."""
         survivors = self.server.survivors()
-        for client in self._present("consistency"):
-            self.server.receive_consistency(self.sessions[client].sign_survivors(survivors))
-        self.server.close_stage()
+        self._sign(survivors)
         signatures = self.server.signatures()
         for client in self._present("unmask"):
             self.server.receive_unmask(self.sessions[client].unmask(signatures))
@@ -292,19 +359,35 @@ class MemoryRound:
         apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
         return survivors.survivors
 
+    def _sign(self, survivors: Survivors) -> None:
+        """R3: from the first signature on the exchange is in the transcript, whatever becomes of it."""
+        signers: list[int] = []
+        try:
+            for client in self._present("consistency"):
+                if refusal := self.admitted.before_signature(client, survivors.survivors):
+                    self.server.drop(client)
+                    self.on_dropout(client, "consistency", f"withdrew: {refusal}")
+                    continue
+                self.server.receive_consistency(self.sessions[client].sign_survivors(survivors))
+                signers.append(client)
+            self.server.close_stage()
+        finally:
+            if signers:
+                self.admitted.record(self.sessions[signers[0]].outcome, signers)
+
     def _present(self, step: str) -> list[int]:
         """Those who answer this step; the doomed are reported once and leave."""
         for client in sorted(self.server.expected):
             if self.doomed.get(client) == step:
                 self.server.drop(client)
-                self.on_dropout(client, step)
+                self.on_dropout(client, step, SIMULATED)
         return sorted(self.server.expected)
 
 
-def _final_reason(number: int, attempts: int, error: RoundFailed) -> str:
+def _final_reason(number: int, attempts: int, error: RoundFailed, reason: str) -> str:
     if isinstance(error, _ALIKE):
         return f"round {number} failed: {error}; the same again would end alike"
-    return f"round {number} failed {attempts} times, last: {error}"
+    return f"round {number} failed {attempts} times, last: {reason}"
 
 
 def client_name(client: int) -> str:
@@ -331,8 +414,3 @@ def _encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResul
         metrics=result.metrics,
         randomness=os.urandom,
     ).words
-
-
-def _parameters(task: Task) -> RoundParameters:
-    model_hash = bytes.fromhex(task.model.sha256) if task.model else None
-    return round_parameters(task, federation=FEDERATION, roster_hash=ROSTER_HASH, model_hash=model_hash)

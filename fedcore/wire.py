@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import json
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -22,6 +22,7 @@ from pydantic import (
     PlainSerializer,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from fedcore.codec import AnyEncoding
@@ -398,12 +399,33 @@ class WithdrawalReason(StrEnum):
     STOPPED = "stopped"
 
 
+NUMBERED_CHECKS: Final = frozenset(
+    {
+        "cohort-below-minimum",
+        "threshold-below-minimum",
+        "corrupt-below-minimum",
+        "model-too-large",
+        "too-many-tensors",
+        "too-long",
+        "too-short",
+        "too-many-exchanges",
+        "too-many-releases",
+        "differencing",
+        "noise-shares",
+        "too-little-noise",
+        "privacy-budget",
+    }
+)
+"""Checks that compare two numbers which follow from tasks and a policy, and never from data."""
+Compared = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+
+
 class WithdrawIn(Message):
     """A client drops out of an exchange. `check` is the fixed name of the failed check, if there is one.
 
     complaint: where another client is why. subject: what the check failed on, such as a key of the run's config; only
     ever a name that the server itself sent. `stopped` without a check: the agent is being stopped, and is not to be
-    asked until it joins again.
+    asked until it joins again. asked, allowed: what one of `NUMBERED_CHECKS` compared; no other check has numbers.
     """
 
     reason: WithdrawalReason
@@ -411,10 +433,22 @@ class WithdrawIn(Message):
     complaint: ComplaintIn | None = None
     subject: str = Field(default="", max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
 
+    asked: Compared | None = None
+    allowed: Compared | None = None
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        if (self.asked is None) != (self.allowed is None):
+            raise ValueError("asked and allowed come together")
+        if self.asked is not None and self.check not in NUMBERED_CHECKS:
+            raise ValueError("this check has no numbers")
+        return self
+
     @property
     def why(self) -> str:
-        """The check and what it failed on, as an operator reads it."""
-        return f"{self.check} {self.subject}".rstrip()
+        """The check, what it failed on and its numbers, as an operator reads it."""
+        numbers = f" (asked {self.asked:.10g}, allowed {self.allowed:.10g})" if self.asked is not None else ""
+        return f"{self.check} {self.subject}".rstrip() + numbers
 
 
 # --- the operator -----------------------------------------------------------------------------------------------

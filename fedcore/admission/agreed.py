@@ -72,13 +72,17 @@ class Agreed:
 
     def changes(self, task: Task) -> Iterator[Change]:
         """Every value of the task that is other than the app's: run config, settings, then configs of the message."""
-        yield from _differences(task.run_config, self.run_config)
-        yield from _differences(task.settings, self.settings.for_clients(), SETTINGS_PREFIX)
+        yield from self.changes_of_run(task.run_config, task.settings)
         for config in task.configs.values():
             for key, value in sorted(config.items()):
                 expected = task.run_config.get(key, self.run_config.get(key, _MISSING))
                 if expected is not _MISSING and not _same(value, expected):
                     yield Change(key=key, asked=value, agreed=self.run_config.get(key, _MISSING), where="a message")
+
+    def changes_of_run(self, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Change]:
+        """Every value of a run that is other than the app's. settings: those for clients."""
+        yield from _differences(run_config, self.run_config)
+        yield from _differences(settings, self.settings.for_clients(), SETTINGS_PREFIX)
 
     def check(self, task: Task, policy: Policy) -> JobSettings:
         """The settings that hold for the client; raises ProtocolViolation for what its owner does not allow."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, Protocol
 
@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from fedcore.codec import ScaleMemory
 from fedcore.federation import Policy, Roster
+from fedcore.privacy import Accountant
+from fedcore.transcript import Attempt
 
 
 class Owner(Protocol):
@@ -65,6 +67,23 @@ class History(Protocol):
 
     def release(self, released: Released) -> None:
         """Note that this client is about to agree to a sum."""
+        ...
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The noised sums that this client's update went to, without those that are returned."""
+        ...
+
+    def spent(self, *, without: Collection[Attempt] = ()) -> Accountant:
+        """What all these sums may reveal about this client."""
+        ...
+
+    def spend(self, attempt: Attempt) -> None:
+        """Note that a noised update is about to leave this client."""
+        ...
+
+    def give_back(self, attempt: Attempt) -> None:
+        """Note that it is proven that the sum of this attempt was never unmasked."""
         ...
 
     def scales(self, run: str, layout: str) -> ScaleMemory | None:

@@ -46,6 +46,8 @@ def check_releases(task: Task, policy: Policy, ledger: History) -> None:
             TOO_MANY_RELEASES,
             f"this client is in {count} sums of this model and purpose ({task.purpose}), the policy allows "
             f"{policy.max_releases}; start from another model",
+            asked=count,
+            allowed=policy.max_releases,
         )
 
 
@@ -100,6 +102,8 @@ def _check_groups(
             f"this sum and the {len(known - {asked})} others of {'queries' if queries else 'the same model'}, of this "
             f"client and in the transcript, could together give that over a group of {size} clients; the policy "
             f"demands {demanded}. {remedy} the same clients as before",
+            asked=size,
+            allowed=min_cohort + corrupt,
         )
 
 

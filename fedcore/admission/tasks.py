@@ -43,8 +43,9 @@ The agent and the simulator call the same functions. How the local work failed h
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.owner import History, Owner
@@ -77,6 +78,8 @@ TOO_LITTLE_NOISE: Final = "too-little-noise"
 PRIVACY_BUDGET: Final = "privacy-budget"
 _LEAST_TIME: Final = 0.5
 """Share of train-seconds that is left of it at least when a client hears of a task."""
+_ENDLESS: Final = 1e18
+"""Stands for an epsilon without bound where a number is told."""
 _ROUNDING: Final = 1e-3
 """By how much less noise may be announced than this machine computes; the multiplier has four digits."""
 
@@ -89,7 +92,10 @@ def check_frequency(task: Task, policy: Policy, ledger: History) -> None:
     ):
         if count >= most:
             raise ProtocolViolation(
-                TOO_MANY_EXCHANGES, f"this client took part in {count} exchanges {what}, the policy allows {most}"
+                TOO_MANY_EXCHANGES,
+                f"this client took part in {count} exchanges {what}, the policy allows {most}",
+                asked=count,
+                allowed=most,
             )
     check_releases(task, policy, ledger)
 
@@ -108,17 +114,31 @@ def check_task(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> JobSe
         raise ProtocolViolation("model-missing", "the server asks for training and names no model")
     if task.aggregation == "plain":
         if not kit.policy.allow_plain:
-            raise ProtocolViolation(
-                PLAIN_NOT_ALLOWED,
-                "the server could read this client's update; its owner would have to set allow-plain = true "
-                "in policy.toml",
-            )
+            raise _no_plain()
         return settings
     _check_protection(task, kit)
     _check_settings(task, _sound_encoding(task), settings)
     # What the parameters say of each other does not depend on the model's bytes, which come next.
     derive_parameters(task, kit, None)
     return settings
+
+
+def refused_choices(
+    run_config: Mapping[str, Any], settings: JobSettings, agreed: Agreed, policy: Policy
+) -> Iterator[ProtocolViolation]:
+    """Every refusal of what whoever starts a run decides: its config and settings, and that updates can be read."""
+    if settings.aggregation == "plain" and not policy.allow_plain:
+        yield _no_plain()
+    for change in agreed.changes_of_run(run_config, settings.for_clients()):
+        if not change.allowed(policy):
+            yield change.refusal()
+
+
+def _no_plain() -> ProtocolViolation:
+    return ProtocolViolation(
+        PLAIN_NOT_ALLOWED,
+        "the server could read this client's update; its owner would have to set allow-plain = true in policy.toml",
+    )
 
 
 def check_encoding(task: Task, model: ModelState | None) -> AnyEncoding:
@@ -192,13 +212,18 @@ def check_privacy(task: Task, encoding: AnyEncoding, settings: JobSettings, poli
         return
     if (alone := Accountant((release,)).epsilon(policy.delta)) > policy.max_epsilon:
         raise ProtocolViolation(
-            TOO_LITTLE_NOISE, f"this exchange alone costs epsilon {alone:.4g}, the policy allows {policy.max_epsilon:g}"
+            TOO_LITTLE_NOISE,
+            f"this exchange alone costs epsilon {alone:.4g}, the policy allows {policy.max_epsilon:g}",
+            asked=min(alone, _ENDLESS),
+            allowed=policy.max_epsilon,
         )
     if (after := spent.epsilon(policy.delta, further=release)) > policy.max_epsilon:
         raise ProtocolViolation(
             PRIVACY_BUDGET,
             f"epsilon {spent.epsilon(policy.delta):.4g} is spent, this exchange would make it {after:.4g}; "
             f"the policy allows {policy.max_epsilon:g}",
+            asked=min(after, _ENDLESS),
+            allowed=policy.max_epsilon,
         )
 
 
@@ -211,6 +236,8 @@ def _check_noise(task: Task, encoding: AnyEncoding, release: Release, settings: 
         raise ProtocolViolation(
             NOISE_SHARES,
             f"the noise is shared out among {release.shares} clients, a sum is sure to hold those of {sure} only",
+            asked=release.shares,
+            allowed=max(0, sure),
         )
     try:
         plan = PrivacyPlan.of(settings)
@@ -268,11 +295,17 @@ def _check_bounds(task: Task, policy: Policy, settings: JobSettings) -> None:
     size = task.model.size if task.model else 0
     if size > policy.max_model_bytes:
         raise ProtocolViolation(
-            MODEL_TOO_LARGE, f"the model has {size} bytes, the policy allows {policy.max_model_bytes}"
+            MODEL_TOO_LARGE,
+            f"the model has {size} bytes, the policy allows {policy.max_model_bytes}",
+            asked=size,
+            allowed=policy.max_model_bytes,
         )
     if task.seconds > policy.max_seconds:
         raise ProtocolViolation(
-            TOO_LONG, f"the local work may take {task.seconds:g} s, the policy allows {policy.max_seconds:g}"
+            TOO_LONG,
+            f"the local work may take {task.seconds:g} s, the policy allows {policy.max_seconds:g}",
+            asked=task.seconds,
+            allowed=policy.max_seconds,
         )
     # Who is not done in time contributes nothing, unseen: a short time would choose whom a sum is made of.
     least = _LEAST_TIME * settings.train_seconds
@@ -281,11 +314,16 @@ def _check_bounds(task: Task, policy: Policy, settings: JobSettings) -> None:
             TOO_SHORT,
             f"the local work may take {task.seconds:g} s, but {least:g} of the {settings.train_seconds:g} s of "
             "train-seconds have to be left",
+            asked=task.seconds,
+            allowed=least,
         )
     layout = task.encoding.layout if task.encoding is not None else None
     if layout is not None and len(layout.specs) > policy.max_tensors:
         raise ProtocolViolation(
-            TOO_MANY_TENSORS, f"the model has {len(layout.specs)} tensors, the policy allows {policy.max_tensors}"
+            TOO_MANY_TENSORS,
+            f"the model has {len(layout.specs)} tensors, the policy allows {policy.max_tensors}",
+            asked=len(layout.specs),
+            allowed=policy.max_tensors,
         )
 
 
@@ -307,6 +345,8 @@ def _check_protection(task: Task, kit: Owner) -> None:
         raise ProtocolViolation(
             CORRUPT_BELOW_MINIMUM,
             f"the exchange withstands {protection.corrupt} clients that help the server, the policy demands {least}",
+            asked=protection.corrupt,
+            allowed=least,
         )
     # With differential privacy who contributes nothing still adds its share of the noise.
     failures = task.encoding.failures if isinstance(task.encoding, Encoding) else 0
@@ -315,11 +355,15 @@ def _check_protection(task: Task, kit: Owner) -> None:
             Check.COHORT_BELOW_MINIMUM,
             f"the exchange goes on with {task.quorum} of {len(task.cohort)} clients; {failures} of them may contribute "
             f"nothing, and {honest} of the others do not help the server; the policy demands {policy.min_cohort}",
+            asked=max(0, honest),
+            allowed=policy.min_cohort,
         )
     if protection.threshold < policy.min_threshold:
         raise ProtocolViolation(
             Check.THRESHOLD_BELOW_MINIMUM,
             f"the threshold is {protection.threshold}, the policy demands {policy.min_threshold}",
+            asked=protection.threshold,
+            allowed=policy.min_threshold,
         )
     if protection.agreement != Agreement.HYBRID and not policy.allow_x25519:
         raise ProtocolViolation(

@@ -8,6 +8,7 @@ from typing import Final
 
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, ClientsOnline, name_some
+from fedcore.needs import check_asked, least_of
 from fedcore.secagg import Fault
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
@@ -42,7 +43,7 @@ class CohortSelection:
         least = self._least(len(self._members))
         return sorted(await self._wait(self._members, least, least))
 
-    async def cohort(self, asked: tuple[int, ...], attempt: int) -> list[int]:
+    async def cohort(self, asked: tuple[int, ...], attempt: int, *, message_type: str) -> list[int]:
         """Those of `asked` that are there; raises RoundFailed where too few come in time.
 
         Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
@@ -50,11 +51,7 @@ class CohortSelection:
         """
         wanted, members = frozenset(asked), self._members
         least = self._least(len(wanted))
-        if len(wanted) < least:
-            raise RoundFailed(
-                f"the strategy asks {len(wanted)} clients, but a sum needs {least}: of fewer it "
-                "would show single updates. Let it sample more clients"
-            )
+        check_asked(len(wanted), self._settings, *self._sizes, message_type=message_type)
         pool = wanted & members
         if self._settings.aggregation == "secure" and (attempt > 1 or pool < wanted):
             pool = members
@@ -62,10 +59,13 @@ class CohortSelection:
         order = sorted(present, key=lambda client: (client not in wanted, client))
         return sorted(order[: len(wanted)])
 
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """How many members the federation has, and the least cohort of their policies."""
+        return len(self._services.roster.members), self._services.min_cohort
+
     def _least(self, asked: int) -> int:
-        members, min_cohort = len(self._services.roster.members), self._services.min_cohort
-        floor = self._plan.fewest(members, min_cohort)
-        return max(floor, self._settings.quorum, min(self._plan.least_clients(members, min_cohort), asked))
+        return least_of(asked, self._settings, *self._sizes)
 
     async def _wait(self, pool: frozenset[int], least: int, wanted: int) -> frozenset[int]:
         start = self._services.clock()

@@ -7,8 +7,9 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
+from fedcore.admission.refusals import refused_by_all, refused_by_some
 from fedcore.codec import release_of
 from fedcore.config import planned_rounds
 from fedcore.errors import (
@@ -26,7 +27,7 @@ from fedcore.federation import Roster
 from fedcore.privacy import PrivacyBudget
 from fedcore.state import Layout, ModelState
 from fedcore.system.concurrency import guarded
-from fedcore.wire import ModelRef, is_query, is_training
+from fedcore.wire import ModelRef, WithdrawalReason, is_query, is_training
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.plain import PlainExchange
@@ -51,6 +52,7 @@ from server_app.runs.run_files import RunFiles, reference
 from server_app.services import Services
 
 T = TypeVar("T")
+_REFUSALS: Final = (WithdrawalReason.POLICY, WithdrawalReason.PROTOCOL_VIOLATION, WithdrawalReason.APP_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,8 @@ class RunOrchestrator:
         """
         left, whole = self._plan.settings.max_attempts, False
         for attempt in itertools.count(1):
-            cohort = await self._clients.cohort(request.nodes, attempt)
+            kind = request.message_type
+            cohort = await self._clients.cohort(request.nodes, attempt, message_type=kind)
             self._count += 1
             previous = await self._services.store.last_record()
             with self._services.roster.held() as roster:
@@ -329,9 +332,12 @@ def _layout(request: ExchangeRequest) -> Layout | None:
 def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
     if isinstance(error, NothingContributed | RepliesDiffer | TooFewContributed):
         return f"{error}; the same again would end alike"
+    withdrawals = exchange.clients.withdrawals.values()
     common = exchange.clients.common_reason()
     if common is None:
-        return str(error)
-    checks = {withdrawal.why for withdrawal in exchange.clients.withdrawals.values()} - {""}
+        return "; ".join(filter(None, (str(error), refused_by_some(withdrawals))))
+    if common in _REFUSALS:
+        return refused_by_all(withdrawals)
+    checks = {withdrawal.why for withdrawal in withdrawals} - {""}
     detail = f" ({', '.join(sorted(checks))})" if checks else ""
     return f"every client withdrew: {common.value}{detail}; the clients' own logs say more"

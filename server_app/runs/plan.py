@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError
-from fedcore.exchange import EncodingPlan, corrupt_for
 from fedcore.flower.app import FlowerApp
+from fedcore.needs import check_needs, least_clients
 from fedcore.wire import RunIn, Scalar
 from server_app.storage.tables import RunRow
 
@@ -54,39 +54,10 @@ class RunPlan:
             settings=JobSettings.from_mapping(row.settings),
         )
 
-    def fewest(self, members: int, min_cohort: int) -> int:
-        """The smallest cohort that a sum may be made of; `min_cohort` honest clients are what the policies ask for."""
-        if self.settings.aggregation == "plain":
-            return 1
-        return min_cohort + corrupt_for(self.settings, members)
-
     def least_clients(self, members: int, min_cohort: int) -> int:
         """How many clients must be there before an exchange starts."""
-        return self.settings.min_clients or max(2, self.fewest(members, min_cohort))
+        return least_clients(self.settings, members, min_cohort)
 
     def check(self, members: int, min_cohort: int) -> None:
         """Refuse a run that cannot work among `members` clients with their policies; raises ConfigurationError."""
-        settings = self.settings
-        clients = self.least_clients(members, min_cohort)
-        if max(clients, settings.quorum) > members:
-            raise ConfigurationError(
-                f"the run needs {max(clients, settings.quorum)} clients (min-clients, quorum), the federation has "
-                f"{members}"
-            )
-        if settings.aggregation == "plain":
-            return
-        corrupt, fewest = corrupt_for(settings, members), self.fewest(members, min_cohort)
-        for name, value in (("min-clients", settings.min_clients), ("quorum", settings.quorum)):
-            if 0 < value < fewest:
-                raise ConfigurationError(
-                    f"{name} is {value}, but it must be at least {fewest} with secure aggregation: every client would "
-                    f"refuse a sum with fewer than {min_cohort} clients (min-cohort in its policy.toml) beside the "
-                    f"{corrupt} of the federation that may collude (max-corrupt). Leave it at 0 to follow the policies"
-                )
-        if 0 < 2 * settings.quorum <= clients + corrupt:
-            raise ConfigurationError(
-                f"quorum must be more than half of min-clients ({clients}) and of the {corrupt} clients that may "
-                "collude: a server that lies could otherwise unmask single clients. Leave it at 0 for the safe default"
-            )
-        # Worst cases are computed now, not when the first clients have trained.
-        EncodingPlan(settings, min_cohort).encoding("evaluate", None, members)
+        check_needs(self.settings, members, min_cohort)

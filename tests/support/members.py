@@ -301,7 +301,10 @@ class Member:
         await self.put("manifest", manifest)
 
     async def withdraw(self, reason: WithdrawalReason = WithdrawalReason.WORKER_DIED) -> None:
-        await self.ask("POST", self.at("withdrawal"), WithdrawIn(reason=reason))
+        await self.leave(WithdrawIn(reason=reason))
+
+    async def leave(self, said: WithdrawIn) -> None:
+        await self.ask("POST", self.at("withdrawal"), said)
 
     @property
     def _session(self) -> ClientSession:

@@ -10,6 +10,7 @@ import pytest
 
 from fedcore.config import JobSettings, override
 from fedcore.events import RunEvent
+from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
 from fedcore.state import ModelState
@@ -40,6 +41,7 @@ def simulate() -> Simulate:
         settings: Mapping[str, Any] | None = None,
         drop: float = 0.0,
         seed: int = 0,
+        policy: Policy | None = None,
         **run_config: Any,
     ) -> Finished:
         flower = FlowerApp.load(app)
@@ -51,6 +53,7 @@ def simulate() -> Simulate:
             settings=JobSettings.from_mapping({**flower.settings.to_mapping(), **(settings or {})}),
             drop=drop,
             seed=seed,
+            policy=policy,
             emit=events.append,
         )
         return Finished(simulation.run().state, events)

@@ -10,6 +10,7 @@ from support.events import told
 from fedcore.codec.encoding import SMALL_TENSOR
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.config import JobSettings, override
+from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.simulate import Simulation
 from fedcore.training import evaluate, local_engine
@@ -39,7 +40,8 @@ def simulated(clients, **changes):
         app=app,
         clients=clients,
         run_config=override(app.run_config, {k.replace("_", "-"): v for k, v in changes.items()}, "test"),
-        settings=JobSettings.from_mapping(app.settings.to_mapping()),
+        settings=JobSettings.from_mapping({**app.settings.to_mapping(), "max-corrupt": 0.0}),
+        policy=Policy.own(clients, min_corrupt=0.0),  # three of three hundred, of whom one in twenty might collude
         emit=lambda event: exchanges.append(told(event)) if event.kind == "exchange-done" else None,
     ).run()
     return outcome.state, exchanges

@@ -30,7 +30,7 @@ from fedcore.exchange import protection_for, quorum_for
 from fedcore.federation import ClientKit, Member, Policy, Roster
 from fedcore.state import Layout, TensorSpec
 from fedcore.transcript import Chain, keys_of
-from fedcore.wire import ModelRef, Task, WithdrawalReason
+from fedcore.wire import ModelRef, Task, WithdrawalReason, WithdrawIn
 
 Make = Callable[..., Task]
 Script = Any  # support.scripted.Scripted
@@ -414,3 +414,15 @@ async def test_the_owner_can_read_what_was_asked_and_refused(
     assert asked.changed == {"lr": "2.0", "fedcore.w-max": "50"}
     assert isinstance(refused, Refused)
     assert (refused.check, refused.subject) == ("config-not-allowed", "fedcore.w-max")
+
+
+def test_only_checks_of_a_task_tell_their_numbers(make: Make, kits: dict[int, ClientKit]) -> None:
+    refused = refusal(make(seconds=7200.0), kits[1], max_seconds=3600.0)
+    said = withdrawal_for(refused)
+    assert said is not None
+    assert (said.check, said.asked, said.allowed) == ("too-long", 7200.0, 3600.0)
+    assert said.why == "too-long (asked 7200, allowed 3600)"
+    of_data = ProtocolViolation("inconsistent-survivors", "whatever it says", asked=17, allowed=3)
+    assert withdrawal_for(of_data) == WithdrawIn(
+        reason=WithdrawalReason.PROTOCOL_VIOLATION, check="inconsistent-survivors"
+    )

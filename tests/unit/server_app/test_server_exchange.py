@@ -14,7 +14,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
-from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason
+from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason, WithdrawIn
 from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
 
 ALL = [1, 2, 3, 4]
@@ -228,6 +228,39 @@ async def test_a_reason_that_all_clients_share_is_not_tried_again(
         assert answer.reason.startswith("every client withdrew: app-failed")
 
 
+async def test_the_operator_reads_which_check_refused_and_its_two_numbers(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    said = WithdrawIn(reason=WithdrawalReason.POLICY, check="cohort-below-minimum", asked=2, allowed=3)
+    async with site(federation, tmp_path, grace_seconds=1.0) as here:
+        run, app = await here.begin()
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        for member in await here.enter_all():
+            await member.leave(said)
+        answer = await asked
+        assert isinstance(answer, ExchangeRefused)
+        assert answer.reason.startswith(
+            "every client refused: cohort-below-minimum: a sum is sure to hold the updates of 2 clients that do not "
+            "help the server, the clients' policies demand 3 (min-cohort); ask more clients"
+        )
+        app.fail(answer.reason)
+        ended = await here.follow(run)
+        dropped = events_of(ended, "dropped")
+        assert {item["reason"] for item in dropped} == {"withdrew: policy, cohort-below-minimum (asked 2, allowed 3)"}
+        assert ended.reason == answer.reason
+
+
+async def test_refusals_of_some_stand_beside_what_they_led_to(here: Site, model: ModelState) -> None:
+    said = WithdrawIn(reason=WithdrawalReason.POLICY, check="config-not-allowed", subject="lr")
+    _, app = await here.begin({"max-attempts": 1})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    for member in (await here.enter_all())[:2]:
+        await member.leave(said)
+    answer = await asked
+    assert isinstance(answer, ExchangeRefused)
+    assert "; 2 refused: config-not-allowed lr: the run sets it otherwise than the app" in answer.reason
+
+
 async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelState) -> None:
     give_locals(here)
     run, app = await here.begin({"aggregation": "plain"})
@@ -400,7 +433,11 @@ async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, mo
     _, app = await here.begin()
     answer = await app.exchange(model, [1])
     assert isinstance(answer, ExchangeRefused)
-    assert "asks 1 clients, but a sum needs 3" in answer.reason
+    assert answer.reason.startswith(
+        "cohort-below-minimum: the strategy asks 1 of 4 clients to train, a sum needs 3 (min-cohort 3"
+    )
+    assert "min_train_nodes=3" in answer.reason
+    assert "fraction_train=0.75" in answer.reason
 
 
 async def test_an_app_that_dies_ends_its_exchange(here: Site, model: ModelState) -> None:

@@ -481,6 +481,16 @@ async def test_a_withdrawal_holds_no_free_text(opened: Open) -> None:
     await problem(member.ask("POST", member.at("withdrawal"), body), "malformed")
     body = b'{"reason": "patient 17"}'
     await problem(member.ask("POST", member.at("withdrawal"), body), "malformed")
+    for numbers in (
+        b'"check": "app-mismatch", "asked": 17, "allowed": 3',
+        b'"check": "exception-keyerror", "asked": 17, "allowed": 3',
+        b'"check": "too-long", "asked": 17',
+        b'"check": "too-long", "asked": -1, "allowed": 3',
+        b'"check": "too-long", "asked": NaN, "allowed": 3',
+        b'"check": "too-long", "asked": 1e300, "allowed": 3',
+    ):
+        body = b'{"reason": "policy", ' + numbers + b"}"
+        await problem(member.ask("POST", member.at("withdrawal"), body), "malformed")
     await member.ask("POST", member.at("withdrawal"), WithdrawIn.model_validate_json('{"reason": "stopped"}'))
 
 

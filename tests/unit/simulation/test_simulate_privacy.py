@@ -41,7 +41,7 @@ def test_the_model_is_the_mean_and_the_promised_noise(simulate: Simulate) -> Non
     assert (train["examples"], train["metrics"]) == (7, {})
 
 
-@pytest.mark.parametrize("seed", [1, 4, 7])
+@pytest.mark.parametrize("seed", [1, 4, 9])
 def test_dropouts_leave_at_least_the_promised_noise(simulate: Simulate, seed: int) -> None:
     done = simulate(7, app=STEADY, settings=PRIVATE, drop=0.25, seed=seed, fraction_evaluate=0.0)
     (train,) = done.of("exchange-done")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from client_app.ledger import Ledger
+from fedcore.admission.owner import History
 from fedcore.admission.tasks import check_privacy
 from fedcore.codec import AnyEncoding, release_of
 from fedcore.config import JobSettings
@@ -26,7 +26,7 @@ class Spending:
     encoding: AnyEncoding
     settings: JobSettings
     policy: Policy
-    ledger: Ledger
+    ledger: History
     chain: Chain
 
     def admit(self) -> None:

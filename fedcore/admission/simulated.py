@@ -1,0 +1,216 @@
+"""The owners of a simulated federation: they agree to what real ones agree to, by the same checks.
+
+All of them have one policy, one roster and one app, so what depends on those alone is checked once for a whole cohort.
+What each of them did before is its own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from fedcore.admission.agreed import Agreed
+from fedcore.admission.owner import Released
+from fedcore.admission.refusals import describe, refused_by_all, refused_by_some
+from fedcore.admission.releases import agree
+from fedcore.admission.spending import Spending
+from fedcore.admission.tasks import check_encoding, check_frequency, check_task, follow_scales
+from fedcore.codec import AnyEncoding, ScaleMemory, release_of
+from fedcore.config import JobSettings
+from fedcore.errors import ProtocolViolation, RoundFailed
+from fedcore.federation import Policy, Roster
+from fedcore.privacy import Accountant
+from fedcore.secagg import Outcome
+from fedcore.state import ModelState
+from fedcore.transcript import Attempt, Chain, Link, record_hash
+from fedcore.wire import Task
+
+
+@dataclass(slots=True)
+class MemoryHistory:
+    """A `History` of `owner` that lasts as long as its simulation, which is taken to be less than a day."""
+
+    entered: int = 0
+    sums: list[Released] = field(default_factory=list)
+    memories: dict[tuple[str, str], ScaleMemory] = field(default_factory=dict)
+    noised: list[Attempt] = field(default_factory=list)
+
+    def entered_in(self, run: str) -> int:
+        """How many exchanges were entered; there is one run."""
+        del run
+        return self.entered
+
+    def entered_in_a_day(self) -> int:
+        """The same."""
+        return self.entered
+
+    def released(self, purpose: str, model: str) -> list[Released]:
+        """The sums of one purpose and model that this client agreed to."""
+        return [released for released in self.sums if (released.purpose, released.model) == (purpose, model)]
+
+    def release(self, released: Released) -> None:
+        """Note that this client agrees to a sum."""
+        self.sums.append(released)
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The noised sums that this client's update went to, without those that are returned."""
+        return tuple(self.noised)
+
+    def spent(self, *, without: Collection[Attempt] = ()) -> Accountant:
+        """What all these sums may reveal about this client."""
+        accountant = Accountant()
+        for release, times in Counter(attempt.release for attempt in self.noised if attempt not in without).items():
+            accountant.add(release, times)
+        return accountant
+
+    def spend(self, attempt: Attempt) -> None:
+        """Note that a noised update leaves this client."""
+        self.noised.append(attempt)
+
+    def give_back(self, attempt: Attempt) -> None:
+        """Note that it is proven that the sum of this attempt was never unmasked."""
+        self.noised.remove(attempt)
+
+    def scales(self, run: str, layout: str) -> ScaleMemory | None:
+        """What is remembered of the scales of a model's layout."""
+        return self.memories.get((run, layout))
+
+    def remember_scales(self, run: str, layout: str, memory: ScaleMemory) -> None:
+        """Note the scales of an exchange."""
+        self.memories[run, layout] = memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedMember:
+    """One member, as `fedcore.admission.owner.Owner`."""
+
+    client_id: int
+    roster: Roster
+    policy: Policy
+
+    @property
+    def federation(self) -> str:
+        """The federation's name."""
+        return self.roster.federation
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedOwners:
+    """The members of a simulated federation, what each of them remembers, and the transcript that all of them have.
+
+    agreed: what they agreed to by installing the app with this hash. Every method raises ProtocolViolation for what an
+    owner does not allow.
+    """
+
+    roster: Roster
+    policy: Policy
+    app_sha256: str
+    agreed: Agreed
+    chain: Chain = field(default_factory=Chain)
+    _histories: dict[int, MemoryHistory] = field(init=False)
+    _admitted: AdmittedExchange | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._histories = {client: MemoryHistory() for client in self.roster.keys}
+
+    def admit(self, task: Task, model: ModelState | None) -> AdmittedExchange:
+        """What every agent of the cohort checks before it answers anything."""
+        histories = {client: self._histories[client] for client in task.cohort}
+        for history in histories.values():
+            check_frequency(task, self.policy, history)
+            history.entered += 1
+        member = SimulatedMember(client_id=task.cohort[0], roster=self.roster, policy=self.policy)
+        settings = check_task(task, member, self.app_sha256, self.agreed)
+        admitted = self._admitted = AdmittedExchange(
+            task=task, settings=settings, policy=self.policy, chain=self.chain, histories=histories
+        )
+        if task.aggregation == "secure":
+            admitted.encoding = check_encoding(task, model)
+            admitted.check_sum()
+        return admitted
+
+    @property
+    def all_refused(self) -> bool:
+        """Whether every client of the last exchange left it."""
+        last = self._admitted
+        return last is not None and len(last.refusals) == len(last.histories)
+
+    def explain(self, error: RoundFailed) -> str:
+        """Why the last exchange failed, with what its owners refused."""
+        refusals = self._admitted.refusals if self._admitted else []
+        if self.all_refused:
+            return refused_by_all(refusals)
+        return "; ".join(filter(None, (str(error), refused_by_some(refusals))))
+
+
+@dataclass(slots=True, kw_only=True)
+class AdmittedExchange:
+    """An exchange that a cohort takes part in, until it ends."""
+
+    task: Task
+    settings: JobSettings
+    policy: Policy
+    chain: Chain
+    histories: Mapping[int, MemoryHistory]
+    encoding: AnyEncoding | None = None
+    refusals: list[ProtocolViolation] = field(default_factory=list)
+
+    def check_sum(self) -> None:
+        """The scales of the sum keep their rule, and it costs nobody more epsilon than is left."""
+        assert self.encoding is not None  # noqa: S101 - of a secure exchange
+        checked: set[tuple[int, ...]] = set()
+        for history in self.histories.values():
+            follow_scales(self.task, self.encoding, history)
+            spent = tuple(attempt.exchange for attempt in history.attempts)
+            if spent not in checked:  # what a sum costs takes long to compute, and most have spent alike
+                checked.add(spent)
+                self._spending(history).admit()
+
+    def before_upload(self, client: int, heard: Collection[int]) -> None:
+        """A client is about to send its masked update. heard: whose keys it was shown."""
+        if self.encoding is None or release_of(self.encoding) is None:
+            return
+        spending = self._spending(self.histories[client])
+        if self.policy.max_epsilon:
+            spending.confirm(heard)
+        spending.spend()
+
+    def before_signature(self, client: int, survivors: Collection[int]) -> str:
+        """A client is about to sign who survived; why it leaves instead, or ""."""
+        assert self.encoding is not None  # noqa: S101 - of a secure exchange
+        try:
+            agree(self.task, self.encoding, survivors, self.policy, self.histories[client], self.chain)
+        except ProtocolViolation as refusal:
+            self.refusals.append(refusal)
+            return describe(refusal)
+        return ""
+
+    def record(self, outcome: Outcome, signers: Collection[int]) -> None:
+        """The exchange has got its place in the transcript; complete if a quorum signed."""
+        complete = len(signers) >= self.task.quorum
+        self.chain.links.append(
+            Link(
+                hash=record_hash(outcome, complete=complete),
+                run=self.task.run,
+                exchange=self.task.exchange,
+                complete=complete,
+                signers=frozenset(signers),
+                purpose=self.task.purpose,
+                model=self.task.model_sha256,
+                survivors=array("I", outcome.survivors).tobytes(),
+            )
+        )
+
+    def _spending(self, history: MemoryHistory) -> Spending:
+        assert self.encoding is not None  # noqa: S101 - of a secure exchange
+        return Spending(
+            task=self.task,
+            encoding=self.encoding,
+            settings=self.settings,
+            policy=self.policy,
+            ledger=history,
+            chain=self.chain,
+        )

@@ -1,0 +1,78 @@
+"""How many clients a run needs: what server and simulator refuse before anybody is asked.
+
+min_cohort is the fewest clients beside those that may collude that the clients' policies ask for, members how many the
+federation has.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedcore.config import JobSettings
+from fedcore.errors import CohortBelowMinimum, ConfigurationError
+from fedcore.exchange import EncodingPlan, corrupt_for
+from fedcore.wire import is_query
+
+
+def fewest_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
+    """The smallest cohort that a sum may be made of."""
+    if settings.aggregation == "plain":
+        return 1
+    return min_cohort + corrupt_for(settings, members)
+
+
+def least_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
+    """How many clients must be there before an exchange starts."""
+    return settings.min_clients or max(2, fewest_clients(settings, members, min_cohort))
+
+
+def least_of(asked: int, settings: JobSettings, members: int, min_cohort: int) -> int:
+    """How many clients an exchange needs for which a strategy asks `asked`."""
+    floor = fewest_clients(settings, members, min_cohort)
+    return max(floor, settings.quorum, min(least_clients(settings, members, min_cohort), asked))
+
+
+def check_asked(asked: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str) -> None:
+    """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum."""
+    least = least_of(asked, settings, members, min_cohort)
+    if asked >= least:
+        return
+    what = message_type.partition(".")[0]
+    share = math.ceil(100 * least / members) / 100
+    corrupt = corrupt_for(settings, members)
+    why = f"min-cohort {min_cohort} of the clients' policies" + (f", and {corrupt} that may collude" if corrupt else "")
+    if least == settings.quorum:
+        why = "the run's quorum"
+    nodes = f"min_{what}_nodes={least} (for Flower's own strategies), or fraction_{what}={share:g} or more"
+    if is_query(message_type):
+        nodes = f"{least} nodes or more"
+    raise CohortBelowMinimum(
+        f"the strategy asks {asked} of {members} clients to {what}, a sum needs {least} ({why}): of fewer it would "
+        f"show single updates. Let the strategy ask more: {nodes}"
+    )
+
+
+def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:
+    """Refuse a run that cannot work among `members` clients with their policies; raises ConfigurationError."""
+    clients = least_clients(settings, members, min_cohort)
+    if max(clients, settings.quorum) > members:
+        raise ConfigurationError(
+            f"the run needs {max(clients, settings.quorum)} clients (min-clients, quorum), the federation has {members}"
+        )
+    if settings.aggregation == "plain":
+        return
+    corrupt, fewest = corrupt_for(settings, members), fewest_clients(settings, members, min_cohort)
+    for name, value in (("min-clients", settings.min_clients), ("quorum", settings.quorum)):
+        if 0 < value < fewest:
+            raise ConfigurationError(
+                f"{name} is {value}, but it must be at least {fewest} with secure aggregation: every client would "
+                f"refuse a sum with fewer than {min_cohort} clients (min-cohort in its policy.toml) beside the "
+                f"{corrupt} of the federation that may collude (max-corrupt). Leave it at 0 to follow the policies"
+            )
+    if 0 < 2 * settings.quorum <= clients + corrupt:
+        raise ConfigurationError(
+            f"quorum must be more than half of min-clients ({clients}) and of the {corrupt} clients that may "
+            "collude: a server that lies could otherwise unmask single clients. Leave it at 0 for the safe default"
+        )
+    # Worst cases are computed now, not when the first clients have trained.
+    EncodingPlan(settings, min_cohort).encoding("evaluate", None, members)

@@ -1,0 +1,134 @@
+"""What a federation with stock kits would refuse is refused in a simulation, by the same checks and words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.simulated import Simulate
+from support.tiny import TINY
+from typer.testing import CliRunner
+
+from fedcore.admission.refusals import SENTENCES
+from fedcore.cli import app
+from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
+from fedcore.federation import Policy
+from fedcore.wire import NUMBERED_CHECKS
+
+STEADY = Path(__file__).parents[2] / "apps" / "steady"
+
+
+def test_the_sentences_with_numbers_are_those_that_may_travel() -> None:
+    assert {check for check, sentence in SENTENCES.items() if "{asked}" in sentence} == NUMBERED_CHECKS
+    assert all(("{allowed}" in sentence) == ("{asked}" in sentence) for sentence in SENTENCES.values())
+
+
+def test_a_fraction_that_evaluates_is_refused_with_both_numbers_and_the_remedy(simulate: Simulate) -> None:
+    """Flower's quickstart: half of the nodes evaluate."""
+    with pytest.raises(CohortBelowMinimum) as refused:
+        simulate(4, app=STEADY, fraction_evaluate=0.5)
+    assert str(refused.value) == (
+        "cohort-below-minimum: the strategy asks 2 of 4 clients to evaluate, a sum needs 3 (min-cohort 3 of the "
+        "clients' policies): of fewer it would show single updates. Let the strategy ask more: min_evaluate_nodes=3 "
+        "(for Flower's own strategies), or fraction_evaluate=0.75 or more"
+    )
+    done = simulate(4, app=STEADY, fraction_evaluate=0.75)
+    assert [len(event["survivors"]) for event in done.of("exchange-done")] == [4, 3]
+
+
+def test_more_may_collude_in_a_large_federation(simulate: Simulate) -> None:
+    with pytest.raises(CohortBelowMinimum, match=r"asks 3 of 40 .* needs 5 \(.*, and 2 that may collude\)"):
+        simulate(40, app=STEADY, fraction_evaluate=0.075, size=10)
+
+
+def test_quorum_and_failures_are_those_of_a_deployment(simulate: Simulate) -> None:
+    with pytest.raises(ConfigurationError, match="quorum is 2, but it must be at least 3"):
+        simulate(4, app=STEADY, settings={"quorum": 2})
+
+
+@pytest.mark.parametrize(
+    ("clients", "settings", "words"),
+    [
+        (20, {"max-corrupt": 0.0}, "corrupt-below-minimum: the exchange withstands 0 clients .* demand 1"),
+        (4, {"key-agreement": "x25519"}, "agreement-not-allowed: .* allow-x25519 = true"),
+        (4, {"train-seconds": 90_000.0}, "too-(long|short): "),
+    ],
+)
+def test_settings_that_owners_refuse(simulate: Simulate, clients: int, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(RunFailed, match=f"^every client refused: {words}"):
+        simulate(clients, app=STEADY, size=10, settings=settings)
+
+
+def test_the_same_model_again_and_again_is_refused(simulate: Simulate) -> None:
+    """Updates of zeros leave the model as it is, so every round is one more sum of it."""
+    words = r"every client refused: too-many-releases: clients are in 10 sums .* allow 10 .* another model"
+    with pytest.raises(RunFailed, match=words):
+        simulate(4, app=STEADY, size=10, num_server_rounds=11, fraction_evaluate=0.0)
+
+
+def test_sums_of_one_model_over_other_clients_are_refused(simulate: Simulate) -> None:
+    """Of eight clients another half evaluates the same model each time."""
+    with pytest.raises(RunFailed, match="differencing: the sums of this model could together tell that over"):
+        simulate(8, app=STEADY, size=10, num_server_rounds=9, fraction_evaluate=0.5)
+
+
+def test_the_command_line_is_the_researchers_own_but_it_is_said(simulate: Simulate) -> None:
+    done = simulate(3, lr=0.25)
+    (warning,) = done.of("warning")
+    assert warning["line"].startswith(
+        "a federation with stock policies refuses this run: config-not-allowed: the run sets 'lr' to 0.25, "
+        "the installed app says 0.5"
+    )
+    assert "allow-config" in warning["line"]
+    assert not simulate(3, num_server_rounds=2).of("warning"), "owners allow any number of rounds"
+
+
+def test_plain_is_the_researchers_own_but_it_is_said(simulate: Simulate) -> None:
+    done = simulate(3, settings={"aggregation": "plain"})
+    assert [event["line"].split(": ")[1] for event in done.of("warning")] == ["plain-not-allowed"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "check"),
+    [
+        ({}, {"lr": 0.25}, "config-not-allowed lr"),
+        ({"w-max": 32}, {}, "config-not-allowed fedcore.w-max"),
+        ({"aggregation": "plain"}, {}, "plain-not-allowed"),
+    ],
+)
+def test_a_named_policy_holds_as_it_is(
+    simulate: Simulate, settings: dict[str, Any], config: dict[str, Any], check: str
+) -> None:
+    with pytest.raises(RunFailed, match=f"^every client refused: {check}"):
+        simulate(3, policy=Policy.default(3), settings=settings, **config)
+    done = simulate(3, policy=Policy.own(3, allow_plain=True), settings=settings, **config)
+    assert not done.of("warning")
+
+
+def test_owners_count_epsilon_as_in_a_deployment(simulate: Simulate) -> None:
+    noised = {"dp-noise-multiplier": 4.0}
+    strict = replace(Policy.own(7), max_epsilon=1e-3)
+    with pytest.raises(RunFailed, match="privacy-required: "):
+        simulate(7, app=STEADY, size=10, fraction_evaluate=0.0, policy=strict)
+    with pytest.raises(RunFailed, match=r"too-little-noise: one exchange costs epsilon .*, .* allow 0.001 "):
+        simulate(7, app=STEADY, size=10, fraction_evaluate=0.0, policy=strict, settings=noised)
+    enough_for_two = replace(strict, max_epsilon=3.0)
+    with pytest.raises(RunFailed, match=r"privacy-budget: the exchange would make epsilon 3\.\d+ .* allow 3 "):
+        simulate(
+            7, app=STEADY, size=10, fraction_evaluate=0.0, num_server_rounds=50, policy=enough_for_two, settings=noised
+        )
+
+
+def test_the_command_takes_a_policy(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("min-cohort = 4\nmin-threshold = 3\n")
+    command = ["simulate", str(TINY), "--clients", "5", "--run-config", "min-nodes=5"]
+    refused = CliRunner().invoke(app, [*command, "--policy", str(path), "--set", "min-clients=2"])
+    assert refused.exit_code == 2
+    assert "min-clients is 2, but it must be at least 4" in refused.output
+    held = CliRunner().invoke(app, [*command, "--policy", str(path)])
+    assert held.exit_code == 5
+    assert "every client refused: config-not-allowed min-nodes" in " ".join(held.output.split())
+    assert CliRunner().invoke(app, [*command, "--policy", "own"]).exit_code == 0
