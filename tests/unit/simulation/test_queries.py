@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.exchange import EncodingPlan
+from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.secure_grid import SecureGrid
@@ -27,7 +28,13 @@ from columns_app.table import table  # noqa: E402
 def simulation(clients: int = 3, settings: dict[str, Any] | None = None, **run_config: Any) -> Simulation:
     app = FlowerApp.load(APP)
     config = {**app.run_config, **{key.replace("_", "-"): value for key, value in run_config.items()}}
-    return Simulation(app=app, clients=clients, run_config=config, settings=JobSettings.from_mapping(settings or {}))
+    return Simulation(
+        app=app,
+        clients=clients,
+        run_config=config,
+        settings=JobSettings.from_mapping(settings or {}),
+        policy=Policy.own(clients),
+    )
 
 
 @pytest.fixture(autouse=True)
