@@ -120,7 +120,8 @@ SHOWN = [
     ("ended", {"status": "failed", "reason": "too few"}, "failed: too few"),
     ("exchange", {"exchange": 1, "server_round": 1, "message_type": "train", "attempt": 2}, ""),
     ("stage", {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1}, ""),
-    ("log", {"line": "secret of the app"}, ""),
+    ("log", {"line": "[bold] words of the app"}, "run  app: [bold] words of the app"),
+    ("warning", {"line": "[bold] words"}, "run  [bold] words"),
 ]
 
 
