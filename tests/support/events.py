@@ -24,6 +24,7 @@ _ANY: dict[str, dict[str, Any]] = {
     },
     "exchange-failed": {"exchange": 1, "server_round": 1, "reason": "too few", "retry": True},
     "log": {"line": "hello"},
+    "warning": {"line": "take care"},
     "ended": {"status": "finished"},
 }  # fmt: skip
 
