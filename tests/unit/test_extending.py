@@ -16,10 +16,20 @@ from support.pages import examples
 from support.serverside import federation, site
 from torch import nn
 
-from fedcore.data import client_data
+from fedcore.data import Split, client_data
 from fedcore.federation import FederationFolder
 from fedcore.flower import strategies
-from fedcore.training import Batch, EngineConfig, Recipe, engines, make_engine
+from fedcore.training import (
+    Batch,
+    EngineConfig,
+    OptimizerConfig,
+    Recipe,
+    engines,
+    evaluate,
+    local_engine,
+    make_engine,
+    train,
+)
 from server_app.http.audience import Audience, Audiences, ForOperators
 from server_app.routes import operator
 
@@ -49,6 +59,20 @@ def test_a_strategy() -> None:
         arrays, _ = strategy.aggregate_train(server_round, [reply])
         assert arrays is not None
         assert (arrays.to_torch_state_dict()["w"] - before).tolist() == [moved, moved]
+
+
+def test_a_loss_and_a_metric() -> None:
+    made = run_example("A loss and a metric")
+    loss, covered = made["loss"], made["covered"]
+    generator = np.random.default_rng(0)
+    data = Split(x=np.ones((400, 1), np.float32), y=generator.normal(size=400).astype(np.float32))
+    model = nn.Linear(1, 1)
+    train(local_engine(model, OptimizerConfig(lr=0.3), loss=loss), data, batch_size=0, steps=300, seed=0)
+    result = evaluate(local_engine(model, loss=loss), data, metrics=[covered])
+    assert result.values["covered"] == pytest.approx(0.9, abs=0.02)
+    first, rest = (evaluate(local_engine(model, loss=loss), data.take(rows), metrics=[covered]).sums["covered"]
+                   for rows in (np.arange(150), np.arange(150, 400)))  # fmt: skip
+    assert tuple(np.add(first, rest)) == result.sums["covered"]
 
 
 def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
