@@ -57,14 +57,16 @@ class AppFacts(WorkerReport):
 
     def check(self, modes: Sequence[ChosenMode]) -> None:
         """Raise ConfigurationError that names every mode that the app cannot be trained in."""
+        if refused := self.refusals(modes):
+            raise ConfigurationError("\n".join(f"--modes {text}" for text in refused))
+
+    def refusals(self, modes: Sequence[ChosenMode]) -> list[str]:
+        """A sentence for each reason, with the modes that it holds for."""
         refused: dict[str, dict[str, None]] = {}
         for mode in modes:
             if reason := self._why_not(mode):
                 refused.setdefault(reason, {})[mode.label] = None
-        if refused:
-            raise ConfigurationError(
-                "\n".join(f"--modes {', '.join(labels)}: {reason}" for reason, labels in refused.items())
-            )
+        return [f"{', '.join(labels)}: {reason}" for reason, labels in refused.items()]
 
     def _why_not(self, chosen: ChosenMode) -> str:
         if self.refusal and not chosen.mode.any_app:

@@ -58,11 +58,13 @@ Watch: TypeAlias = Callable[[RunStart], AbstractContextManager[EventSink]]
 """Called before each run; the run's events go to what it opens."""
 
 
-def carry_out(job: CompareJob, watch: Watch, *, force: bool = False, drop: bool = False) -> Comparison:
+def carry_out(
+    job: CompareJob, watch: Watch, *, force: bool = False, drop: Callable[[str], None] | None = None
+) -> Comparison:
     """Carry out what `job` asks for and was not done before; the results stay in its folder.
 
     force: replace another comparison in the folder, or the same one. drop: leave out the modes that the app cannot be
-    trained in. Raises ConfigurationError before the first run for whatever cannot work.
+    trained in, and tell it which and why. Raises ConfigurationError before the first run for whatever cannot work.
     """
     folder = OutFolder(job.out)
     planned = plan(job)
@@ -70,7 +72,11 @@ def carry_out(job: CompareJob, watch: Watch, *, force: bool = False, drop: bool 
     facts = (None if force else folder.facts()) or find_facts(planned[0])
     if facts.metrics:
         choose(job.metric, facts.metrics)
-    possible = replace(job, modes=tuple(mode for mode in job.modes if facts.allows(mode))) if drop else job
+    possible = job
+    if drop is not None:
+        possible = replace(job, modes=tuple(mode for mode in job.modes if facts.allows(mode)))
+        for reason in facts.refusals(job.modes):
+            drop(reason)
     runs = [replace(run, cost=facts.cost) for run in plan(possible)]
     facts.check([run.chosen for run in runs])
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
@@ -251,7 +257,7 @@ def _evaluated(run: PlannedRun, trained: Trained, workers: Workers) -> RunResult
     result, last = trained.result, max(trained.models, default=0)
     if not last:
         return result
-    found = evaluate_rounds(run, workers, trained.models, trained.reported)
+    found = evaluate_rounds(run, workers, trained.models, trained.tested)
     curve = tuple(
         replace(point, metrics=found[point.round].metrics) if point.round in found else point for point in result.curve
     )

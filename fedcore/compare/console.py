@@ -34,8 +34,11 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool) -> Comp
         with ProgressView(console, start.run.label) as view:
             yield view.show
 
+    def left_out(text: str) -> None:
+        console.print(f"left out {escape(text)}", highlight=False, soft_wrap=True)
+
     try:
-        comparison = carry_out(job, progress, drop=drop, force=force)
+        comparison = carry_out(job, progress, drop=left_out if drop else None, force=force)
     except KeyboardInterrupt:
         text = f"interrupted; runs that finished are kept in {job.out}, and the same command without --force goes on"
         console.print(text, highlight=False, soft_wrap=True)

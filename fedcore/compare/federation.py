@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +36,7 @@ from fedcore.events import (
 )
 from fedcore.federation import Policy
 from fedcore.flower.telling import VARIABLE as TELLING
-from fedcore.flower.telling import heard
+from fedcore.flower.telling import Told, ToldTest, ToldTraining, heard
 from fedcore.record import RunRecord
 from fedcore.wire import Scalar
 
@@ -57,7 +57,8 @@ class Followed:
 
     models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
     fetched: for each of them, who fetched that model in it; the others had it from the exchange before. taken: client
-    -> round -> examples that it trained on, repetitions counted; {} where the app's own loop trains.
+    -> round -> examples that it trained on, repetitions counted. tested: likewise, what the round's model gave on its
+    test part. Both {} for apps that do not tell.
     """
 
     record: RunRecord
@@ -65,6 +66,7 @@ class Followed:
     models: tuple[str, ...]
     fetched: tuple[frozenset[str], ...]
     taken: Taken = field(default_factory=dict)
+    tested: Mapping[str, Mapping[int, ToldTest]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -172,24 +174,36 @@ class _Running:
             record = follow(self.group, child, show)
         finally:
             self.group.stop(_RUN)
+        told = {name: told_since(path, before[name]) for name, path in logs.items()}
         return Followed(
             record=record,
             losses=killing.losses(record),
             models=tuple(given.models),
             fetched=tuple(given.fetched),
-            taken={name: taken for name, path in logs.items() if (taken := taken_since(path, before[name]))},
+            taken={name: taken_in(one) for name, one in told.items()},
+            tested={name: told_tests(one) for name, one in told.items()},
         )
 
 
-def taken_since(log: Path, start: int) -> dict[int, int]:
-    """Round -> examples, as a client's app told them in its log from byte `start` on."""
+def told_since(log: Path, start: int) -> list[Told]:
+    """What a client's app told in its log from byte `start` on."""
     with log.open("rb") as file:
         file.seek(start)
-        lines = file.read().decode(errors="replace").splitlines()
+        return list(heard(file.read().decode(errors="replace").splitlines()))
+
+
+def taken_in(told: Iterable[Told]) -> dict[int, int]:
+    """Round -> examples that were trained on in it, however often it was asked for."""
     taken: Counter[int] = Counter()
-    for told in heard(lines):
-        taken[told.round] += told.examples
+    for one in told:
+        if isinstance(one, ToldTraining):
+            taken[one.round] += one.examples
     return dict(taken)
+
+
+def told_tests(told: Iterable[Told]) -> dict[int, ToldTest]:
+    """Round -> what its model gave, the last time that it was asked for."""
+    return {one.round: one for one in told if isinstance(one, ToldTest)}
 
 
 def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:

@@ -23,11 +23,11 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict, Us
 from torch import nn
 
 from fedcore.errors import AppError, ConfigurationError
+from fedcore.flower import telling
 from fedcore.flower.own_models import ContextStore, OwnModelStore
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
 from fedcore.flower.statistics import UNNAMED, TrainingColumns
-from fedcore.flower.telling import Told, tell
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.engines import (
@@ -190,10 +190,11 @@ class LocalApp(TensorApp):
             metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
             examples, rest = _split(metrics)
             work.keep(store, job.server_round, rest)
-            if warm.engine.world.rank == 0:
-                tell(Told(round=job.server_round, examples=warm.engine.examples_taken - before))
+            if telling.asked() and warm.engine.world.rank == 0:
+                taken = warm.engine.examples_taken - before
+                telling.tell(telling.ToldTraining(round=job.server_round, examples=taken))
             return LocalResult(examples=examples, metrics=rest, layout=work.layout(), write=work.write)
-        examples, rest = _split(work.evaluate(model, store, lambda: self._evaluate(warm.engine, job)))
+        examples, rest = _split(work.evaluate(model, store, lambda: self._check(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)
 
     def initial_arrays(self, config: UserConfig) -> ArrayRecord:
@@ -206,6 +207,21 @@ class LocalApp(TensorApp):
     def _fit(self, warm: _Warm, job: LocalJob) -> Metrics:
         self._begin(warm, job.client)
         return self._train(warm.engine, job)
+
+    def _check(self, engine: Engine, job: LocalJob) -> Metrics:
+        found = self._evaluate(engine, job)
+        if telling.asked() and self.data is not None:
+            result = evaluate(engine, self.data(job)[1], metrics=self.metrics)
+            if engine.world.rank == 0:
+                told = telling.ToldTest(
+                    round=job.server_round,
+                    examples=result.examples,
+                    targets=result.targets,
+                    loss=result.loss,
+                    sums=result.sums,
+                )
+                telling.tell(told)
+        return found
 
     def _begin(self, warm: _Warm, client: int) -> None:
         """The optimizer as the round begins; in a simulation one engine serves many clients."""

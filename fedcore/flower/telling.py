@@ -7,32 +7,65 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Final
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeAlias
 
 VARIABLE: Final = "FEDCORE_TELL"
 """Set to 1 in the environment of a client that is to tell."""
-_MARK: Final = "fedcore tells "
+_LINE: Final = re.compile(r"fedcore tells (more|all) (.*?) #")
+_CHARACTERS: Final = 1500
+"""Of one line; what agents show of longer ones is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One training task that is done. examples: that its engine took gradients of, repetitions counted."""
+class ToldTraining:
+    """One training task is done. examples: that its engine took gradients of, repetitions counted."""
 
     round: int
     examples: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldTest:
+    """The model of a round on this client's test part, evaluated by the app's loss and metrics.
+
+    The fields are those of `fedcore.training.loop.Evaluation`.
+    """
+
+    round: int
+    examples: int
+    targets: int
+    loss: float
+    sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+Told: TypeAlias = ToldTraining | ToldTest
+_KINDS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (ToldTraining, ToldTest)}
+
+
+def asked() -> bool:
+    """Whether somebody wants to know."""
+    return os.environ.get(VARIABLE) == "1"
+
+
 def tell(told: Told) -> None:
-    """Print it, if somebody wants to know."""
-    if os.environ.get(VARIABLE) == "1":
-        print(_MARK + json.dumps(asdict(told)), flush=True)  # noqa: T201 - the agent's log is where it is read
+    """Print it, in as many lines as it takes."""
+    text = json.dumps([type(told).__name__, asdict(told)])
+    pieces = [text[start : start + _CHARACTERS] for start in range(0, len(text), _CHARACTERS)]
+    for number, piece in enumerate(pieces, start=1):
+        more = "more" if number < len(pieces) else "all"
+        print(f"fedcore tells {more} {piece} #", flush=True)  # noqa: T201 - the agent's log is where it is read
 
 
 def heard(lines: Iterable[str]) -> Iterator[Told]:
     """What was told in the lines of an agent's log."""
+    text = ""
     for line in lines:
-        _, mark, rest = line.partition(_MARK)
-        if mark:
-            yield Told(**json.JSONDecoder().raw_decode(rest)[0])
+        if found := _LINE.search(line):
+            text += found[2]
+            if found[1] == "all":
+                kind, fields = json.loads(text)
+                yield _KINDS[kind](**fields)
+                text = ""

@@ -16,9 +16,10 @@ from fedcore.wire import Scalar
 if TYPE_CHECKING:
     from fedcore.compare.results import RunResult
     from fedcore.compare.run import PlannedRun
-    from fedcore.compare.workers.models import Models, Reported
+    from fedcore.compare.workers.models import Models
     from fedcore.compare.workers.processes import Workers
     from fedcore.events import EventSink
+    from fedcore.flower.telling import ToldTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,12 @@ class Trained:
 
     result: all but what an evaluation finds, whether the run finished or not. models: round -> the models that each
     site is to be evaluated with, 0 for the first; those of the last round are the run's own. {}: nothing to evaluate.
-    reported: of rounds whose models are nowhere, what clients said that evaluated them in the same way.
+    tested: of rounds whose models are nowhere, what each site's client found that evaluated them in the same way.
     """
 
     result: RunResult
     models: Mapping[int, Models] = field(default_factory=dict)
-    reported: Mapping[int, Reported] = field(default_factory=dict)
+    tested: Mapping[int, tuple[ToldTest, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,14 @@ from fedcore.compare.measure.clock import Exchanged, federated_seconds
 from fedcore.compare.modes.base import InReport, Mode, Trained
 from fedcore.compare.results import Point, RunResult, as_metrics
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
-from fedcore.compare.workers.models import START_SECONDS, Reported, everywhere, initial_state
+from fedcore.compare.workers.models import START_SECONDS, everywhere, initial_state
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.events import EventSink, ExchangeDone
+from fedcore.flower.telling import ToldTest
 from fedcore.record import RunRecord
 from fedcore.state import sha256_file
 
@@ -33,9 +34,8 @@ _DECIDED = {"aggregation", "min-clients"}
 class Federated(Mode):
     """Seconds and bytes are those of completed training exchanges.
 
-    First and last model are evaluated on every site where the app says on which data; those between are known by what
-    a `supervised_app` reports, which without differential privacy is the same. protection: "private" is secure
-    aggregation with differential privacy.
+    First and last model are evaluated on every site where the app says on which data; those between
+    are known by what their clients told of them. protection: "private" is secure aggregation with differential privacy.
     """
 
     any_app: ClassVar[bool] = True
@@ -84,37 +84,35 @@ class Federated(Mode):
         result = result_of(run, followed, about)
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
-        # Every model is to be evaluated in one way; with differential privacy clients add noise to what they report.
+        # Every model is evaluated in one way, and without the noise that clients may add to what they report.
         rest = tuple(replace(point, metrics={}) for point in result.curve)
         start = Point(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
         models = {0: run.folder / INITIAL_FILE, rest[-1].round: run.folder / MODEL_FILE}
-        alike = about.reports_alike and result.privacy is None
         return Trained(
             result=replace(result, curve=(start, *rest)),
             models={number: everywhere(run, model) for number, model in models.items()},
-            reported=reported(followed.record, run.sites, but=models) if alike else {},
+            tested=rounds_tested(followed, run.sites, but=models),
         )
 
 
-def reported(record: RunRecord, sites: int, *, but: Container[int]) -> dict[int, Reported]:
-    """Round -> what all sites reported of its model; a round that some did not evaluate is left out."""
-    return {
-        done.server_round: Reported(done.examples, as_metrics(done.metrics))
-        for done in record.exchanges
-        if not done.trains and len(done.survivors) == sites and done.server_round not in but
-    }
+def rounds_tested(followed: Followed, sites: int, *, but: Container[int]) -> dict[int, tuple[ToldTest, ...]]:
+    """Round -> what its model gave on each site; a round that some sites did not evaluate is left out."""
+    found: dict[int, list[ToldTest]] = {}
+    for rounds in followed.tested.values():
+        for number, tested in rounds.items():
+            found.setdefault(number, []).append(tested)
+    return {number: tuple(of) for number, of in found.items() if len(of) == sites and number not in but}
 
 
 class Description(WorkerReport):
     """What the app says of a run. model_bytes: of the file that clients fetch; 0 where the run begins without a model.
 
-    schedule: None for an app that does its own training. reports_alike: its clients evaluate as `evaluate_rounds` does.
+    schedule: None for an app that does its own training.
     """
 
     parameters: int = 0
     model_bytes: int = 0
     schedule: Schedule | None = None
-    reports_alike: bool = False
 
 
 def describe(run: PlannedRun, workers: Workers) -> Description:
@@ -126,7 +124,7 @@ def describe(run: PlannedRun, workers: Workers) -> Description:
 
 def _describe(report: ReportSink, run: PlannedRun) -> None:
     parameters = model_bytes = 0
-    schedule, alike = None, False
+    schedule = None
     # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
     with contextlib.suppress(AppError):
         state = initial_state(run)
@@ -134,9 +132,8 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
         parameters = sum(spec.size for spec in state.layout.specs)
         model_bytes = (run.folder / INITIAL_FILE).stat().st_size
     with contextlib.suppress(ConfigurationError):
-        problem = Problem.of(run)
-        schedule, alike = problem.schedule, problem.reports_alike
-    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule, reports_alike=alike))
+        schedule = Problem.of(run).schedule
+    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ def _split(comparison: Comparison) -> Drawing | None:
         name="split",
         section="data",
         title="Labels of the training examples, by site",
-        caption=f"Partition {comparison.partition}, of the first seed.",
+        caption=f"Partition {comparison.partition}, of the first seed."
+        if comparison.partition
+        else "Of the first seed.",
         height=1.35 + min(max(0.3 * min(len(split), 10), 0.18 * len(split)), _ROWS_TALL),
         draw=partial(_draw_split, split=split, labels=label_names(split)),
     )

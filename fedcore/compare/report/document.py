@@ -99,6 +99,11 @@ class Comparison:
         return tuple(mode.label for mode in self.modes)
 
     @property
+    def divided(self) -> str:
+        """Into what, and how as far as the app lets one choose."""
+        return f"{self.sites} sites" + (f", partition {self.partition}" if self.partition else "")
+
+    @property
     def sweeps(self) -> tuple[str, ...]:
         """The keys that were swept, in the order of their first use."""
         return tuple(dict.fromkeys(key for run in self.runs for key in run.point))

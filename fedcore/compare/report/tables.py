@@ -152,7 +152,7 @@ def settings_rows(comparison: Comparison) -> list[tuple[str, str]]:
     rows = [
         ("app", comparison.app),
         ("sites", str(comparison.sites)),
-        ("partition", comparison.partition),
+        ("partition", comparison.partition or NONE),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("judged by", _judged_by(comparison)),
         ("network", comparison.network.name if comparison.network else "none: the loopback as it is"),
@@ -198,7 +198,7 @@ def terminal_table(comparison: Comparison) -> Table:
     summaries = summarize(comparison)
     found = [column for column in columns(comparison, summaries) if column.narrow]
     view = Table(
-        title=f"{escape(comparison.app)}: {comparison.sites} sites, {comparison.partition}",
+        title=escape(f"{comparison.app}: {comparison.divided}"),
         caption=_caption(comparison),
         caption_justify="left",
         caption_style="default",

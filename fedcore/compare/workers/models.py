@@ -12,8 +12,8 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedcore.compare.judging import ACCURACY, LOSS
-from fedcore.compare.results import SiteResult, number_of
+from fedcore.compare.judging import LOSS
+from fedcore.compare.results import SiteResult
 from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
@@ -21,11 +21,12 @@ from fedcore.config import EngineConfig
 from fedcore.errors import AppError, BudgetSpent
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.serverside import run_server_app
+from fedcore.flower.telling import ToldTest
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
 from fedcore.training.engines import Engine, World, make_engine
 from fedcore.training.engines.batches import TrainingData
-from fedcore.training.loop import evaluate
+from fedcore.training.loop import Evaluation, evaluate
 from fedcore.training.metrics import Metric
 
 START_SECONDS: Final = 600.0
@@ -80,13 +81,6 @@ def _save_initial(report: ReportSink, run: PlannedRun) -> None:
 # --- the models of rounds --------------------------------------------------------------------------------------------
 
 
-class Reported(NamedTuple):
-    """What the clients of a `supervised_app` reported of one round's model. weight: of all their replies together."""
-
-    weight: int
-    metrics: Mapping[str, float | tuple[float, ...]]
-
-
 class _SiteEvaluation(NamedTuple):
     site: int
     examples: int
@@ -121,19 +115,19 @@ def everywhere(run: PlannedRun, model: Path) -> Models:
 
 
 def evaluate_rounds(
-    run: PlannedRun, workers: Workers, rounds: Mapping[int, Models], reported: Mapping[int, Reported]
+    run: PlannedRun, workers: Workers, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[ToldTest]]
 ) -> dict[int, Evaluated]:
     """Evaluate the models of some rounds on the test parts of their sites, in a process of its own.
 
-    reported: of other rounds, whose models are nowhere, what the app's clients said of them. Raises RunFailed where the
+    tested: of other rounds, whose models are nowhere, what each site's client found. Raises RunFailed where the
     app's own code fails, or where its data are not known.
     """
-    reports = workers.call("evaluator", _evaluate, run, rounds, reported, silence=SILENCE_SECONDS)
+    reports = workers.call("evaluator", _evaluate, run, rounds, tested, silence=SILENCE_SECONDS)
     return {report.round: report for report in reports if isinstance(report, Evaluated)}
 
 
 def _evaluate(
-    report: ReportSink, run: PlannedRun, rounds: Mapping[int, Models], reported: Mapping[int, Reported]
+    report: ReportSink, run: PlannedRun, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[ToldTest]]
 ) -> None:
     problem = Problem.of(run)
     test = _Test(problem, {site: problem.test(site) for models in rounds.values() for site in models})
@@ -147,8 +141,8 @@ def _evaluate(
             for site, one in each.items()
         ]
         report(Evaluated(round=number, metrics=_together(each.values()).figures(), found=tuple(found)))
-    for number, said in reported.items():
-        report(Evaluated(round=number, metrics=_figures_of(said, problem.app.metrics)))
+    for number, told in tested.items():
+        report(Evaluated(round=number, metrics=_together(test.counts(one) for one in told).figures()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,24 +192,17 @@ class _Test:
             state = ModelState.open(model)
             self._engine.load(state, only=list(state))
             self._loaded = model
-        return _together(self._on(self.parts[site]) for site in sites)
+        metrics = self.problem.app.metrics
+        return _together(self.counts(evaluate(self._engine, self.parts[site], metrics=metrics)) for site in sites)
 
-    def _on(self, part: TrainingData) -> _Counts:
-        result = evaluate(self._engine, part, metrics=self.problem.app.metrics)
+    def counts(self, result: Evaluation | ToldTest) -> _Counts:
+        """What one site's test part adds to those of the others."""
         weight: int = getattr(result, self.problem.weigh)
         sums = {name: torch.tensor(values, dtype=torch.float64) for name, values in result.sums.items()}
         return _Counts(
-            examples=result.examples, weight=weight, loss=weight * result.loss, metrics=result.metrics, sums=sums
+            examples=result.examples,
+            weight=weight,
+            loss=weight * result.loss,
+            metrics=self.problem.app.metrics,
+            sums=sums,
         )
-
-
-def _figures_of(said: Reported, metrics: Sequence[Metric]) -> dict[str, float]:
-    """What the clients' means over a weight come to, by the names of the metrics."""
-    plain = {LOSS: "eval_loss", ACCURACY: "eval_acc"}
-    found = {name: value for name, key in plain.items() if (value := number_of(said.metrics, key)) is not None}
-    for metric in metrics:
-        means = said.metrics.get(metric.sums_name)
-        if means is not None:
-            sums = torch.tensor(means, dtype=torch.float64).reshape(metric.length) * said.weight
-            found[metric.name] = metric.value(sums)
-    return found

@@ -72,11 +72,6 @@ class Problem:
         return cls.load(run.app, config=run.config, sites=run.sites)
 
     @property
-    def reports_alike(self) -> bool:
-        """Whether the app's clients report of a model what is found here; own evaluation functions need not."""
-        return isinstance(self.app, SupervisedApp)
-
-    @property
     def weigh(self) -> str:
         """What the loss of a site's test part weighs, an attribute of `Evaluation`."""
         return self.app.weigh if isinstance(self.app, SupervisedApp) else "examples"

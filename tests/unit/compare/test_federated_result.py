@@ -1,5 +1,7 @@
 """From the record of a federated run to its result, without processes."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +9,17 @@ import pytest
 from support.events import event
 from support.tiny import TINY
 
-from fedcore.compare.federation import Followed, Taken, taken_since
+from fedcore.compare.federation import Followed, Taken, taken_in, told_since, told_tests
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
-from fedcore.compare.modes.federated import Description, reported, result_of
+from fedcore.compare.modes.federated import Description, result_of, rounds_tested
 from fedcore.compare.run import PlannedRun
-from fedcore.compare.workers.models import Reported
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.events import PrivacyTerms
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.telling import ToldTest, ToldTraining, tell
 from fedcore.record import RunRecord
+from fedcore.system.json_lines import LINE_CHARACTERS
 
 BOTH = frozenset({"client-1", "client-2"})
 NETWORK = Network(name="", bandwidth=8.0, latency=0.0, server=16.0)
@@ -102,18 +105,29 @@ def test_privacy_tells_the_budget_and_what_was_spent(tmp_path: Path) -> None:
     assert (result.privacy, result.epsilon_spent) == (None, None)
 
 
-def test_a_clients_log_says_what_its_app_took_in_this_run(tmp_path: Path) -> None:
+def test_a_clients_log_says_what_its_app_did_in_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "client-1.log"
-    log.write_text('10:00:00 client-1  round 1  app          fedcore tells {"round": 1, "examples": 999}\n')
+    long = ToldTest(round=2, examples=9, targets=9, loss=math.inf, sums={"auc": tuple(i / 7 for i in range(400))})
+    tell(ToldTraining(round=1, examples=999))
+    log.write_text(capsys.readouterr().out)
     before = log.stat().st_size
-    lines = ['client-1 app fedcore tells {"round": 1, "examples": 30}  [plain: the server can read this]', "hello"]
-    lines += ['app fedcore tells {"round": 2, "examples": 30}', 'app fedcore tells {"round": 2, "examples": 4}']
+    tell(ToldTraining(round=1, examples=30))
+    tell(ToldTraining(round=2, examples=30))
+    tell(long)
+    tell(ToldTraining(round=2, examples=4))
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) < LINE_CHARACTERS
+    lines = [f"12:00:00 client-1  app          {line}  [plain: the server can read this]" for line in printed]
     with log.open("a") as file:
-        file.write("\n".join(lines) + "\n")
-    assert taken_since(log, before) == {1: 30, 2: 34}
+        file.write("\n".join(["hello", *lines]) + "\n")
+    found = told_since(log, before)
+    assert taken_in(found) == {1: 30, 2: 34}
+    (test,) = told_tests(found).values()
+    assert (test.round, test.loss, tuple(test.sums["auc"])) == (2, math.inf, long.sums["auc"])
 
 
-def test_rounds_that_all_sites_evaluated_are_known_by_their_reports() -> None:
-    record = followed().record
-    assert reported(record, 2, but={2}) == {1: Reported(5, {"eval_acc": 0.5, "eval_loss": 1.0})}
-    assert reported(followed(survivors=("client-1",)).record, 2, but=()).keys() == {1}
+def test_rounds_that_all_sites_evaluated_are_known_by_what_they_told() -> None:
+    one, two = (ToldTest(round=number, examples=4, targets=4, loss=1.0) for number in (1, 2))
+    whole = replace(followed(), tested={"client-1": {1: one, 2: two}, "client-2": {1: one, 2: two}})
+    assert rounds_tested(whole, 2, but={2}) == {1: (one, one)}
+    assert rounds_tested(replace(whole, tested={"client-1": {1: one}}), 2, but=()) == {}

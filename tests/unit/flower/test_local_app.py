@@ -20,6 +20,7 @@ from fedcore.flower.own_models import ContextStore
 from fedcore.flower.personalized import Personal
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import OptimizerConfig, evaluate, seeded, train
+from fedcore.training.metrics import accuracy
 
 CONFIG = {"lr": 0.1}
 SHARED = ("body.weight", "body.bias", "norm.weight", "norm.bias")
@@ -318,5 +319,14 @@ def test_what_training_took_is_told_to_who_asks_for_it(capsys: pytest.CaptureFix
     monkeypatch.setenv(telling.VARIABLE, "1")
     client.train(initial(), server_round=2)
     client.test(initial(), server_round=2)
-    # Two epochs of 25 examples, which are reported with a weight of 25.
-    assert list(telling.heard(capsys.readouterr().out.splitlines())) == [telling.Told(round=2, examples=50)]
+    # Two epochs of 25 examples, which are reported with a weight of 25; without `data` nobody else can test it.
+    assert list(telling.heard(capsys.readouterr().out.splitlines())) == [telling.ToldTraining(round=2, examples=50)]
+
+
+def test_a_test_is_told_by_the_apps_metrics_whatever_its_own_function_reports(capsys, monkeypatch) -> None:
+    client = Client(app(data=lambda job: (DATA[1], DATA[job.client]), metrics=(accuracy,)), client=2)
+    monkeypatch.setenv(telling.VARIABLE, "1")
+    metrics = client.test(initial(), server_round=3)
+    (told,) = telling.heard(capsys.readouterr().out.splitlines())
+    assert (told.round, told.examples, told.sums["accuracy"][1]) == (3, 15, 15.0)
+    assert told.sums["accuracy"][0] / 15 == metrics["accuracy"]

@@ -1,0 +1,1 @@
+"""Cox regression on made-up patients."""
