@@ -29,14 +29,16 @@ from fedcore.privacy import Accountant
 class AuditedExchange:
     """One exchange that was offered, and how it ended for this client.
 
-    at: seconds since 1970. model: its SHA-256, "" for none. changed: config and settings other than the installed
-    app's. outcome: "asked"; "entered" where it took part and agreed to no sum; "released" into a sum with `others`;
-    "readable" where the server may have read the update itself; "refused", with the check and what it failed on.
+    at: seconds since 1970. attempt: above 1 where the exchange before was repeated, for which no app is run again.
+    model: its SHA-256, "" for none. changed: config and settings other than the installed app's. outcome: "asked";
+    "entered" where it took part and agreed to no sum; "released" into a sum with `others`; "readable" where the server
+    may have read the update itself; "refused", with the check and what it failed on.
     """
 
     run: str
     exchange: int
     at: float = 0.0
+    attempt: int = 1
     message_type: str = ""
     aggregation: str = ""
     app_sha256: str = ""
@@ -52,7 +54,7 @@ class AuditedExchange:
         """Take a line of the ledger that is about this exchange."""
         match entry:
             case Asked():
-                for name in ("at", "message_type", "aggregation", "app_sha256", "model", "cohort", "changed"):
+                for name in set(Asked.model_fields) - {"event", "run", "exchange"}:
                     setattr(self, name, getattr(entry, name))
             case Entered():
                 self.at = entry.at or self.at
@@ -151,6 +153,7 @@ def _runs(exchanges: Iterable[AuditedExchange]) -> Table:
         by_run.setdefault(exchange.run, []).append(exchange)
     for run, asked in by_run.items():
         kinds = Counter(exchange.message_type for exchange in asked if exchange.message_type)
+        repeats = Counter(exchange.message_type for exchange in asked if exchange.attempt > 1)
         outcomes = Counter(exchange.outcome for exchange in asked)
         others = [exchange.others for exchange in asked if exchange.outcome == "released"]
         changed = {key: value for exchange in asked for key, value in exchange.changed.items()}
@@ -158,7 +161,7 @@ def _runs(exchanges: Iterable[AuditedExchange]) -> Table:
         table.add_row(
             _text(run[:16]),
             _time(min(exchange.at for exchange in asked)),
-            "\n".join(f"{count} {_text(kind)}" for kind, count in kinds.items()),
+            "\n".join(f"{count} {_text(kind)}{_again(repeats[kind])}" for kind, count in kinds.items()),
             str(len({exchange.model for exchange in asked} - {""})),
             f"{outcomes['released']}{readable}",
             str(min(others)) if others else "-",
@@ -177,6 +180,10 @@ def _refusals(exchanges: Iterable[AuditedExchange]) -> Table:
     for (check, subject), times in kinds.items():
         table.add_row(check, _text(subject) or "-", str(len(times)), _time(max(times)))
     return table
+
+
+def _again(repeats: int) -> str:
+    return f", {repeats} again" if repeats else ""
 
 
 def _table(*titles: str) -> Table:

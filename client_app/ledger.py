@@ -214,6 +214,7 @@ def note_asked(task: Task, agreed: Agreed, ledger: Ledger) -> None:
     ledger.ask(
         task.run,
         task.exchange,
+        attempt=task.attempt,
         message_type=task.message_type,
         aggregation=task.aggregation,
         app_sha256=task.app_sha256,

@@ -21,12 +21,14 @@ LEDGER_FILE: Final = "ledger.jsonl"
 class Asked(LedgerEntry):
     """What the server asked for, whatever came of it.
 
-    at: seconds since 1970. model: its SHA-256, or "" for none. cohort: how many clients. changed: which keys of the
+    at: seconds since 1970. attempt: above 1 for one more attempt at the exchange before, as the server says. model: its
+    SHA-256, or "" for none. cohort: how many clients. changed: which keys of the
     run's config and settings differ from the installed app's, with the values that were asked for, cut short.
     """
 
     event: Literal["asked"] = "asked"
     at: float
+    attempt: int
     message_type: str
     aggregation: str
     app_sha256: str

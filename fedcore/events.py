@@ -124,7 +124,8 @@ class ExchangeDone(Message):
     """An exchange was completed.
 
     examples: reported by all survivors together; with differential privacy the number of survivors. clipped: elements
-    of all updates that met the bound of their field. failures: survivors that contributed nothing, an estimate with
+    of all updates that were cut off, and lost_norm: what part of the updates' norm that was, 0 to 1, a mean weighted by
+    examples; both 0 unless clipping = "warn". failures: survivors that contributed nothing, an estimate with
     differential privacy. metrics_agree: false where the clients' metrics have different names, so that there are none.
     seconds: its duration. stage_seconds: by stage. bytes_up,
     bytes_down: sent and received by each client, by name. epsilon_spent: of the whole run up to here, None without
@@ -141,6 +142,7 @@ class ExchangeDone(Message):
     metrics: dict[str, MetricValue]
     seconds: float
     clipped: int = 0
+    lost_norm: float = 0.0
     failures: int = 0
     metrics_agree: bool = True
     stage_seconds: dict[str, float] = Field(default_factory=dict)
@@ -162,6 +164,16 @@ class ExchangeFailed(Message):
     server_round: int
     reason: str
     retry: bool
+
+
+class ExchangeRepeated(Message):
+    """An exchange is repeated with wider scales: `large` of its `survivors` did not fit into these."""
+
+    kind: Literal["exchange-repeated"] = "exchange-repeated"
+    exchange: int
+    server_round: int
+    large: int
+    survivors: int
 
 
 class AppPrinted(Message):
@@ -195,6 +207,7 @@ RunEvent: TypeAlias = (
     | ClientBlamed
     | ExchangeDone
     | ExchangeFailed
+    | ExchangeRepeated
     | AppPrinted
     | Warned
     | RunEnded

@@ -16,6 +16,7 @@ from fedcore.events import (
     ClientsOnline,
     ExchangeDone,
     ExchangeFailed,
+    ExchangeRepeated,
     ExchangeStarted,
     PrivacyTerms,
     RunEnded,
@@ -81,6 +82,9 @@ class ProgressView:
                 self._line(f"[dim]app:[/] {escape(event.line)}")
             case Warned():
                 self._line(f"[yellow]{escape(event.line)}[/]")
+            case ExchangeRepeated():
+                text = f"the updates of {event.large} of {event.survivors} clients are larger than the scales"
+                self._line(f"exchange {event.exchange}: {text}; repeated with wider ones")
             case RunEnded():
                 self._line(event.status.value + (f": {escape(event.reason)}" if event.reason else ""))
 
@@ -111,12 +115,11 @@ class ProgressView:
 
     def _on_done(self, event: ExchangeDone) -> None:
         metrics = "  ".join(f"{name} {_number(value)}" for name, value in event.metrics.items())
-        clipped = f"  clipped {event.clipped}" if event.clipped else ""
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         shown = f"  {escape(metrics)}" if metrics else ""
         self._line(
             f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors)} clients  "
-            f"{event.seconds:5.1f} s{shown}{clipped}{epsilon}"
+            f"{event.seconds:5.1f} s{shown}{epsilon}"
         )
         for warning in _warnings(event):
             self._line(f"[yellow]{warning}[/]")
@@ -127,7 +130,15 @@ def _warnings(event: ExchangeDone) -> list[str]:
     about = "about " if event.epsilon_spent is not None else ""
     failed = f"{about}{event.failures} of {len(event.survivors)} clients contributed nothing; their own logs say why"
     differ = "the clients do not agree on the names of their metrics, so this exchange has none"
-    return ([failed] if event.failures else []) + ([] if event.metrics_agree else [differ])
+    lost = (
+        f"{event.clipped} elements did not fit into the scales and were cut off, {event.lost_norm:.2%} of the updates' "
+        'norm; clipping = "repeat" loses nothing'
+    )
+    return (
+        ([failed] if event.failures else [])
+        + ([lost] if event.clipped else [])
+        + ([] if event.metrics_agree else [differ])
+    )
 
 
 def _waiting_for(absent: Sequence[str], missing: int) -> str:

@@ -11,6 +11,7 @@ from fedcore.events import (
     ClientDropped,
     ExchangeDone,
     ExchangeFailed,
+    ExchangeRepeated,
     PrivacyTerms,
     RunEnded,
     RunEvent,
@@ -31,6 +32,7 @@ class RunRecord:
     dropouts: list[ClientDropped] = field(default_factory=list)
     failures: list[ExchangeFailed] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    repeats: list[ExchangeRepeated] = field(default_factory=list)
     status: str = ""
     reason: str = ""
 
@@ -48,6 +50,8 @@ class RunRecord:
                 self.failures.append(event)
             case Warned():
                 self.warnings.append(event.line)
+            case ExchangeRepeated():
+                self.repeats.append(event)
             case RunEnded():
                 self.status, self.reason = event.status.value, event.reason
 
@@ -102,6 +106,8 @@ class RunRecord:
             "bytes_down_per_client": round(down),
             "contributed_nothing": sum(exchange.failures for exchange in self.exchanges),
             "clipped_elements": sum(exchange.clipped for exchange in self.exchanges),
+            "most_norm_lost": max((exchange.lost_norm for exchange in self.exchanges), default=0.0),
+            "repeats": len(self.repeats),
             "warnings": list(self.warnings),
             "dropouts": [dropped.model_dump(exclude={"kind"}) for dropped in self.dropouts],
             "failures": [failed.model_dump(exclude={"kind"}) for failed in self.failures],

@@ -6,6 +6,7 @@ Clients train one after the other in this process; every message, check, mask an
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import time
@@ -22,16 +23,10 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.refusals import refused_by_all
 from fedcore.admission.simulated import AdmittedExchange, SimulatedOwners
 from fedcore.admission.tasks import refused_choices
+from fedcore.attempts import Attempts, attempt_ended, final_reason
 from fedcore.codec import AnyEncoding, Decoded, decode, encode, release_of
 from fedcore.config import JobSettings, planned_rounds
-from fedcore.errors import (
-    ConfigurationError,
-    NothingContributed,
-    ProtocolViolation,
-    RepliesDiffer,
-    RoundFailed,
-    RunFailed,
-)
+from fedcore.errors import ConfigurationError, ProtocolViolation, RoundFailed, RunFailed, UpdateTooLarge
 from fedcore.events import (
     ClientDropped,
     EventSink,
@@ -47,6 +42,7 @@ from fedcore.exchange import (
     EncodingPlan,
     ExchangeReply,
     ExchangeRequest,
+    failures_for,
     make_task,
     mean_metrics,
     round_parameters,
@@ -54,6 +50,7 @@ from fedcore.exchange import (
 from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.needs import check_asked, check_needs
@@ -65,8 +62,6 @@ from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_query, is_trainin
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
 SIMULATED = "simulated dropout"
-_ALIKE = NothingContributed | RepliesDiffer
-"""What would end alike if it were tried again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,32 +137,50 @@ class Simulation:
             return []
         check_asked(len(request.nodes), self.settings, self.clients, self._least, message_type=request.message_type)
         carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
-        for attempt in range(1, self.settings.max_attempts + 1):
-            self._exchange += 1
-            try:
-                return carry_out(request, attempt)
-            except ProtocolViolation as refusal:
-                raise self._refused(request, refusal) from refusal
-            except RoundFailed as error:
-                alike = isinstance(error, _ALIKE) or self._owners.all_refused
-                retry = attempt < self.settings.max_attempts and not alike
-                number, reason = request.server_round, self._owners.explain(error)
-                self.emit(ExchangeFailed(exchange=self._exchange, server_round=number, reason=reason, retry=retry))
-                if not retry:
-                    raise RunFailed(_final_reason(number, attempt, error, reason)) from error
-        raise AssertionError("max_attempts is at least 1")
+        attempts = Attempts(settings=self.settings, has_room=self._has_room)
+        with KeptResults() as kept:
+            for number in itertools.count(1):
+                self._exchange += 1
+                asked = request if attempts.same is None else replace(request, nodes=attempts.same)
+                attempt = _Attempt(number=number, whole=attempts.whole, kept=kept)
+                try:
+                    return carry_out(asked, attempt)
+                except ProtocolViolation as refusal:
+                    raise self._refused(request, refusal) from refusal
+                except RoundFailed as error:
+                    again = attempts.go_on(error, asked.nodes, attempt.survivors, free=False)
+                    if not self._try_again(request, attempt, error, again and not self._owners.all_refused):
+                        raise RunFailed(self._final_reason(request, attempt, error)) from error
+        raise AssertionError("there is always another number")
+
+    def _try_again(self, request: ExchangeRequest, attempt: _Attempt, error: RoundFailed, again: bool) -> bool:
+        """Tell of an attempt without a sum; returns `again`."""
+        reason, survivors = self._owners.explain(error), len(attempt.survivors)
+        self.emit(attempt_ended(error, reason, self._exchange, request.server_round, survivors, again=again))
+        return again
+
+    def _final_reason(self, request: ExchangeRequest, attempt: _Attempt, error: RoundFailed) -> str:
+        reason = final_reason(error, self.settings)
+        if reason != str(error):
+            return f"round {request.server_round} failed: {reason}"
+        return f"round {request.server_round} failed {attempt.number} times, last: {self._owners.explain(error)}"
+
+    def _has_room(self, failures: int, n: int) -> bool:
+        """Whether a sum over a whole cohort of `n` may hold so many clients that contribute nothing."""
+        return failures <= failures_for(self.settings, n, self._least, self.clients, whole=True)
 
     def _runner(self, client_id: int) -> ClientRunner:
         config: dict[str, Scalar] = {"partition-id": client_id - 1, "num-partitions": self.clients}
         return ClientRunner(app=self.app, client_id=client_id, node_config=config)
 
-    def _task(self, request: ExchangeRequest, attempt: int, encoding: AnyEncoding | None) -> Task:
+    def _task(self, request: ExchangeRequest, attempt: _Attempt, encoding: AnyEncoding | None) -> Task:
         return make_task(
             request,
             settings=self.settings,
             run="simulation",
             exchange=self._exchange,
-            attempt=attempt,
+            attempt=attempt.number,
+            whole=attempt.whole,
             cohort=request.nodes,
             app_sha256=self._owners.app_sha256,
             run_config=self.run_config,
@@ -178,7 +191,7 @@ class Simulation:
             previous=self._owners.chain.head,
         )
 
-    def _plain(self, request: ExchangeRequest, attempt: int) -> list[ExchangeReply]:
+    def _plain(self, request: ExchangeRequest, attempt: _Attempt) -> list[ExchangeReply]:
         started = self.clock()
         task = self._task(request, attempt, None)
         self._owners.admit(task, request.model)
@@ -199,10 +212,11 @@ class Simulation:
         self._done(request, [r.node for r in replies], sum(r.examples for r in replies), mean, started, size)
         return replies
 
-    def _secure(self, request: ExchangeRequest, attempt: int) -> list[ExchangeReply]:
+    def _secure(self, request: ExchangeRequest, attempt: _Attempt) -> list[ExchangeReply]:
         started = self.clock()
         layout = request.model.layout if request.model and is_training(request.message_type) else None
-        encoding = self._plan.encoding(request.message_type, layout, len(request.nodes), self.clients)
+        size = len(request.nodes)
+        encoding = self._plan.encoding(request.message_type, layout, size, self.clients, whole=attempt.whole)
         self._account.admit(release_of(encoding))
         task = self._task(request, attempt, encoding)
         admitted = self._owners.admit(task, request.model)
@@ -216,11 +230,15 @@ class Simulation:
             admitted=admitted,
             on_dropout=self._dropped,
         )
-        total = round_.collect(encoding, request.model, lambda i: self._runners[i].run(task, request.model))
+        total = round_.collect(encoding, request.model, lambda i: attempt.result(self._runners[i], task, request.model))
         self._account.spend(release_of(encoding))
-        survivors = round_.unmask(total)
+        attempt.survivors = survivors = round_.unmask(total)
         base = request.model if layout else None
-        decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
+        try:
+            decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
+        except UpdateTooLarge as error:
+            self._plan.learn_overflow(request.message_type, encoding, error.statistics)
+            raise
         self._plan.learn(request.message_type, encoding, decoded)
         self._done(request, survivors, decoded.examples, decoded.metrics, started, encoding.words * 8, decoded=decoded)
         return [ExchangeReply.of_cohort(decoded)]
@@ -304,6 +322,7 @@ class Simulation:
                 examples=examples,
                 metrics=dict(metrics),
                 clipped=sum(decoded.statistics.clipped) if decoded else 0,
+                lost_norm=decoded.lost_norm if decoded else 0.0,
                 failures=decoded.failures if decoded else 0,
                 metrics_agree=decoded is None or decoded.names is not None,
                 seconds=self.clock() - started,
@@ -312,6 +331,20 @@ class Simulation:
                 epsilon_spent=self._account.epsilon_spent,
             )
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """One attempt at an exchange. whole: all have to survive. survivors: whose updates were in its sum."""
+
+    number: int
+    whole: bool
+    kept: KeptResults
+    survivors: Sequence[int] = ()
+
+    def result(self, runner: ClientRunner, task: Task, model: ModelState | None) -> LocalResult:
+        """What a client's app gives, run once for all attempts."""
+        return self.kept.result(runner.client_id, lambda: runner.run(task, model))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -382,12 +415,6 @@ class MemoryRound:
                 self.server.drop(client)
                 self.on_dropout(client, step, SIMULATED)
         return sorted(self.server.expected)
-
-
-def _final_reason(number: int, attempts: int, error: RoundFailed, reason: str) -> str:
-    if isinstance(error, _ALIKE):
-        return f"round {number} failed: {error}; the same again would end alike"
-    return f"round {number} failed {attempts} times, last: {reason}"
 
 
 def client_name(client: int) -> str:

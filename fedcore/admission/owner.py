@@ -40,14 +40,16 @@ class Released(LedgerEntry):
     """This client agreed to a sum over `survivors`.
 
     purpose: the first part of the message type. model: its SHA-256, or "" for none and for a query. survivors: as
-    `ids_to_text` writes them. scales: SHA-256 of the encoding.
+    `ids_to_text` writes them. scales: of the encoding, where they are nothing but a question of precision. bounds:
+    SHA-256 over what else decides what the sum says.
     """
 
     event: Literal["released"] = "released"
     purpose: str
     model: str
     survivors: str
-    scales: str
+    scales: tuple[float, ...]
+    bounds: str
 
 
 class History(Protocol):

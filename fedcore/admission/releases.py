@@ -4,9 +4,14 @@ Sums from one model can be added and subtracted, its own as well as those of oth
 members into groups: two members are in one group if they are in the same of the sets. Every combination of the sums
 gives all members of a group the same weight, so it tells nothing but sums over groups. A client agrees to a sum where
 each group then has as many members as a sum needs, among all sums of that model and purpose that its ledger and its
-transcript hold, unfinished ones too; and never to other scales for the same survivors. It is decided when the survivors
-are named, before anything is signed, and never depends on data. What counts is that the client signs: the others
-release their shares on its word, whatever it hears of that.
+transcript hold, unfinished ones too. It is decided when the survivors are named, before anything is signed, and never
+depends on data. What counts is that the client signs: the others release their shares on its word, whatever it hears of
+that.
+
+The same survivors may be asked at a few sets of scales, because one that was too small has to be mended. No two of
+those sums differ by a client: whose update does not fit locks the sum (`fedcore.codec.locks`), and whose does fit gives
+it whole. Where elements are cut off instead, other scales cut off others, and too small ones count as a failure: there
+the scales have to stay.
 
 Queries have no model that they could be told apart by, and everything else in them is the server's to choose. So the
 sums of all queries count together, whatever they ask (docs/adr/0023).
@@ -20,6 +25,7 @@ from dataclasses import replace
 from typing import Final
 
 from fedcore.admission.owner import History, Released, ids_from_text, ids_to_text
+from fedcore.attempts import MOST_REPEATS
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
@@ -28,6 +34,8 @@ from fedcore.wire import Task
 
 DIFFERENCING: Final = "differencing"
 TOO_MANY_RELEASES: Final = "too-many-releases"
+MOST_SCALES: Final = MOST_REPEATS + 1
+"""Sets of scales at which a sum of one model over the same clients may be asked for, in all runs."""
 
 
 def check_releases(task: Task, policy: Policy, ledger: History) -> None:
@@ -63,13 +71,15 @@ def agree(
 
     chain: the transcript that the task goes on from.
     """
+    scales, bounds = _scales_and_bounds(encoding)
     asked = Released(
         run=task.run,
         exchange=task.exchange,
         purpose=task.purpose,
         model=task.asked_of,
         survivors=ids_to_text(survivors),
-        scales=_scales(encoding),
+        scales=scales,
+        bounds=bounds,
     )
     if not policy.allow_differencing:
         earlier = ledger.released(asked.purpose, asked.model)
@@ -108,21 +118,33 @@ def _check_groups(
 
 
 def _check_scales(earlier: Iterable[Released], asked: Released) -> None:
-    for one in earlier:
-        if one.survivors == asked.survivors and one.scales != asked.scales:
+    """Refuse to round or bound a sum of the same survivors in another way, and scales without an end."""
+    alike = [one for one in earlier if one.survivors == asked.survivors]
+    for one in alike:
+        if one.bounds != asked.bounds:
             raise ProtocolViolation(
                 DIFFERENCING,
                 f"the sum differs from that of exchange {one.exchange} of run {one.run[:32]!r}, of the same model and "
-                "clients, in its scales only: together they would tell what each hides. Start from another model",
+                "clients, in its bounds only: together they would tell what each hides. Start from another model",
             )
+    if len({asked.scales, *(one.scales for one in alike)}) > MOST_SCALES:
+        raise ProtocolViolation(
+            DIFFERENCING,
+            f"sums of the same model and clients were asked for at {MOST_SCALES} sets of scales already; at many they "
+            "would tell magnitudes. Start from another model",
+        )
 
 
-def _scales(encoding: AnyEncoding) -> str:
-    """A hash of all that decides how the sum is rounded and bounded.
+def _scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], str]:
+    """The scales where they may change, and a hash of all else that decides how a sum is rounded and bounded.
 
     The names of the metrics, and when the sum opens, are no part of that: where it stayed closed, the same clients may
-    be asked again with room for those that failed.
+    be asked again with room for those that failed. Nor are the width of the fields and the size of the cohort.
     """
-    return (
-        (replace(encoding, metrics=None, failures=0) if isinstance(encoding, Encoding) else encoding).canonical().hex()
-    )
+    if not isinstance(encoding, Encoding):
+        return (), encoding.canonical().hex()
+    alike = replace(encoding, metrics=None, failures=0)
+    if encoding.settings.clipping == "warn":
+        return (), alike.canonical().hex()
+    bits, scales = encoding.settings.field_bits, (1.0,) * len(encoding.scales)
+    return encoding.scales, replace(alike, n_max=1, field_bits=bits, scales=scales).canonical().hex()

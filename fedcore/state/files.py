@@ -68,7 +68,7 @@ def read_header(path: Path) -> tuple[Layout, dict[str, int]]:
 
 
 class FileSink:
-    """Writes a safetensors file block by block; it is in place, durable, when the context ends.
+    """Writes a safetensors file block by block; it is in place, and `durable` if asked, when the context ends.
 
     The bytes go to a temporary file in the same folder; an exception inside the context removes it
     and leaves a file that was at `path` as it was. These are plain writes and not a writable map,
@@ -78,8 +78,9 @@ class FileSink:
     part of the state is not written.
     """
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: Layout, *, durable: bool = True) -> None:
         self._path = path
+        self._durable = durable
         self._counting = threading.Lock()
         self._header, self._offsets = _make_header(layout)
         self._missing = layout.nbytes
@@ -87,7 +88,7 @@ class FileSink:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(full_disk_named(full_disk(self._path)))
-            self._descriptor = stack.enter_context(replacing(self._path, mode=0o600, durable=True)).fileno()
+            self._descriptor = stack.enter_context(replacing(self._path, mode=0o600, durable=self._durable)).fileno()
             self._write_at(0, memoryview(self._header))
             stack.push(self._check_complete)
             self._leaving = stack.pop_all()

@@ -25,6 +25,7 @@ from fedcore.errors import (
     RoundFailed,
     StorageFull,
     TooFewContributed,
+    UpdateTooLarge,
 )
 from fedcore.events import ClientBlamed, ClientDropped
 from fedcore.secagg import Fault
@@ -75,6 +76,11 @@ class Exchange(ABC):
         self._ends_of_uploads: dict[int, asyncio.Lock] = {}
         self._opened = self.services.clock()
 
+    @property
+    def survivors(self) -> frozenset[int]:
+        """Whose updates are in the sum, once that is decided; of a plain exchange nobody's."""
+        return frozenset()
+
     # --- leading --------------------------------------------------------------------------------
 
     async def run(self) -> ExchangeResult:
@@ -90,7 +96,7 @@ class Exchange(ABC):
             result = await self._timed("result", self.finish())
         except BaseException as error:
             await asyncio.shield(self._fail())
-            if isinstance(error, NothingContributed | TooFewContributed):
+            if isinstance(error, NothingContributed | TooFewContributed | UpdateTooLarge):
                 raise
             if isinstance(error, RoundFailed | PeerError):
                 raise RoundFailed(self._explain(error)) from error

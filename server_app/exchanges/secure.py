@@ -104,6 +104,11 @@ class SecureExchange(Exchange):
         self._sum: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._fold_lock = asyncio.Lock()
 
+    @property
+    def survivors(self) -> frozenset[int]:
+        """Whose updates are in the sum, once that is decided."""
+        return frozenset(self._round.survivors().survivors) if self.stages.is_past(INPUT) else frozenset()
+
     # --- leading --------------------------------------------------------------------------------
 
     def seconds_for(self, stage: str) -> float:
@@ -148,7 +153,7 @@ class SecureExchange(Exchange):
 
     async def finish(self) -> ExchangeResult:
         """Take the masks off the sum, and decode it."""
-        survivors = frozenset(self._round.survivors().survivors)
+        survivors = self.survivors
         try:
             decoded = await asyncio.to_thread(self._decode, len(survivors))
         except PeerError as error:

@@ -43,17 +43,21 @@ class CohortSelection:
         least = self._least(len(self._members))
         return sorted(await self._wait(self._members, least, least))
 
-    async def cohort(self, asked: tuple[int, ...], attempt: int, *, message_type: str) -> list[int]:
+    async def cohort(
+        self, asked: tuple[int, ...], attempt: int, *, message_type: str, same: tuple[int, ...] | None = None
+    ) -> list[int]:
         """Those of `asked` that are there; raises RoundFailed where too few come in time.
 
         Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
-        same message and the reply is the mean, so it does not matter who is asked.
+        same message and the reply is the mean, so it does not matter who is asked. But for a repeat of a sum that was
+        signed already, which clients take part in together with the `same` ones only.
         """
+        asked = asked if same is None else same
         wanted, members = frozenset(asked), self._members
         least = self._least(len(wanted))
         check_asked(len(wanted), self._settings, *self._sizes, message_type=message_type)
         pool = wanted & members
-        if self._settings.aggregation == "secure" and (attempt > 1 or pool < wanted):
+        if self._settings.aggregation == "secure" and same is None and (attempt > 1 or pool < wanted):
             pool = members
         present = await self._wait(pool, least, max(least, min(len(wanted), len(pool))))
         order = sorted(present, key=lambda client: (client not in wanted, client))

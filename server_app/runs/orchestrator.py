@@ -10,18 +10,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from fedcore.admission.refusals import refused_by_all, refused_by_some
+from fedcore.attempts import Attempts, attempt_ended, final_reason
 from fedcore.codec import release_of
 from fedcore.config import planned_rounds
-from fedcore.errors import (
-    BudgetSpent,
-    NothingContributed,
-    RepliesDiffer,
-    RoundFailed,
-    RunFailed,
-    TooFewContributed,
-    WorkerDied,
-)
-from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted, PrivacyTerms, RunStarted
+from fedcore.errors import BudgetSpent, RoundFailed, RunFailed, UpdateTooLarge, WorkerDied
+from fedcore.events import ExchangeDone, ExchangeStarted, PrivacyTerms, RunStarted
 from fedcore.exchange import EncodingPlan, ExchangeRequest, failures_for, make_task
 from fedcore.federation import Roster
 from fedcore.privacy import PrivacyBudget
@@ -151,37 +144,32 @@ class RunOrchestrator:
     async def _attempts(
         self, request: ExchangeRequest, model: Path | None, announced: ModelRef | None
     ) -> ExchangeResult:
-        """Attempts until one succeeds or `max-attempts` have failed.
+        """Attempts until one succeeds, or `Attempts` says that there is no other.
 
         One that somebody is blamed for does not count: whoever cheats is excluded, so it can end the run neither with
-        one attempt nor, in company, with all of them. After one whose sum stayed closed, since too many clients failed,
-        the whole cohort has to survive, where that leaves room for so many.
+        one attempt nor, in company, with all of them.
         """
-        left, whole = self._plan.settings.max_attempts, False
+        attempts = Attempts(settings=self._plan.settings, has_room=self._has_room)
         for attempt in itertools.count(1):
             kind = request.message_type
-            cohort = await self._clients.cohort(request.nodes, attempt, message_type=kind)
+            cohort = await self._clients.cohort(request.nodes, attempt, message_type=kind, same=attempts.same)
             self._count += 1
             previous = await self._services.store.last_record()
             with self._services.roster.held() as roster:
-                exchange = self._make(request, roster, cohort, attempt, model, announced, previous, whole)
+                exchange = self._make(request, roster, cohort, attempt, model, announced, previous, attempts.whole)
                 try:
                     return await self._carry_out(exchange)
                 except RoundFailed as error:
+                    encoding = exchange.task.encoding
                     if UNMASK in exchange.usage.stage_seconds:  # shares were asked for: the sum may be known
-                        self._budget.spend(release_of(exchange.task.encoding))
-                    left -= not exchange.blamed
-                    alike = (
-                        isinstance(error, NothingContributed | RepliesDiffer)
-                        or exchange.clients.common_reason() is not None
-                    )
-                    if isinstance(error, TooFewContributed):
-                        alike = whole or not self._has_room(error.failures, len(cohort), len(roster.members))
-                        whole = True
-                    again = left > 0 and not alike
-                    self._note_failure(exchange, str(error), again)
+                        self._budget.spend(release_of(encoding))
+                    if isinstance(error, UpdateTooLarge) and encoding is not None:
+                        self._encodings.learn_overflow(request.message_type, encoding, error.statistics)
+                    again = attempts.go_on(error, cohort, exchange.survivors, free=bool(exchange.blamed))
+                    again = again and exchange.clients.common_reason() is None
+                    self._note_failure(exchange, error, again)
                     if not again:
-                        raise RoundFailed(_final_reason(exchange, error)) from error
+                        raise RoundFailed(self._final_reason(exchange, error)) from error
                 finally:
                     self._clients.exclude(exchange.blamed)
         raise AssertionError("there is always another number")
@@ -238,10 +226,10 @@ class RunOrchestrator:
             randomness=services.randomness,
         )
 
-    def _has_room(self, failures: int, n: int, members: int) -> bool:
+    def _has_room(self, failures: int, n: int) -> bool:
         """Whether a sum over a whole cohort of `n` may hold so many clients that contribute nothing."""
-        settings, least = self._plan.settings, self._services.min_cohort
-        return failures <= failures_for(settings, n, least, members, whole=True)
+        least, members = self._services.min_cohort, len(self._services.roster.members)
+        return failures <= failures_for(self._plan.settings, n, least, members, whole=True)
 
     async def _carry_out(self, exchange: Exchange) -> ExchangeResult:
         task = exchange.task
@@ -292,6 +280,7 @@ class RunOrchestrator:
                 examples=result.examples,
                 metrics=dict(result.metrics),
                 clipped=sum(decoded.statistics.clipped) if decoded else 0,
+                lost_norm=decoded.lost_norm if decoded else 0.0,
                 failures=decoded.failures if decoded else 0,
                 metrics_agree=decoded is None or decoded.names is not None,
                 seconds=round(seconds, 4),
@@ -302,11 +291,24 @@ class RunOrchestrator:
             )
         )
 
-    def _note_failure(self, exchange: Exchange, reason: str, retry: bool) -> None:
-        task = exchange.task
+    def _note_failure(self, exchange: Exchange, error: RoundFailed, retry: bool) -> None:
+        number, server_round = exchange.task.exchange, exchange.task.server_round
         self._event_log.add(
-            ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=reason, retry=retry)
+            attempt_ended(error, str(error), number, server_round, len(exchange.survivors), again=retry)
         )
+
+    def _final_reason(self, exchange: Exchange, error: RoundFailed) -> str:
+        withdrawals, common = exchange.clients.withdrawals.values(), exchange.clients.common_reason()
+        reason = final_reason(error, self._plan.settings)
+        if reason != str(error):
+            return reason
+        if common is None:
+            return "; ".join(filter(None, (reason, refused_by_some(withdrawals))))
+        if common in _REFUSALS:
+            return refused_by_all(withdrawals)
+        checks = {withdrawal.why for withdrawal in withdrawals} - {""}
+        detail = f" ({', '.join(sorted(checks))})" if checks else ""
+        return f"every client withdrew: {common.value}{detail}; the clients' own logs say more"
 
     def _names(self, clients: frozenset[int]) -> list[str]:
         return [self._services.names[client] for client in sorted(clients)]
@@ -327,17 +329,3 @@ async def _unless_ended(app: AppConnection, work: Coroutine[Any, Any, T]) -> T:
 
 def _layout(request: ExchangeRequest) -> Layout | None:
     return request.model.layout if is_training(request.message_type) and request.model is not None else None
-
-
-def _final_reason(exchange: Exchange, error: RoundFailed) -> str:
-    if isinstance(error, NothingContributed | RepliesDiffer | TooFewContributed):
-        return f"{error}; the same again would end alike"
-    withdrawals = exchange.clients.withdrawals.values()
-    common = exchange.clients.common_reason()
-    if common is None:
-        return "; ".join(filter(None, (str(error), refused_by_some(withdrawals))))
-    if common in _REFUSALS:
-        return refused_by_all(withdrawals)
-    checks = {withdrawal.why for withdrawal in withdrawals} - {""}
-    detail = f" ({', '.join(sorted(checks))})" if checks else ""
-    return f"every client withdrew: {common.value}{detail}; the clients' own logs say more"

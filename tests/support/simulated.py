@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,18 @@ class Finished:
         return [told(event) for event in self.events if event.kind == kind]
 
 
+@dataclass(slots=True, kw_only=True)
+class Absences(Simulation):
+    """Clients that are not connected in some rounds. away: round -> which, of those that train once a round."""
+
+    away: Mapping[int, Collection[int]] = field(default_factory=dict)
+    done: list[RunEvent] = field(default_factory=list)
+
+    def nodes(self) -> list[int]:
+        number = 1 + sum(event.kind == "exchange-done" and event.trains for event in self.done)
+        return [node for node in super(Absences, self).nodes() if node not in self.away.get(number, ())]
+
+
 Simulate = Callable[..., Finished]
 
 
@@ -42,11 +55,12 @@ def simulate() -> Simulate:
         drop: float = 0.0,
         seed: int = 0,
         policy: Policy | None = None,
+        away: Mapping[int, Collection[int]] | None = None,
         **run_config: Any,
     ) -> Finished:
         flower = FlowerApp.load(app)
         events: list[RunEvent] = []
-        simulation = Simulation(
+        simulation = Absences(
             app=flower,
             clients=clients,
             run_config=override(flower.run_config, {k.replace("_", "-"): v for k, v in run_config.items()}, "test"),
@@ -55,6 +69,8 @@ def simulate() -> Simulate:
             seed=seed,
             policy=policy,
             emit=events.append,
+            done=events,
+            away=away or {},
         )
         return Finished(simulation.run().state, events)
 

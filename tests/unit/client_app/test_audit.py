@@ -22,7 +22,7 @@ RELEASE = Release(mechanism="skellam", variance=1e6, shares=3, scale=1024, dimen
 
 def asked(ledger: Ledger, run: str, exchange: int, **changes: object) -> None:
     values = {"message_type": "train", "aggregation": "secure", "app_sha256": "ab" * 32, "model": "11", "cohort": 4}
-    ledger.ask(run, exchange, **{**values, "changed": {}, **changes})
+    ledger.ask(run, exchange, **{**values, "attempt": 1, "changed": {}, **changes})
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def busy(kit: Path) -> Path:
         who = {"cohort": [1, 2, 3, 4], "quorum": 3, "corrupt": 0, "threshold": 3, "full_graph": True}
         attempt = Attempt.model_validate({"run": "first", "exchange": 1, "release": RELEASE, "previous": "", **who})
         ledger.spend(attempt)
-        ledger.release(Released(run="first", exchange=1, purpose="train", model="11", survivors="1-2,4", scales="22"))
+        sum_of = {"purpose": "train", "model": "11", "survivors": "1-2,4", "bounds": "22"}
+        ledger.release(Released(run="first", exchange=1, scales=(1.0,), **sum_of))
         ledger.unmask("first", 1)
         ledger.leave("first", 1)
         for exchange in (1, 2):
@@ -80,6 +81,22 @@ def test_the_ledger_as_tables(busy: Path) -> None:
     assert "fedcore.w-max=50" in shown
     assert "config-not-allowed" in shown
     assert "epsilon spent" in shown
+
+
+def test_an_exchange_that_was_repeated(kit: Path) -> None:
+    state = kit / "state"
+    state.mkdir()
+    with Ledger(state) as ledger:
+        for exchange, attempt in ((1, 1), (2, 2), (3, 1)):
+            asked(ledger, "run", exchange, attempt=attempt)
+            ledger.enter("run", exchange)
+            sum_of = {"purpose": "train", "model": "11", "survivors": "1-4", "bounds": "22"}
+            ledger.release(Released(run="run", exchange=exchange, scales=(2.0**exchange,), **sum_of))
+    console = Console(width=160, file=StringIO())
+    print_audit(audit(kit), console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3 train, 1 again" in shown
+    assert [exchange["attempt"] for exchange in json.loads(audit_json(audit(kit)))["exchanges"]] == [1, 2, 1]
 
 
 def test_a_client_that_was_never_asked(kit: Path) -> None:

@@ -173,7 +173,8 @@ def test_exchanges_are_counted_by_run_and_by_day(tmp_path: Path) -> None:
 
 
 def test_what_was_released_is_known_after_a_restart(tmp_path: Path) -> None:
-    released = Released(run="r", exchange=1, purpose="train", model="aa", survivors="1-3,5", scales="bb")
+    sum_of = {"purpose": "train", "model": "aa", "survivors": "1-3,5"}
+    released = Released(run="r", exchange=1, scales=(0.5, 2.0**-9), bounds="bb", **sum_of)
     with Ledger(tmp_path) as ledger:
         ledger.release(released)
     with Ledger(tmp_path) as ledger:

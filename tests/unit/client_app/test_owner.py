@@ -21,7 +21,7 @@ from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors
 from client_app.withdrawal import withdrawal_for
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.owner import Released, ids_to_text
-from fedcore.admission.releases import agree, smallest_group
+from fedcore.admission.releases import MOST_SCALES, agree, smallest_group
 from fedcore.admission.tasks import check_frequency, check_task
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.config import JobSettings
@@ -263,10 +263,39 @@ class TestReleases:
                 self.agree(ledger, task, survivors)
         self.agree(ledger, task, range(1, 14))
 
-    def test_other_scales_are_another_question(self, make: Make, ledger: Ledger) -> None:
+    def test_scales_that_were_too_small_may_be_mended(self, make: Make, ledger: Ledger) -> None:
+        """A client whose update did not fit has locked the first sum, one whose update did gives the very same."""
+        task = make()
+        self.agree(ledger, task, range(1, 5))
+        widths: list[dict[str, Any]] = [{"field_bits": 16}, {"field_bits": 32}, {"n_max": 5}, {"failures": 1}]
+        for exchange, more in enumerate(widths, start=2):
+            again = make(exchange=exchange, attempt=exchange)
+            self.agree(ledger, again, range(1, 5), scales=(2.0 ** (6 + 6 * exchange),), **more)
+
+    def test_a_scan_of_scales_ends_early(self, make: Make, ledger: Ledger) -> None:
+        """In whatever order, and over runs and restarts."""
+        for exchange in range(1, MOST_SCALES + 1):
+            for _ in range(2):  # each of them once more is the same question
+                run = make(run=f"run {exchange}")
+                self.agree(ledger, run, range(1, 5), scales=(2.0 ** ((-1) ** exchange * exchange),))
+        with pytest.raises(ProtocolViolation, match=r"differencing: .* at 5 sets of scales already"):
+            self.agree(ledger, make(run="another"), range(1, 5), scales=(1.0,))
+        self.agree(ledger, make(run="another"), range(1, 8), scales=(1.0,))
+
+    def test_where_elements_are_cut_off_the_scales_stay(self, make: Make, ledger: Ledger) -> None:
+        """Too small ones make a failure of an update, and two sums would differ by that client."""
+        warn = replace(make().encoding.settings, clipping="warn")  # type: ignore[union-attr]
+        self.agree(ledger, make(), range(1, 5), settings=warn)
+        with pytest.raises(ProtocolViolation, match=r"differencing: .* its bounds only"):
+            self.agree(ledger, make(run="another"), range(1, 5), settings=warn, scales=(4.0,))
+        self.agree(ledger, make(run="another"), range(1, 5), settings=warn)
+
+    @pytest.mark.parametrize("change", [{"w_max": 50}, {"clip_norm": 1.0}, {"metric_max": 4.0}, {"clipping": "fail"}])
+    def test_other_bounds_are_another_question(self, make: Make, ledger: Ledger, change: dict[str, Any]) -> None:
         self.agree(ledger, make(), range(1, 5))
-        with pytest.raises(ProtocolViolation, match=r"differencing: .* its scales only"):
-            self.agree(ledger, make(run="another"), range(1, 5), scales=(4.0,))
+        other = replace(make().encoding.settings, **change)  # type: ignore[union-attr]
+        with pytest.raises(ProtocolViolation, match=r"differencing: .* its bounds only"):
+            self.agree(ledger, make(run="another"), range(1, 5), settings=other)
 
     def test_every_earlier_sum_counts_and_survives_a_restart(self, make: Make, ledger: Ledger) -> None:
         self.agree(ledger, make(), range(1, 5))
@@ -324,7 +353,8 @@ class TestReleases:
         self, script: Script, client: Client, allow: Callable[..., Client]
     ) -> None:
         model, others = script.task.model.sha256, ids_to_text({1, 2, 3})
-        earlier = Released(run="r", exchange=1, purpose="train", model=model, survivors=others, scales="")
+        sum_of = {"purpose": "train", "model": model, "survivors": others}
+        earlier = Released(run="r", exchange=1, scales=(), bounds="", **sum_of)
         client.ledger.release(earlier)
         strict = allow(client, min_cohort=3, min_threshold=3, allow_differencing=False)
         async with script.serving():

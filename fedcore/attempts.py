@@ -1,0 +1,88 @@
+"""What follows on an attempt at an exchange that gave no sum: the one decision of the server and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from fedcore.config import JobSettings
+from fedcore.errors import NothingContributed, RepliesDiffer, RoundFailed, TooFewContributed, UpdateTooLarge
+from fedcore.events import ExchangeFailed, ExchangeRepeated
+
+MOST_REPEATS: Final = 4
+"""How often an exchange is repeated with wider scales. Each time they grow 64 times at least, so that is plenty."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempts:
+    """The attempts at one exchange.
+
+    has_room: whether a sum over a whole cohort tolerates so many clients that contribute nothing; arguments: how many
+    do, and of how many. same: who is asked in the next attempt, and nobody in their place; None for anybody.
+    """
+
+    settings: JobSettings
+    has_room: Callable[[int, int], bool]
+    same: tuple[int, ...] | None = field(default=None, init=False)
+    _left: int = field(init=False)
+    _repeats: int = field(default=0, init=False)
+    _too_few: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._left = self.settings.max_attempts
+
+    @property
+    def whole(self) -> bool:
+        """Whether all clients of the next attempt have to survive."""
+        return self._too_few or self.same is not None
+
+    def go_on(self, error: RoundFailed, asked: Collection[int], survivors: Collection[int], *, free: bool) -> bool:
+        """Whether there is another attempt after one that ended with `error`; `whole` and `same` are about that one.
+
+        asked: its cohort. survivors: whose updates were in the sum, where it came that far. free: whether it does not
+        count, because whoever is to blame for it is asked no more.
+
+        An update that is too large ends no attempt but repeats it, with scales that are wide enough and the same
+        clients: they refuse a sum of others. Where too many failed, the whole cohort has to survive, if that leaves
+        room for so many. After any other failure anybody may be asked again.
+        """
+        if isinstance(error, UpdateTooLarge):
+            self._repeats += 1
+            self.same = tuple(sorted(survivors))
+            return self.settings.clipping == "repeat" and self._repeats <= MOST_REPEATS
+        self._left -= not free
+        again = self._left > 0 and not isinstance(error, NothingContributed | RepliesDiffer)
+        if isinstance(error, TooFewContributed):
+            again = again and not self.whole and self.has_room(error.failures, len(asked))
+            self._too_few = True
+        self.same = None
+        return again
+
+
+def attempt_ended(
+    error: RoundFailed, reason: str, exchange: int, server_round: int, survivors: int, *, again: bool
+) -> ExchangeFailed | ExchangeRepeated:
+    """What is told of an attempt without a sum. reason: why, in words. survivors: how many clients were in the sum."""
+    if isinstance(error, UpdateTooLarge) and again:
+        return ExchangeRepeated(exchange=exchange, server_round=server_round, large=error.large, survivors=survivors)
+    return ExchangeFailed(exchange=exchange, server_round=server_round, reason=reason, retry=again)
+
+
+def final_reason(error: RoundFailed, settings: JobSettings) -> str:
+    """Why there is no other attempt, as far as `error` tells; what to set, where that helps."""
+    match error:
+        case UpdateTooLarge() if settings.clipping == "repeat":
+            return (
+                f"{error}, and after {MOST_REPEATS} repeats with wider scales they still do. Lower the learning rate, "
+                "or bound the updates by clip-norm"
+            )
+        case UpdateTooLarge():
+            return (
+                f'{error}. Set clipping = "repeat" to try again with wider scales, or "warn" to cut off what '
+                "does not fit; or bound the updates by clip-norm"
+            )
+        case NothingContributed() | RepliesDiffer() | TooFewContributed():
+            return f"{error}; the same again would end alike"
+        case _:
+            return str(error)

@@ -1,0 +1,48 @@
+"""What the apps of simulated clients gave in one exchange, so that no attempt at it runs them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self
+
+from fedcore.flower.tensor_app import LocalResult, write_state
+from fedcore.state import FileSink, ModelState
+
+
+class KeptResults:
+    """The results by client; a context manager. New models lie in a temporary folder: together they may be many."""
+
+    def __init__(self) -> None:
+        self._results: dict[int, LocalResult] = {}
+        self._stack = ExitStack()
+        self._folder: Path | None = None
+
+    def result(self, client: int, run: Callable[[], LocalResult]) -> LocalResult:
+        """What the client's app gave; `run` runs it where it has not run yet. Raises what that raises, StorageFull."""
+        if client not in self._results:
+            self._results[client] = self._keep(client, run())
+        return self._results[client]
+
+    def _keep(self, client: int, made: LocalResult) -> LocalResult:
+        if made.layout is None or made.write is None:
+            return made
+        if self._folder is None:
+            self._folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="fedcore-simulate-")))
+        path = self._folder / f"{client}.safetensors"
+        with FileSink(path, made.layout, durable=False) as sink:
+            made.write(sink)
+        state = ModelState.open(path)
+        return LocalResult(examples=made.examples, metrics=made.metrics, layout=made.layout, write=write_state(state))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._results.clear()
+        self._stack.close()

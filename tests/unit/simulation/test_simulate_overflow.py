@@ -1,0 +1,84 @@
+"""Updates that do not fit into their scales: nothing is clipped, and no app runs twice for that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcore.attempts import MOST_REPEATS
+from fedcore.errors import RunFailed
+
+Simulate = Callable[..., Any]
+UNEVEN = Path(__file__).parents[2] / "apps" / "uneven"
+PLAIN = {"aggregation": "plain"}
+STEP = 1e-3
+"""Of an update near 1: what 16-bit fields leave of it with headroom, in the mean of four sites."""
+
+
+def both(simulate: Simulate, settings: dict[str, Any] | None = None, **run: Any) -> tuple[Any, float]:
+    """The secure run, and how far its model ends from the plain one's."""
+    secure = simulate(4, app=UNEVEN, settings=settings, **run)
+    plain = simulate(4, app=UNEVEN, settings={**(settings or {}), **PLAIN}, **run)
+    return secure, float(np.abs(secure.state["weight"] - plain.state["weight"]).max())
+
+
+def runs_of(folder: Path) -> dict[str, list[int]]:
+    """Site -> the rounds in which its app ran, in order."""
+    return {path.name: [int(line) for line in path.read_text().split()] for path in sorted(folder.iterdir())}
+
+
+def test_a_large_site_that_misses_a_round(simulate: Simulate) -> None:
+    """The scales may not shrink to the small ones meanwhile."""
+    done, difference = both(simulate, num_server_rounds=4, away={2: [4]})
+    assert [len(exchange["survivors"]) for exchange in done.of("exchange-done")] == [4, 3, 4, 4]
+    assert all(exchange["clipped"] == 0 == exchange["lost_norm"] for exchange in done.of("exchange-done"))
+    assert difference < STEP
+
+
+@pytest.mark.parametrize("strategy", ["FedAvg", "FedAdam"])
+@pytest.mark.parametrize("elements", [1, 500])
+def test_a_sudden_step_is_repeated_with_wider_scales(
+    simulate: Simulate, tmp_path: Path, strategy: str, elements: int
+) -> None:
+    large = {"large_round": 4, "large_site": 3, "large_by": 1e5, "large_elements": elements}
+    run = {"strategy": strategy, "num_server_rounds": 6, **large}
+    done, difference = both(simulate, {"w-max": 64}, **run)
+    [repeat] = done.of("exchange-repeated")
+    assert (repeat["large"], repeat["survivors"], repeat["server_round"]) == (1, 4, 4)
+    assert all(exchange["clipped"] == 0 for exchange in done.of("exchange-done"))
+    assert done.of("exchange-failed") == []
+    assert difference < (STEP if strategy == "FedAdam" else STEP * 1e5)
+    simulate(4, app=UNEVEN, settings={"w-max": 64}, runs=str(tmp_path), **run)
+    assert Counter(map(tuple, runs_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6): 4}
+
+
+def test_a_step_in_the_first_round(simulate: Simulate) -> None:
+    """There nothing is known of magnitudes, so the scale is generous; this is beyond it."""
+    done, difference = both(simulate, {"w-max": 64}, large_round=1, large_site=3, large_by=1e8)
+    assert [event["large"] for event in done.of("exchange-repeated")] == [1]
+    assert difference < 1e8 * STEP
+
+
+def test_repeats_count_against_no_attempt_and_end(simulate: Simulate) -> None:
+    done = simulate(4, app=UNEVEN, settings={"w-max": 64, "max-attempts": 1}, large_round=1, large_by=1e7)
+    assert len(done.of("exchange-repeated")) <= MOST_REPEATS
+    assert len(done.of("exchange-done")) == 3
+
+
+def test_fail_ends_the_run_at_once_and_says_what_to_set(simulate: Simulate) -> None:
+    reason = r'round 3 failed: the updates of 1 of 4 clients exceed the scales .* Set clipping = "repeat"'
+    with pytest.raises(RunFailed, match=reason):
+        simulate(4, app=UNEVEN, settings={"clipping": "fail", "w-max": 64}, large_round=3, large_by=1e5, large_site=3)
+
+
+def test_warn_goes_on_and_says_how_much_was_lost(simulate: Simulate) -> None:
+    large = {"large_round": 3, "large_site": 3, "large_by": 1e5}
+    done = simulate(4, app=UNEVEN, settings={"clipping": "warn", "w-max": 64}, **large)
+    assert [exchange["clipped"] for exchange in done.of("exchange-done")] == [0, 0, 1]
+    assert 0.5 < done.of("exchange-done")[2]["lost_norm"] < 1
+    assert done.of("exchange-repeated") == []
