@@ -22,6 +22,7 @@ from fedcore.errors import (
     FedcoreError,
     NothingContributed,
     PeerError,
+    RepliesDiffer,
     RoundFailed,
     StorageFull,
     TooFewContributed,
@@ -96,7 +97,7 @@ class Exchange(ABC):
             result = await self._timed("result", self.finish())
         except BaseException as error:
             await asyncio.shield(self._fail())
-            if isinstance(error, NothingContributed | TooFewContributed | UpdateTooLarge):
+            if isinstance(error, NothingContributed | RepliesDiffer | TooFewContributed | UpdateTooLarge):
                 raise
             if isinstance(error, RoundFailed | PeerError):
                 raise RoundFailed(self._explain(error)) from error
