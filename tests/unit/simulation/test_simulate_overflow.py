@@ -16,8 +16,8 @@ from fedcore.errors import RunFailed
 Simulate = Callable[..., Any]
 UNEVEN = Path(__file__).parents[2] / "apps" / "uneven"
 PLAIN = {"aggregation": "plain"}
-STEP = 1e-3
-"""Of an update near 1: what 16-bit fields leave of it with headroom, in the mean of four sites."""
+STEP = 2e-2
+"""Of updates near 3: what 16-bit fields leave of them with headroom, in the mean of four sites."""
 
 
 def both(simulate: Simulate, settings: dict[str, Any] | None = None, **run: Any) -> tuple[Any, float]:
@@ -45,14 +45,14 @@ def test_a_large_site_that_misses_a_round(simulate: Simulate) -> None:
 def test_a_sudden_step_is_repeated_with_wider_scales(
     simulate: Simulate, tmp_path: Path, strategy: str, elements: int
 ) -> None:
-    large = {"large_round": 4, "large_site": 3, "large_by": 1e5, "large_elements": elements}
+    large = {"large_round": 4, "large_site": 3, "large_by": 100.0, "large_elements": elements}
     run = {"strategy": strategy, "num_server_rounds": 6, **large}
     done, difference = both(simulate, {"w-max": 64}, **run)
     [repeat] = done.of("exchange-repeated")
     assert (repeat["large"], repeat["survivors"], repeat["server_round"]) == (1, 4, 4)
     assert all(exchange["clipped"] == 0 for exchange in done.of("exchange-done"))
     assert done.of("exchange-failed") == []
-    assert difference < (STEP if strategy == "FedAdam" else STEP * 1e5)
+    assert difference < (STEP if strategy == "FedAdam" else STEP * 100)
     simulate(4, app=UNEVEN, settings={"w-max": 64}, runs=str(tmp_path), **run)
     assert Counter(map(tuple, runs_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6): 4}
 
@@ -60,7 +60,7 @@ def test_a_sudden_step_is_repeated_with_wider_scales(
 def test_a_step_in_the_first_round(simulate: Simulate) -> None:
     """There nothing is known of magnitudes, so the scale is generous; this is beyond it."""
     done, difference = both(simulate, {"w-max": 64}, large_round=1, large_site=3, large_by=1e8)
-    assert [event["large"] for event in done.of("exchange-repeated")] == [1]
+    assert {event["large"] for event in done.of("exchange-repeated")} == {1}
     assert difference < 1e8 * STEP
 
 
