@@ -23,6 +23,7 @@ _ANY: dict[str, dict[str, Any]] = {
         "survivors": ["a", "b"], "examples": 10, "metrics": {}, "seconds": 0.5,
     },
     "exchange-failed": {"exchange": 1, "server_round": 1, "reason": "too few", "retry": True},
+    "exchange-repeated": {"exchange": 1, "server_round": 1, "large": 1, "survivors": 2},
     "log": {"line": "hello"},
     "warning": {"line": "take care"},
     "ended": {"status": "finished"},

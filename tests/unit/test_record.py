@@ -20,6 +20,7 @@ DONE = {
     "examples": 10,
     "metrics": {"train_loss": 1.5},
     "clipped": 2,
+    "lost_norm": 0.125,
     "seconds": 0.5,
     "stage_seconds": {"input": 0.4},
     "bytes_up": {"a": 100, "b": 300},
@@ -40,6 +41,7 @@ def test_a_record_adds_up() -> None:
     record.add(event("dropped", exchange=3, client="b", stage="input", reason="gone"), 2.5)
     record.add(event("exchange-done", **{**DONE, "server_round": 2, "bytes_up": {"a": 100}}), 3.0)
     record.add(event("exchange-done", **evaluated(2, 0.75)), 4.0)
+    record.add(event("exchange-repeated", exchange=5, server_round=2, large=1, survivors=2), 3.5)
     record.add(event("log", line="hello"), 4.0)
     record.add(event("ended", status="finished", reason=""), 5.0)
     summary = record.summary()
@@ -50,7 +52,7 @@ def test_a_record_adds_up() -> None:
     # a: 100 + 100 + 100 + 100, b: 300 + 300 + 300
     assert (summary["bytes_up_per_client"], summary["bytes_down_per_client"]) == (650, 40)
     assert summary["rounds"] == 2
-    assert summary["clipped_elements"] == 8
+    assert (summary["clipped_elements"], summary["most_norm_lost"], summary["repeats"]) == (8, 0.125, 1)
     assert summary["dropouts"][0]["client"] == "b"
     assert (summary["status"], summary["aggregation"]) == ("finished", "secure")
 
@@ -98,7 +100,7 @@ SHOWN = [
     ("started", {"aggregation": "secure", "privacy": PRIVACY}, "asked for no evaluation (set dp-metric-bound"),
     ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "metric_bound": 2.0}}, "clipped to ±2 and noised"),
     ("started", {"aggregation": "secure", "privacy": {**PRIVACY, "epsilon_budget": None}}, "no budget"),
-    ("exchange-done", {**DONE, "epsilon_spent": 2.5}, "clipped 2  epsilon 2.500"),
+    ("exchange-done", {**DONE, "epsilon_spent": 2.5}, "train_loss 1.5000  epsilon 2.500"),
     ("clients", {"online": ["a"], "expected": 2}, "1 of 2 clients joined: a"),
     ("clients", {"online": ["a"], "expected": 2, "absent": ["b"]}, "1 of 2 clients joined: a; waiting for b"),
     (
@@ -113,7 +115,12 @@ SHOWN = [
     ),
     ("started", {"app": "x", "aggregation": "plain", "rounds": None}, "the server can read every update"),
     ("exchange-done", DONE, "run  round   1  train     2 clients"),
-    ("exchange-done", DONE, "train_loss 1.5000  clipped 2"),
+    ("exchange-done", DONE, "2 elements did not fit into the scales and were cut off, 12.50% of the updates' norm"),
+    (
+        "exchange-repeated",
+        {"exchange": 3, "server_round": 2, "large": 1, "survivors": 4},
+        "exchange 3: the updates of 1 of 4 clients are larger than the scales; repeated with wider ones",
+    ),
     ("dropped", {"exchange": 1, "client": "b", "stage": "input", "reason": "silent"}, "b dropped out during input"),
     ("exchange-failed", {"exchange": 1, "server_round": 3, "reason": "too few", "retry": True}, "trying again"),
     ("exchange-failed", {"exchange": 1, "server_round": 3, "reason": "too few", "retry": False}, "giving up"),
