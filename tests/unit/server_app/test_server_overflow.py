@@ -1,0 +1,156 @@
+"""Updates that exceed the scales of an exchange: who is asked again, how, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.members import Failure, Local, Member
+from support.serverside import Site, events_of, until
+
+from fedcore.attempts import MOST_REPEATS, Attempts, final_reason
+from fedcore.codec import Encoding
+from fedcore.config import JobSettings
+from fedcore.errors import (
+    CohortTooSmall,
+    NothingContributed,
+    RepliesDiffer,
+    RoundFailed,
+    TooFewContributed,
+    UpdateTooLarge,
+)
+from fedcore.state import ModelState
+from server_app.runs.app_messages import ExchangeRefused, Replies
+
+ALL = [1, 2, 3, 4]
+MODEL = ModelState.from_arrays({"weight": np.zeros((300, 7), np.float32)})
+LARGE = 1e6
+"""Times 10 examples of 64 more than the first scale, 2^10."""
+
+
+def give(site: Site, large: Sequence[int] = (2,), by: float = LARGE) -> None:
+    for member in site.members.values():
+        member.local = Local(by=by if member.id in large else 1.0, examples=10)
+
+
+async def exchange_of(members: Sequence[Member], leave: dict[int, str] | None = None) -> None:
+    """These take the open task and carry it out."""
+    await asyncio.gather(*(member.enter() for member in members))
+    await asyncio.gather(*(member.secure(until=(leave or {}).get(member.id, "")) for member in members))
+
+
+def scale_of(member: Member) -> float:
+    assert member.task is not None
+    assert isinstance(member.task.encoding, Encoding)
+    return member.task.encoding.scales[0]
+
+
+async def test_the_same_clients_are_asked_again_with_wider_scales(here: Site) -> None:
+    """However few attempts a run has."""
+    give(here)
+    run, app = await here.begin({"max-attempts": 1})
+    asked = asyncio.create_task(app.exchange(MODEL, ALL))
+    members, scales = list(here.members.values()), []
+    for _ in range(2):
+        await exchange_of(members)
+        scales.append(scale_of(members[0]))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    np.testing.assert_allclose(answer.replies[0].model()["weight"], (LARGE + 3) / 4, rtol=1e-6)
+    assert scales[1] >= 64 * scales[0]
+    ended = await here.finish(run, app)
+    [repeat] = events_of(ended, "exchange-repeated")
+    assert (repeat["exchange"], repeat["large"], repeat["survivors"]) == (1, 1, 4)
+    assert events_of(ended, "exchange-failed") == []
+    started, (done,) = events_of(ended, "exchange"), events_of(ended, "exchange-done")
+    assert [(event["attempt"], event["quorum"]) for event in started] == [(1, 3), (2, 4)]
+    assert (done["exchange"], done["clipped"], done["lost_norm"]) == (2, 0, 0.0)
+
+
+async def test_who_was_not_in_the_sum_is_not_asked(here: Site) -> None:
+    """It is back, but a sum with it would tell its update: the others would refuse to sign."""
+    give(here)
+    run, app = await here.begin()
+    asked = asyncio.create_task(app.exchange(MODEL, ALL))
+    first = asyncio.create_task(exchange_of(list(here.members.values()), leave={4: "upload"}))
+    await until(lambda: here.members[4].session is not None and "key-shares" in here.members[4].sent)
+    await here.members[4].withdraw()
+    await first
+    await exchange_of([here.members[client] for client in (1, 2, 3)])
+    answer = await asked
+    assert isinstance(answer, Replies)
+    assert answer.replies[0].examples == 30
+    started = events_of(await here.finish(run, app), "exchange")
+    assert [(len(event["cohort"]), event["quorum"]) for event in started] == [(4, 3), (3, 3)]
+
+
+async def test_one_that_is_lost_in_the_repeat_costs_an_attempt(here: Site) -> None:
+    """Whether clients agree to a sum of others after that is for them to say."""
+    give(here)
+    run, app = await here.begin({"max-attempts": 2})
+    asked = asyncio.create_task(app.exchange(MODEL, ALL))
+    members = list(here.members.values())
+    await exchange_of(members)
+    lost = asyncio.create_task(exchange_of(members, leave={4: "advertise"}))
+    await until(lambda: here.members[1].sent.get("advertisement") is not None)
+    await here.members[4].withdraw()
+    with pytest.raises(Failure):
+        await lost
+    await exchange_of(members)
+    assert isinstance(await asked, Replies)
+    started = events_of(await here.finish(run, app), "exchange")
+    assert [event["quorum"] for event in started] == [3, 4, 3]
+
+
+async def test_fail_ends_at_once_and_says_what_to_set(here: Site) -> None:
+    give(here, large=(1, 2))
+    run, app = await here.begin({"clipping": "fail"})
+    asked = asyncio.create_task(app.exchange(MODEL, ALL))
+    await exchange_of(list(here.members.values()))
+    answer = await asked
+    assert isinstance(answer, ExchangeRefused)
+    assert answer.reason.startswith("the updates of 2 of 4 clients exceed the scales")
+    assert 'Set clipping = "repeat"' in answer.reason
+    app.fail(answer.reason)
+    (failed,) = events_of(await here.follow(run), "exchange-failed")
+    assert not failed["retry"]
+
+
+class TestDecision:
+    """`Attempts`, as the simulator decides too."""
+
+    TOO_LARGE = UpdateTooLarge(1, 4, None)
+
+    def attempts(self, **settings: Any) -> Attempts:
+        return Attempts(settings=JobSettings(**settings), has_room=lambda failures, n: failures < n)
+
+    def test_repeats_are_few(self) -> None:
+        attempts = self.attempts(max_attempts=1)
+        for _ in range(MOST_REPEATS):
+            assert attempts.go_on(self.TOO_LARGE, ALL, [1, 2, 4], free=False)
+            assert (attempts.same, attempts.whole) == ((1, 2, 4), True)
+        assert not attempts.go_on(self.TOO_LARGE, ALL, [1, 2, 4], free=False)
+        assert "after 4 repeats with wider scales they still do" in final_reason(self.TOO_LARGE, JobSettings())
+
+    def test_a_repeat_and_failures_of_other_kinds(self) -> None:
+        attempts = self.attempts(max_attempts=3)
+        assert attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False)
+        assert attempts.go_on(CohortTooSmall("input", 3, 4), ALL, (), free=False)
+        assert (attempts.same, attempts.whole) == (None, False)
+        assert attempts.go_on(TooFewContributed(2, 4, tolerated=1), ALL, ALL, free=False)
+        assert (attempts.same, attempts.whole) == (None, True)
+        assert attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False)
+        assert not attempts.go_on(TooFewContributed(2, 4, tolerated=1), ALL, ALL, free=False)
+
+    def test_whoever_is_to_blame_costs_no_attempt(self) -> None:
+        attempts = self.attempts(max_attempts=1)
+        assert attempts.go_on(RoundFailed("somebody cheated"), ALL, (), free=True)
+        assert not attempts.go_on(RoundFailed("too few"), ALL, (), free=False)
+
+    @pytest.mark.parametrize("error", [NothingContributed(4, 4), RepliesDiffer()])
+    def test_what_would_end_alike(self, error: RoundFailed) -> None:
+        assert not self.attempts().go_on(error, ALL, ALL, free=False)
+        assert final_reason(error, JobSettings()).endswith("; the same again would end alike")
