@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.members import Failure, Local, Member
-from support.serverside import Site, events_of, until
+from support.serverside import Site, events_of
 
 from fedcore.attempts import MOST_REPEATS, Attempts, final_reason
 from fedcore.codec import Encoding
@@ -36,10 +36,17 @@ def give(site: Site, large: Sequence[int] = (2,), by: float = LARGE) -> None:
         member.local = Local(by=by if member.id in large else 1.0, examples=10)
 
 
-async def exchange_of(members: Sequence[Member], leave: dict[int, str] | None = None) -> None:
+async def exchange_of(members: Sequence[Member]) -> None:
     """These take the open task and carry it out."""
     await asyncio.gather(*(member.enter() for member in members))
-    await asyncio.gather(*(member.secure(until=(leave or {}).get(member.id, "")) for member in members))
+    await asyncio.gather(*(member.secure() for member in members))
+
+
+async def leaves(member: Member, before: str) -> None:
+    """It takes the open task, and leaves before this step."""
+    await member.enter()
+    await member.secure(until=before)
+    await member.withdraw()
 
 
 def scale_of(member: Member) -> float:
@@ -75,11 +82,9 @@ async def test_who_was_not_in_the_sum_is_not_asked(here: Site) -> None:
     give(here)
     run, app = await here.begin()
     asked = asyncio.create_task(app.exchange(MODEL, ALL))
-    first = asyncio.create_task(exchange_of(list(here.members.values()), leave={4: "upload"}))
-    await until(lambda: here.members[4].session is not None and "key-shares" in here.members[4].sent)
-    await here.members[4].withdraw()
-    await first
-    await exchange_of([here.members[client] for client in (1, 2, 3)])
+    three = [here.members[client] for client in (1, 2, 3)]
+    await asyncio.gather(exchange_of(three), leaves(here.members[4], "upload"))
+    await exchange_of(three)
     answer = await asked
     assert isinstance(answer, Replies)
     assert answer.replies[0].examples == 30
@@ -94,11 +99,8 @@ async def test_one_that_is_lost_in_the_repeat_costs_an_attempt(here: Site) -> No
     asked = asyncio.create_task(app.exchange(MODEL, ALL))
     members = list(here.members.values())
     await exchange_of(members)
-    lost = asyncio.create_task(exchange_of(members, leave={4: "advertise"}))
-    await until(lambda: here.members[1].sent.get("advertisement") is not None)
-    await here.members[4].withdraw()
-    with pytest.raises(Failure):
-        await lost
+    with pytest.raises(Failure, match="round-failed"):
+        await asyncio.gather(exchange_of(members[:3]), leaves(members[3], "upload"))
     await exchange_of(members)
     assert isinstance(await asked, Replies)
     started = events_of(await here.finish(run, app), "exchange")
