@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
-ORDER: Final = ("provision", "federation", "server", "client", "run", "transcript", "simulate", "compare")
+ORDER: Final = ("provision", "federation", "server", "client", "run", "stats", "transcript", "simulate", "compare")
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
 RunConfig = Annotated[

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field
 
 from fedcore.privacy import PrivacyPlan
-from fedcore.wire import Message, MetricValue, ModelRef, RunStatus, Sha256, is_training
+from fedcore.wire import Message, MetricValue, ModelRef, RunStatus, Sha256, is_query, is_training
 
 Aggregation = Literal["secure", "plain", "none"]
 """`none`: a baseline, in which nobody aggregates updates on a server's behalf."""
@@ -155,6 +155,11 @@ class ExchangeDone(Message):
         """Whether the exchange made a new model."""
         return is_training(self.message_type)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether its metrics say how good the model is, and are no sums of a query."""
+        return not self.trains and not is_query(self.message_type)
+
 
 class ExchangeFailed(Message):
     """An attempt at an exchange ended without a sum. retry: whether another one follows."""
@@ -174,6 +179,13 @@ class ExchangeRepeated(Message):
     server_round: int
     large: int
     survivors: int
+
+
+class StatisticsFound(Message):
+    """What a run that asks for statistics got: `fedcore.statistics.Statistics` as plain JSON."""
+
+    kind: Literal["statistics"] = "statistics"
+    statistics: dict[str, Any]
 
 
 class AppPrinted(Message):
@@ -208,6 +220,7 @@ RunEvent: TypeAlias = (
     | ExchangeDone
     | ExchangeFailed
     | ExchangeRepeated
+    | StatisticsFound
     | AppPrinted
     | Warned
     | RunEnded

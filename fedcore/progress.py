@@ -26,6 +26,7 @@ from fedcore.events import (
     Warned,
     name_some,
 )
+from fedcore.wire import is_query
 
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
 
@@ -117,6 +118,8 @@ class ProgressView:
         metrics = "  ".join(f"{name} {_number(value)}" for name, value in event.metrics.items())
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         shown = f"  {escape(metrics)}" if metrics else ""
+        if is_query(event.message_type):
+            shown = f"  {len(event.metrics)} sums" if event.metrics else ""
         self._line(
             f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors)} clients  "
             f"{event.seconds:5.1f} s{shown}{epsilon}"

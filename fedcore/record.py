@@ -65,7 +65,7 @@ class RunRecord:
 
     def final_metrics(self) -> dict[str, MetricValue]:
         """The metrics of the last evaluation; of the last training where nothing was evaluated."""
-        evaluations = [exchange for exchange in self.exchanges if not exchange.trains]
+        evaluations = [exchange for exchange in self.exchanges if exchange.evaluates]
         last = (evaluations or self.exchanges)[-1:]
         return dict(last[0].metrics) if last else {}
 

@@ -455,12 +455,16 @@ class WithdrawIn(Message):
 
 
 class RunIn(Message):
-    """A run as the operator submits it: the app's files, its run config, and the settings of `[tool.fedcore]`."""
+    """A run as the operator submits it: the app's files, its run config, and the settings of `[tool.fedcore]`.
+
+    statistics: a `fedcore.statistics.Question` that is asked in place of the app's own ServerApp, None for that.
+    """
 
     app_sha256: Sha256
     files: dict[str, Bytes]
     run_config: dict[str, Scalar] = {}
     settings: dict[str, Any] = {}
+    statistics: dict[str, Any] | None = None
 
 
 class RunStatus(StrEnum):

@@ -12,13 +12,20 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.serverside import run_server_app
+from fedcore.flower.statistics_run import run_statistics
+from fedcore.plain_json import from_plain, to_plain
+from fedcore.statistics import Question
+from fedcore.statistics_report import STATISTICS
 from fedcore.system.json_lines import BlockingConnection
 from server_app.runs.app_messages import (
     TO_APP,
@@ -98,19 +105,9 @@ def run(server: BlockingConnection[ToApp]) -> int:
     start = server.receive()
     if not isinstance(start, Start):
         return SERVER_GONE
-    folder = Path(start.folder)
     try:
-        outcome = run_server_app(
-            FlowerApp.load(Path(start.app)),
-            backend=ServerBackend(server, folder),
-            run=start.run,
-            run_config=start.run_config,
-            aggregation=start.aggregation,
-        )
-        path = folder / "final.safetensors"
-        if outcome.state is not None:
-            outcome.state.save(path)
-        server.send(Finished(model=str(path) if outcome.state is not None else None))
+        backend = ServerBackend(server, Path(start.folder))
+        server.send(_run_app(start, backend) if start.question is None else _ask(start, start.question, backend))
     except FedcoreError as error:
         server.send(Broken(reason=str(error)))
         return 1
@@ -119,6 +116,29 @@ def run(server: BlockingConnection[ToApp]) -> int:
         server.send(Broken(reason=f"the ServerApp raised {type(error).__name__}: {error}"))
         return 1
     return 0
+
+
+def _run_app(start: Start, backend: ServerBackend) -> Finished:
+    """Run the app's ServerApp to its end."""
+    outcome = run_server_app(
+        FlowerApp.load(Path(start.app)),
+        backend=backend,
+        run=start.run,
+        run_config=start.run_config,
+        aggregation=start.aggregation,
+    )
+    if outcome.state is None:
+        return Finished(model=None)
+    path = Path(start.folder) / "final.safetensors"
+    outcome.state.save(path)
+    return Finished(model=str(path))
+
+
+def _ask(start: Start, question: Mapping[str, Any], backend: ServerBackend) -> Finished:
+    """Ask for statistics; of the app nothing runs here."""
+    asked = from_plain(TypeAdapter(Question), question, what="the question for statistics")
+    found = run_statistics(asked, backend=backend, run=start.run, aggregation=start.aggregation)
+    return Finished(model=None, statistics=to_plain(STATISTICS, found))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from fedcore.wire import ClientId, Message, Name, Scalar
 
 
 class Start(Message):
-    """Server to app: what to run."""
+    """Server to app: what to run; a question for statistics in place of the app's ServerApp, where there is one."""
 
     op: Literal["start"] = "start"
     app: str
@@ -22,6 +22,7 @@ class Start(Message):
     run: Name
     run_config: dict[str, Scalar]
     aggregation: Literal["secure", "plain"]
+    question: dict[str, Any] | None = None
 
 
 class NodesAsked(Message):
@@ -73,10 +74,11 @@ class BudgetReached(Message):
 
 
 class Finished(Message):
-    """App to server: the ServerApp returned; the path of its final model, if it has one."""
+    """App to server: the ServerApp returned; the path of its final model, or the statistics that were asked for."""
 
     op: Literal["finished"] = "finished"
     model: str | None
+    statistics: dict[str, Any] | None = None
 
 
 class Broken(Message):

@@ -14,9 +14,10 @@ from fedcore.attempts import Attempts, attempt_ended, final_reason
 from fedcore.codec import release_of
 from fedcore.config import planned_rounds
 from fedcore.errors import BudgetSpent, RoundFailed, RunFailed, UpdateTooLarge, WorkerDied
-from fedcore.events import ExchangeDone, ExchangeStarted, PrivacyTerms, RunStarted
+from fedcore.events import ExchangeDone, ExchangeStarted, PrivacyTerms, RunStarted, StatisticsFound
 from fedcore.exchange import EncodingPlan, ExchangeRequest, failures_for, make_task
 from fedcore.federation import Roster
+from fedcore.plain_json import to_plain
 from fedcore.privacy import PrivacyBudget
 from fedcore.state import Layout, ModelState
 from fedcore.system.concurrency import guarded
@@ -40,7 +41,7 @@ from server_app.runs.app_messages import (
 from server_app.runs.app_process import AppConnection
 from server_app.runs.cohort import CohortSelection
 from server_app.runs.event_log import EventLog
-from server_app.runs.plan import RunPlan
+from server_app.runs.plan import QUESTION, RunPlan
 from server_app.runs.run_files import RunFiles, reference
 from server_app.services import Services
 
@@ -92,12 +93,15 @@ class RunOrchestrator:
             run=plan.run,
             run_config=dict(plan.run_config),
             aggregation=plan.settings.aggregation,
+            question=None if plan.question is None else to_plain(QUESTION, plan.question),
         )
         await app.send(start)
         while True:
             message = await app.receive()
             match message:
-                case Finished(model=model):
+                case Finished(model=model, statistics=found):
+                    if found is not None and plan.question is not None:
+                        self._event_log.add(StatisticsFound(statistics=found))
                     return RunEnd(model=await self._files.keep_model(model), stopped=self._stopped)
                 case Broken(reason=reason):
                     raise RunFailed(reason)

@@ -87,6 +87,7 @@ class RunQueue:
         try:
             await asyncio.to_thread(bundle.write, folder / APP_FOLDER)
             plan = RunPlan.submitted(run, folder, body)
+            await asyncio.to_thread(plan.keep_question)
             plan.check(len(self._services.roster.members), self._services.min_cohort)
             await store.add_run(
                 run=run,

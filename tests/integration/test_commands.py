@@ -15,7 +15,7 @@ from support.tiny import TINY
 from fedcore.progress import PLAIN_WARNING
 from fedcore.state import ModelState
 
-COMMANDS = ("provision", "server", "client", "run", "simulate", "compare")
+COMMANDS = ("provision", "server", "client", "run", "stats", "simulate", "compare")
 INTERRUPTED = 130
 
 pytestmark = pytest.mark.timeout(1200)

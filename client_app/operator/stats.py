@@ -1,0 +1,160 @@
+"""Statistics as their operator gets them: asked for over a federation, or in memory, and shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import typer
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from client_app.operator.run import OperatorClient, make_submission
+from fedcore.config import JobSettings, override, parse_assignments
+from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
+from fedcore.events import RunOut, StatisticsFound
+from fedcore.federation import OperatorKit
+from fedcore.flower.app import FlowerApp
+from fedcore.plain_json import from_plain, to_plain
+from fedcore.progress import ProgressView
+from fedcore.statistics import Question, Statistics
+from fedcore.statistics_report import (
+    STATISTICS,
+    as_csv,
+    as_json,
+    as_text,
+    bins_from,
+    bounds_from,
+    headings,
+    quantiles_from,
+    rows,
+)
+from fedcore.wire import RunStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a person asked for. folder: the app's."""
+
+    folder: Path
+    question: Question
+    quantiles: tuple[float, ...]
+    run_config: dict[str, Any]
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        *,
+        run_config: Sequence[str],
+        settings: Sequence[str],
+        bounds: Sequence[str],
+        bins: int | None,
+        quantiles: str,
+        epsilon: float,
+        delta: float,
+    ) -> Self:
+        """Out of the command's options and the app's own table; raises ConfigurationError."""
+        table = FlowerApp.load(folder).statistics
+        within, cells = bounds_from(bounds, table), bins_from(bins, table)
+        return cls(
+            folder=folder,
+            question=Question.of(within, bins=cells, epsilon=epsilon, delta=delta),
+            quantiles=quantiles_from(quantiles, table),
+            run_config=parse_assignments(run_config),
+            settings=parse_assignments(settings),
+        )
+
+
+def ask_in_memory(asked: Asked, clients: int) -> Statistics:
+    """The same question to simulated clients."""
+    from fedcore.flower.statistics_run import run_statistics
+    from fedcore.simulate import Simulation
+
+    flower = FlowerApp.load(asked.folder)
+    settings = JobSettings.from_mapping({**flower.settings.to_mapping(), **asked.settings}, where="--set")
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with contextlib.redirect_stdout(sys.stderr), ProgressView(Console(stderr=True), "simulated") as view:
+        simulation = Simulation(
+            app=flower,
+            clients=clients,
+            run_config=override(flower.run_config, asked.run_config, "the run config"),
+            settings=settings,
+            emit=view.show,
+        )
+        return run_statistics(asked.question, backend=simulation, run="simulation", aggregation=settings.aggregation)
+
+
+def ask_federation(asked: Asked, operator: Path, *, server: str, connect_seconds: float) -> Statistics:
+    """Submit a run that is nothing but the question, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
+    kit = OperatorKit.load(operator)
+    if server:
+        kit = replace(kit, server_url=server.rstrip("/"))
+    question = to_plain(TypeAdapter(Question), asked.question)
+    submission = make_submission(asked.folder, asked.run_config, asked.settings)
+    submission = submission.model_copy(update={"statistics": question})
+    with OperatorClient(kit, connect_seconds=connect_seconds) as client:
+        run = client.submit(submission).run
+        try:
+            final, found = _follow(client, run)
+        except KeyboardInterrupt:
+            with contextlib.suppress(ServerUnreachable, Refused):
+                client.cancel(run)
+            raise
+    if final.status is not RunStatus.FINISHED:
+        raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
+    if found is None:
+        raise PeerError(f"the server ended run {final.run} and told no statistics; is it of this version of fedcore?")
+    return from_plain(STATISTICS, found.statistics, what="what the server tells", error=RunFailed)  # type: ignore[arg-type]
+
+
+def _follow(client: OperatorClient, run: str) -> tuple[RunOut, StatisticsFound | None]:
+    found = None
+    with ProgressView(Console(stderr=True), "federated") as view:
+        for state in client.follow(run):
+            for recorded in state.events:
+                view.show(recorded.event)
+                if isinstance(recorded.event, StatisticsFound):
+                    found = recorded.event
+    return state, found
+
+
+def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None, in_json: bool) -> None:
+    """Save it where somebody wants that, and print it."""
+    document = as_json(statistics, quantiles)
+    if out is not None:
+        text = as_csv(statistics, quantiles) if out.suffix == ".csv" else json.dumps(document, indent=2) + "\n"
+        out.write_text(text, encoding="utf-8")
+    if in_json:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return
+    lines = [headings(quantiles), *([as_text(value) for value in row] for row in rows(statistics, quantiles))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *rest in lines:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        typer.echo("  ".join(cells))
+    for note in _notes(statistics, out):
+        typer.echo(note)
+
+
+def _notes(statistics: Statistics, out: Path | None) -> list[str]:
+    notes = [f"of {statistics.clients} clients"]
+    if statistics.clients < statistics.asked:
+        notes = [f"of {statistics.clients} clients; {statistics.asked} were asked, the others contributed nothing"]
+    if statistics.epsilon:
+        notes.append(
+            f"with noise for every record of a client: epsilon {statistics.epsilon:g} at delta {statistics.delta:g}, "
+            "for this answer alone; a further one adds its own"
+        )
+    elif any(column.below + column.above for column in statistics.columns.values()):
+        notes.append("values outside of the bounds count as the nearest of them, also in mean and std")
+    if out is not None:
+        notes.append(f"saved to {out}")
+    return notes

@@ -1,0 +1,98 @@
+"""The command `fedcore stats`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli import AppFolder, DataFolder, RunConfig, Settings
+from fedcore.errors import ConfigurationError
+
+
+def stats(
+    app: AppFolder,
+    clients: Annotated[int, typer.Option(min=0, help="Ask so many simulated clients in memory, and no server.")] = 0,
+    server: Annotated[str, typer.Option(help="URL of the server; by default the one in the operator's kit.")] = "",
+    operator: Annotated[
+        Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
+    ] = Path("federation/operator"),
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'NAME=LOW:HIGH ...'",
+            help="Lowest and highest value of each column, or LOW:HIGH for all; repeatable. By default those in "
+            "\\[tool.fedcore.statistics] of the app. A value outside counts as the nearest of them.",
+        ),
+    ] = None,
+    bins: Annotated[
+        int | None, typer.Option(help="Cells of each histogram, all of one width.  \\[default: 64]")
+    ] = None,
+    quantiles: Annotated[str, typer.Option(help="Which quantiles, by commas.  \\[default: 0.25,0.5,0.75]")] = "",
+    dp_epsilon: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Differential privacy of each record (one row of one client) in this command's whole answer: each "
+            "client adds noise to its own sums, enough by itself, whoever else colludes. A further command about the "
+            "same rows adds its epsilon; nobody counts them. Not protected: which clients answer, and the names of the "
+            "columns. 0 for no noise.",
+        ),
+    ] = 0.0,
+    dp_delta: Annotated[
+        float | None, typer.Option(help="Delta at which epsilon is kept, best below 1 / rows.  \\[default: 1e-05]")
+    ] = None,
+    run_config: RunConfig = None,
+    set_: Settings = None,
+    data_dir: DataFolder = None,
+    out: Annotated[Path | None, typer.Option(help="Save the table here, .csv or .json.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
+    connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with the histograms.")] = False,
+) -> None:
+    """Ask a federation for statistics of its columns: counts, means, deviations, quantiles, histograms.
+
+    Example: fedcore stats my_app --bounds 'age=0:120 dose=0:5' --operator fed/operator
+
+    With --clients 4 the same in memory. The server learns sums over the clients, not theirs. The ClientApp has to
+    answer: apps of supervised_app do by themselves, others by add_statistics (fedcore.flower.statistics).
+    """
+    _check_out(out, force=force)
+    if clients and server:
+        raise ConfigurationError("--clients asks simulated clients in memory, --server a federation; give one of them")
+    if dp_delta is not None and not dp_epsilon:
+        raise ConfigurationError("--dp-delta says nothing without --dp-epsilon")
+    if data_dir is not None and clients:
+        os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
+    from client_app.operator.stats import Asked, ask_federation, ask_in_memory, show
+
+    asked = Asked.of(
+        app,
+        run_config=run_config or [],
+        settings=set_ or [],
+        bounds=bounds or [],
+        bins=bins,
+        quantiles=quantiles,
+        epsilon=dp_epsilon,
+        delta=1e-5 if dp_delta is None else dp_delta,
+    )
+    found = (
+        ask_in_memory(asked, clients)
+        if clients
+        else ask_federation(asked, operator, server=server, connect_seconds=connect_seconds)
+    )
+    show(found, asked.quantiles, out=out, in_json=as_json)
+
+
+def _check_out(out: Path | None, *, force: bool) -> None:
+    """Refuse a path before anybody is asked."""
+    if out is None:
+        return
+    if out.suffix not in (".csv", ".json"):
+        raise ConfigurationError(f"--out: {out} is to be a .csv or a .json file")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigurationError(f"--out: no file can be made at {out}")
+    if out.exists() and not force:
+        raise ConfigurationError(f"--out: {out} exists already; name another file, or replace it with --force")

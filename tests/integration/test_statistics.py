@@ -1,0 +1,83 @@
+"""`fedcore stats` on a federation of real processes: three sites, a server, and an operator who sees sums."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deployment import Deployment, fedcore
+
+APP = Path(__file__).parents[1] / "apps" / "columns"
+sys.path.insert(0, str(APP))
+from columns_app.table import table  # noqa: E402
+
+ROWS, SITES = 40, 3
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Three clients with the app whose columns are known."""
+    with Deployment.open(tmp_path_factory.mktemp("sites"), clients=SITES, allow_plain=True) as deployment:
+        deployment.app = APP
+        deployment.start()
+        yield deployment
+
+
+def ask(sites: Deployment, *options: str | Path) -> Any:
+    return fedcore("stats", APP, "--operator", sites.federation.operator, *options)
+
+
+def test_the_operator_reads_what_numpy_says_of_all_rows(sites: Deployment, tmp_path: Path) -> None:
+    done = ask(sites, "--json", "--out", tmp_path / "table.csv")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["clients"], found["asked"], found["dp_epsilon"]) == (SITES, SITES, None)
+    for name, (low, high) in {"age": (0, 100), "dose": (-1, 1)}.items():
+        everything = np.concatenate([table(site, ROWS)[name] for site in range(SITES)])
+        inside = np.clip(everything[~np.isnan(everything)], low, high)
+        column = found["columns"][name]
+        assert column["count"] == len(inside)
+        assert column["mean"] == pytest.approx(inside.mean(), abs=1e-6)
+        assert column["std"] == pytest.approx(inside.std(), abs=1e-6)
+        assert column["histogram"]["counts"] == np.histogram(inside, bins=16, range=(low, high))[0].tolist()
+    assert (tmp_path / "table.csv").read_text().startswith("column,count,missing,")
+
+
+def test_both_modes_and_memory_tell_the_same(sites: Deployment) -> None:
+    wanted = ("--bounds", "ward=0:4 age=20:90", "--bins", "8", "--json")
+    secure, plain = ask(sites, *wanted), ask(sites, *wanted, "--set", "aggregation=plain")
+    memory = fedcore("stats", APP, "--clients", str(SITES), *wanted)
+    for done in (secure, plain, memory):
+        assert done.returncode == 0, done.stderr
+    first, *others = (json.loads(done.stdout)["columns"] for done in (secure, plain, memory))
+    for other in others:
+        for name in ("ward", "age"):
+            assert other[name]["histogram"] == first[name]["histogram"]
+            numbers = [{key: one[name][key] for key in ("count", "missing", "mean", "std")} for one in (first, other)]
+            assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
+
+
+def test_a_table_with_noise_says_so(sites: Deployment) -> None:
+    done = ask(sites, "--dp-epsilon", "1")
+    assert done.returncode == 0, done.stderr
+    assert "with noise for every record of a client: epsilon 1 at delta 1e-05" in done.stdout
+
+
+def test_a_column_that_nobody_has_ends_with_the_clients_own_words(sites: Deployment) -> None:
+    done = ask(sites, "--bounds", "height=0:2")
+    assert done.returncode == 5
+    assert "every client withdrew: wrong-records" in done.stderr
+    assert "there is no column 'height' to count; there are age, dose, ward" in sites.log("client-1")
+
+
+def test_the_next_run_is_the_apps_own(sites: Deployment) -> None:
+    done = fedcore("run", APP, "--operator", sites.federation.operator, "--out", sites.folder / "none", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"query"' in done.stdout
