@@ -24,6 +24,7 @@ _ANY: dict[str, dict[str, Any]] = {
     },
     "exchange-failed": {"exchange": 1, "server_round": 1, "reason": "too few", "retry": True},
     "exchange-repeated": {"exchange": 1, "server_round": 1, "large": 1, "survivors": 2},
+    "statistics": {"statistics": {"columns": {}, "clients": 3, "asked": 3}},
     "log": {"line": "hello"},
     "warning": {"line": "take care"},
     "ended": {"status": "finished"},
