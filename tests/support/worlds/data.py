@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from client_app.ranks.messages import LocalAnswer
 from fedcore.errors import AppError, DataError, FedcoreError, StorageFull
 from fedcore.state import ModelState
 from fedcore.wire import Task
+
+HUGE = 1e9
+"""An update that exceeds the first scale, whatever its weight."""
 
 NOBODY = 1e9
 """A bound `b` that no record exceeds."""
@@ -38,7 +41,8 @@ OUTCOMES = ("fine", *RAISES, *SPOILS)
 class Data:
     """Of one client. records: one feature of each. metrics: reported beside the loss. outcome: one of OUTCOMES.
 
-    seconds: that the local work takes. secret: marks the client's update, which no difference of sums should show.
+    recovers: whether what `outcome` says happens the first time only. seconds: that the local work takes. secret: marks
+    the client's update, which no difference of sums should show; HUGE exceeds the first scale.
     """
 
     records: tuple[float, ...] = (0.5,)
@@ -46,6 +50,7 @@ class Data:
     secret: float = 0.0
     metrics: Mapping[str, Any] = field(default_factory=dict)
     outcome: str = "fine"
+    recovers: bool = False
     seconds: float = 0.0
 
 
@@ -66,6 +71,8 @@ class Work:
         if data.seconds > task.seconds:
             raise RAISES["hung"]()
         if data.outcome in RAISES:
+            if data.recovers:
+                self.data = replace(data, outcome="fine")
             raise RAISES[data.outcome]()
         trained = task.trains
         if model is not None and trained:

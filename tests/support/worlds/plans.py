@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from support.worlds.asks import EVERYBODY, Ask
-from support.worlds.data import OUTCOMES, Data
+from support.worlds.data import HUGE, OUTCOMES, Data
 
 NUMBERS = st.one_of(
     st.floats(-4.0, 4.0, width=32), st.sampled_from([math.nan, math.inf, -math.inf, 1e7, 2.0**20, -(2.0**20) - 1])
@@ -25,10 +25,11 @@ def outcomes(draw: st.DrawFn) -> Data:
     return Data(
         records=tuple(draw(st.lists(st.floats(-2.0, 2.0, width=32), max_size=3))),
         examples=draw(st.one_of(st.integers(1, 300), COUNTS)),
-        secret=draw(st.floats(-1.0, 1.0, width=32)),
+        secret=draw(st.one_of(st.floats(-1.0, 1.0, width=32), st.sampled_from([HUGE, -1e4 * HUGE]))),
         seconds=draw(st.sampled_from([0.0, 0.0, 60.0])),
         metrics=draw(st.one_of(st.just({}), METRICS)),
         outcome=draw(st.one_of(st.just("fine"), st.sampled_from(OUTCOMES))),
+        recovers=draw(st.booleans()),
     )
 
 
@@ -63,6 +64,11 @@ TASKS: Sequence[Mapping[str, Any]] = (
 )
 
 
+REPEAT: Mapping[str, Any] = {"attempt": 2, "server_round": 1}
+"""Of the second exchange, if it follows a first one of the same kind and model."""
+WIDER = (2.0**16, 2.0**24, 2.0**40)
+
+
 @st.composite
 def asks(draw: st.DrawFn) -> list[Ask]:
     """Up to three exchanges; in each at most one thing is bent, so that it comes far, and one client may be lost."""
@@ -77,6 +83,8 @@ def asks(draw: st.DrawFn) -> list[Ask]:
                 st.just({"codec": {"w_max": 20}}),
                 st.just({"encoding": {"scales": (0.5,)}}),
                 st.just({"encoding": {"metrics": (("loss", None),)}}),
+                st.just({"task": REPEAT}),
+                st.builds(lambda scale: {"task": REPEAT, "encoding": {"scales": (scale,)}}, st.sampled_from(WIDER)),
                 st.just({"cohort": (1, 2, 3)}),
                 st.just({"run": "run-2"}),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from io import StringIO
@@ -21,6 +21,7 @@ from client_app.eligibility import Eligibility, Reading
 from client_app.exchange import Client, prepare_state_dir
 from client_app.ledger import Ledger
 from client_app.output import Output
+from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
 from fedcore.admission.agreed import Agreed
 from fedcore.codec import Encoding, PrivateEncoding
@@ -30,6 +31,7 @@ from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.secagg.agreement import KeyPair
 from fedcore.secagg.keys import Secret
+from fedcore.wire import Task
 from support.stories import Drbg
 from support.worlds.asks import APP, Ask
 from support.worlds.data import Data, Work
@@ -68,6 +70,16 @@ class Randomness:
 
     def __call__(self, size: int) -> bytes:
         return self._source(size)
+
+
+class Unhurried(KeptAnswer):
+    """Waits for the keys even where the answer is there already, so that the client draws in the same order."""
+
+    begun: asyncio.Event
+
+    async def to(self, task: Task, work: Callable[[], Awaitable[LocalAnswer]], *, keep_failure: bool) -> LocalAnswer:
+        await self.begun.wait()
+        return await KeptAnswer.to(self, task, work, keep_failure=keep_failure)
 
 
 def same_encapsulations() -> AbstractContextManager[object]:
@@ -119,7 +131,7 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
                 ledger=ledger,
                 transcript=transcript,
                 state_dir=own / str(number),
-                kept=stack.enter_context(KeptAnswer(own / str(number))),
+                kept=stack.enter_context(Unhurried(own / str(number))),
                 output=Output(name=kit.name, stream=logs[number]),
                 randomness=Randomness(number),
                 eligibility=Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),
@@ -147,6 +159,8 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
 def _tie(client: Client) -> None:
     """Let the wire say when an exchange begins, and when its keys are exchanged."""
     wire, work, randomness = cast(Wire, client.transport), cast(Work, client.work), client.randomness
+    assert isinstance(client.kept, Unhurried)
+    client.kept.begun = work.begun
     assert isinstance(randomness, Randomness)
 
     def on_task() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.worlds.asks import Ask
 from support.worlds.data import Data
+from support.worlds.plans import REPEAT
 from support.worlds.play import compare
 
 COUNTS = {1: Data(examples=172, records=(0.5,)), 2: Data(examples=30, records=(1.5,)), 3: Data(), 4: Data()}
@@ -70,3 +71,11 @@ async def test_sums_that_nobody_compares(owned: Callable[..., Any], tmp_path: Pa
     monkeypatch.setattr("fedcore.admission.releases._check_groups", lambda *_: None)
     _, found = await compare([Ask(), Ask(drops={3: "input"})], COUNTS, owned(), tmp_path)
     assert any(text.endswith("give that of [3]") for text in found)
+
+
+async def test_a_failure_that_is_tried_anew(owned: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
+    """One that fails by chance in the first of two attempts is what the second has more."""
+    monkeypatch.setattr("client_app.answers.KeptAnswer.knows", lambda kept, task: False)
+    flaky = {**COUNTS, 1: replace(COUNTS[1], outcome="out-of-memory", recovers=True)}
+    _, found = await compare([Ask(), Ask(task=REPEAT)], flaky, owned(), tmp_path)
+    assert any(text.endswith("of (1, 2, 3, 4) [0, 1] failed") for text in found)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.worlds.asks import Ask
-from support.worlds.data import OUTCOMES, Data
+from support.worlds.data import HUGE, OUTCOMES, Data
 from support.worlds.plans import asks, outcomes
 from support.worlds.play import compare
 
@@ -49,6 +49,7 @@ REPORTS: Sequence[dict[str, Any]] = (
     {"metrics": {"n" * 201: 0.5}},
     {"metrics": {f"m{i}": 0.5 for i in range(40)}},
     {"records": ()},
+    {"secret": HUGE},
 )
 ODD = [*({"outcome": outcome} for outcome in OUTCOMES[1:]), *REPORTS]
 
