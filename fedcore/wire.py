@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -483,6 +484,38 @@ class RunStatus(StrEnum):
     @property
     def final(self) -> bool:
         return self not in (RunStatus.WAITING, RunStatus.RUNNING)
+
+
+RESULTS_FILE: Final = "results.json"
+"""The path of a run's metrics by round, among the files of the run."""
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path leads to a file below any folder that it is joined to: no dots, no roots, nothing hidden."""
+    parts = path.split("/")
+    sound = all(part.isprintable() and part and not part.startswith(".") and "\\" not in part for part in parts)
+    return sound and len(parts) <= 10 and len(path.encode()) <= 300
+
+
+def _checked_path(path: str) -> str:
+    if not is_plain_path(path):
+        raise ValueError("not a plain path below a folder")
+    return path
+
+
+class RunFile(Message):
+    """A file that a run left: `results.json`, or one that its ServerApp wrote, whose path begins with `files/`."""
+
+    path: Annotated[str, AfterValidator(_checked_path)]
+    size: int = Field(ge=0)
+    sha256: Sha256
+
+
+class RunFilesOut(Message):
+    """GET /v1/runs/{run}/files. left_out: how many others the server did not keep."""
+
+    files: list[RunFile] = Field(max_length=1001)
+    left_out: int = Field(ge=0)
 
 
 class ClientOut(Message):

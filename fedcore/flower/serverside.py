@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
@@ -14,6 +15,7 @@ from fedcore.flower.grid import SERVER_NODE, Aggregation, ExchangeBackend
 from fedcore.flower.loading import load_object
 from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.records import run_id_of
+from fedcore.flower.results import results_of
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.state import ModelState
 from fedcore.wire import Scalar
@@ -23,11 +25,12 @@ from fedcore.wire import Scalar
 class ServerAppOutcome:
     """What a ServerApp ended with: the final global model, None if it never had one.
 
-    stopped: why it was ended before its own end; empty where it was not.
+    stopped: why it was ended before its own end; empty where it was not. results: as `results_of` has them.
     """
 
     state: ModelState | None = None
     stopped: str = ""
+    results: dict[str, Any] = field(default_factory=dict)
 
 
 def run_server_app(
@@ -54,4 +57,4 @@ def run_server_app(
         server_app(grid, context)
     except BudgetSpent as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
-    return ServerAppOutcome(state=grid.final_state())
+    return ServerAppOutcome(state=grid.final_state(), results=results_of(grid.result))

@@ -6,12 +6,22 @@ import asyncio
 import math
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from fedcore.events import RunOut
 from fedcore.system.version import fedcore_version
 from fedcore.transcript import TranscriptOut
-from fedcore.wire import ClientOut, ProblemKind, RosterIn, RosterOut, RostersOut, RunIn, ServerOut
+from fedcore.wire import (
+    ClientOut,
+    ModelRef,
+    ProblemKind,
+    RosterIn,
+    RosterOut,
+    RostersOut,
+    RunFilesOut,
+    RunIn,
+    ServerOut,
+)
 from server_app.http.audience import ForOperators
 from server_app.http.problems import problem_responses
 from server_app.routes.access import AnyQueue, AnyServices, RecordHash, RunId, Wait, records_after
@@ -25,6 +35,7 @@ router = APIRouter(
 )
 _MISSING = problem_responses(ProblemKind.NOT_FOUND)
 After = Annotated[int, Query(ge=0, description="number of the last event that is known")]
+FilePath = Annotated[str, Path(max_length=300)]
 ONLINE_SECONDS = 15.0
 
 
@@ -79,6 +90,24 @@ async def cancel(run: RunId, queue: AnyQueue) -> RunOut:
 async def model(run: RunId, queue: AnyQueue) -> ModelResponse:
     """The final model of a run."""
     return ModelResponse(*await queue.model_file(run))
+
+
+@router.get("/runs/{run}/files", responses=_MISSING)
+async def files(run: RunId, queue: AnyQueue) -> RunFilesOut:
+    """What the ServerApp of a run left: its results and the files that it wrote; nothing before the run has ended."""
+    return await queue.files(run)
+
+
+@router.get(
+    "/runs/{run}/files/{path:path}",
+    status_code=200,
+    response_class=ModelResponse,
+    responses={**_MISSING, 200: {"content": {OCTETS: {}}, "description": "the file"}},
+)
+async def file(run: RunId, path: FilePath, queue: AnyQueue) -> ModelResponse:
+    """One of these files, by the path that the list has."""
+    found, listed = await queue.file(run, path)
+    return ModelResponse(found, ModelRef(sha256=listed.sha256, size=listed.size))
 
 
 @router.get("/operator/rosters")

@@ -7,6 +7,7 @@ picks it up. When the server goes away the process ends, whatever the user's cod
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -21,12 +22,16 @@ from pydantic import TypeAdapter
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.output import quiet_flower
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.statistics import Question
 from fedcore.statistics_report import STATISTICS
+from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
+from fedcore.wire import RESULTS_FILE
+from server_app.runs.app_files import APP_FILES
 from server_app.runs.app_messages import (
     TO_APP,
     Broken,
@@ -105,6 +110,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
     start = server.receive()
     if not isinstance(start, Start):
         return SERVER_GONE
+    quiet_flower()
     try:
         backend = ServerBackend(server, Path(start.folder))
         server.send(_run_app(start, backend) if start.question is None else _ask(start, start.question, backend))
@@ -119,7 +125,9 @@ def run(server: BlockingConnection[ToApp]) -> int:
 
 
 def _run_app(start: Start, backend: ServerBackend) -> Finished:
-    """Run the app's ServerApp to its end."""
+    """Run the app's ServerApp to its end, in a folder of its own."""
+    folder = Path(start.folder)
+    _work_in(folder / APP_FILES)
     outcome = run_server_app(
         FlowerApp.load(Path(start.app)),
         backend=backend,
@@ -127,9 +135,11 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         run_config=start.run_config,
         aggregation=start.aggregation,
     )
+    if outcome.results:
+        write_file(folder / RESULTS_FILE, json.dumps(outcome.results))
     if outcome.state is None:
         return Finished(model=None)
-    path = Path(start.folder) / "final.safetensors"
+    path = folder / "final.safetensors"
     outcome.state.save(path)
     return Finished(model=str(path))
 
@@ -139,6 +149,12 @@ def _ask(start: Start, question: Mapping[str, Any], backend: ServerBackend) -> F
     asked = from_plain(TypeAdapter(Question), question, what="the question for statistics")
     found = run_statistics(asked, backend=backend, run=start.run, aggregation=start.aggregation)
     return Finished(model=None, statistics=to_plain(STATISTICS, found))
+
+
+def _work_in(folder: Path) -> None:
+    """What the app writes without naming a folder comes home with the run."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
 
 
 def main(arguments: Sequence[str]) -> int:

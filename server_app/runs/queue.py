@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from fedcore.errors import FedcoreError, RunFailed
-from fedcore.events import AppPrinted, RunOut
+from fedcore.events import AppPrinted, RunOut, Warned
 from fedcore.flower.app import AppBundle
 from fedcore.system.concurrency import end
 from fedcore.system.files import remove_tree
-from fedcore.wire import ModelRef, ProblemKind, RunIn, RunStatus
+from fedcore.wire import ModelRef, ProblemKind, RunFile, RunFilesOut, RunIn, RunStatus
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
+from server_app.runs.app_files import kept_file, kept_files
 from server_app.runs.app_process import AppConnection, AppProcess, OnLine
 from server_app.runs.event_log import EventLog
 from server_app.runs.orchestrator import RunEnd, RunOrchestrator
@@ -152,6 +153,19 @@ class RunQueue:
         reference = ModelRef(sha256=row.model_sha256, size=row.model_size)
         return self._services.settings.runs_dir / row.run / MODEL_FILE, reference
 
+    async def files(self, run: str) -> RunFilesOut:
+        """What the ServerApp of a run that has ended left; Rejection where there is no such run."""
+        row = await self._row(run)
+        return await asyncio.to_thread(kept_files, self._services.settings.runs_dir / row.run)
+
+    async def file(self, run: str, path: str) -> tuple[Path, RunFile]:
+        """One of these files, and where it lies; Rejection where there is none."""
+        row = await self._row(run)
+        found = await asyncio.to_thread(kept_file, self._services.settings.runs_dir / row.run, path)
+        if found is None:
+            raise Rejection(ProblemKind.NOT_FOUND, "the run left no such file")
+        return found
+
     async def _row(self, run: str) -> RunRow:
         row = await self._services.store.run(run)
         if row is None:
@@ -271,7 +285,19 @@ class RunQueue:
             return await orchestrator.lead(app)
         finally:
             await app.stop()
+            await self._keep_files(files, event_log)
             await files.remove_temporary()
+
+    async def _keep_files(self, files: RunFiles, event_log: EventLog) -> None:
+        """A file more or less must not keep the run from ending."""
+        try:
+            left_out = await files.keep_app_files()
+        except FedcoreError as error:
+            event_log.add(Warned(line=str(error)))
+            return
+        if left_out:
+            line = f"{left_out} files of the ServerApp were left out: hidden ones, links, too many or too large"
+            event_log.add(Warned(line=line))
 
     def _show(self, exchange: Exchange) -> None:
         self.exchange = exchange

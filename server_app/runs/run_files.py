@@ -14,6 +14,7 @@ from fedcore.errors import RunFailed, WorkerDied
 from fedcore.flower.app import AppBundle
 from fedcore.state import sha256_file
 from fedcore.wire import ModelRef
+from server_app.runs.app_files import keep_app_files
 
 MODEL_FILE: Final = "model.safetensors"
 APP_FOLDER: Final = "app"
@@ -81,8 +82,12 @@ class RunFiles:
         self.from_app(path).replace(target)
         return await reference(target)
 
+    async def keep_app_files(self) -> int:
+        """The app is gone: keep what it left for its operator; how many files were left out. Raises StorageFull."""
+        return await asyncio.to_thread(keep_app_files, self._folder, self.work)
+
     async def remove_temporary(self) -> None:
-        """The run has ended: only its app and its model stay."""
+        """The run has ended: only its app, its model and what its app left stay."""
         await asyncio.to_thread(_remove, [self.work, self._folder / _HANDED, self._folder / EXCHANGES])
 
 

@@ -1,0 +1,74 @@
+"""What the ServerApp of a run left for its operator: its results, and the files that it wrote into its folder.
+
+They are copied when the app is gone, under numbers, so that no name that the app chose is ever a path on this machine;
+an index says which is which. They stay as long as the run's model does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from fedcore.errors import StorageFull
+from fedcore.system.files import write_file
+from fedcore.system.left_files import MOST_BYTES, LeftFiles, open_left
+from fedcore.wire import RESULTS_FILE, RunFile, RunFilesOut
+
+APP_FILES: Final = "files"
+"""Below the app's work folder: where it runs, and the paths of what it wrote begin."""
+_LEFT: Final = "left"
+_INDEX: Final = "index.json"
+_CHUNK: Final = 1 << 20
+
+
+def keep_app_files(run: Path, work: Path) -> int:
+    """Copy what the app left in its work folder into the run's; how many files were left out. Raises StorageFull."""
+    target = run / _LEFT
+    target.mkdir(mode=0o700, exist_ok=True)
+    kept: list[RunFile] = []
+
+    def keep(path: str, file: BinaryIO, size: int) -> None:
+        kept.append(_copy(path, file, size, target / str(len(kept))))
+
+    try:
+        results = open_left(work / RESULTS_FILE)
+        if results is not None:
+            with results:
+                keep(RESULTS_FILE, results, MOST_BYTES)
+        left = LeftFiles(work / APP_FILES)
+        for path, file, size in left.read():
+            keep(f"{APP_FILES}/{path}", file, size)
+        index = RunFilesOut(files=kept, left_out=left.left_out)
+        write_file(target / _INDEX, index.model_dump_json(), mode=0o600)
+    except OSError as error:
+        raise StorageFull(f"what the ServerApp left could not be kept: {error.strerror}") from error
+    return index.left_out
+
+
+def kept_files(run: Path) -> RunFilesOut:
+    """What was kept of a run that has ended; nothing where there is nothing."""
+    try:
+        return RunFilesOut.model_validate_json((run / _LEFT / _INDEX).read_bytes())
+    except FileNotFoundError:
+        return RunFilesOut(files=[], left_out=0)
+
+
+def kept_file(run: Path, path: str) -> tuple[Path, RunFile] | None:
+    """One of the files that were kept; None for a path that the index does not have."""
+    for number, file in enumerate(kept_files(run).files):
+        if file.path == path:
+            return run / _LEFT / str(number), file
+    return None
+
+
+def _copy(path: str, file: BinaryIO, most: int, target: Path) -> RunFile:
+    """At most `most` bytes: what still grows may not fill the disk."""
+    digest, size = hashlib.sha256(), 0
+    with target.open("xb") as copy:
+        target.chmod(0o600)
+        while chunk := file.read(min(_CHUNK, most - size)):
+            digest.update(chunk)
+            size += len(chunk)
+            copy.write(chunk)
+    return RunFile(path=path, size=size, sha256=digest.hexdigest())
