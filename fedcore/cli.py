@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import sys
 import time
@@ -119,7 +118,10 @@ def simulate_command(
         ),
     ] = "",
     data_dir: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Save the final model here, as safetensors.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Save the final model here, as safetensors; results and files beside it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an app in memory, with the same state machines as the real server and clients.
@@ -130,21 +132,31 @@ def simulate_command(
 
     from fedcore.config import JobSettings, override, parse_assignments
     from fedcore.flower.app import FlowerApp
+    from fedcore.flower.output import quiet_flower
     from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
+    from fedcore.results_home import Home
     from fedcore.simulate import Simulation
+    from fedcore.system.files import private_folder
 
     if data_dir is not None:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
-    flower = FlowerApp.load(app)
+    home = Home.beside(out) if out is not None else None
+    if home is not None:
+        home.check_free(force=force)
+    flower = FlowerApp.load(app.absolute())
     settings = JobSettings.from_mapping(
         {**flower.settings.to_mapping(), **parse_assignments(set_ or [])}, where="--set"
     )
     record = RunRecord()
     started = time.monotonic()
     # The progress view says it already; Flower's own lines would bury it.
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    with _user_output_to_stderr(), ProgressView(Console(stderr=True), "simulated") as view:
+    quiet_flower()
+    with (
+        private_folder() as folder,
+        _user_output_to_stderr(),
+        ProgressView(Console(stderr=True), "simulated") as view,
+    ):
 
         def emit(event: RunEvent) -> None:
             record.add(event, time.monotonic() - started)
@@ -158,12 +170,15 @@ def simulate_command(
             drop=drop,
             seed=seed,
             policy=_policy(policy, clients),
+            folder=folder,
             emit=emit,
         )
-        state = simulation.run().state
-    if out is not None and state is not None:
-        state.save(out)
-    summary = {"app": flower.name, "clients": clients, **record.summary(), "model": str(out) if out else None}
+        outcome = simulation.run()
+        places = home.write(outcome.results, folder) if home is not None else {}
+        if home is not None and outcome.state is not None:
+            outcome.state.save(home.model)
+    summary = {"app": flower.name, "clients": clients, **record.summary(), "results": outcome.results}
+    summary |= {"model": str(out) if out else None, **places}
     _print_json(summary) if as_json else _print_metrics(record, summary)
     if record.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
@@ -275,9 +290,15 @@ def _print_json(value: Mapping[str, Any]) -> None:
 
 def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, float))
-    Console().print(f"{summary['app']}: {summary['rounds']} rounds, {metrics}", highlight=False)
+    from fedcore.progress import metrics_text
+    from fedcore.results_home import server_line
+
+    metrics = metrics_text(summary["metrics"])
+    lines = (f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"]))
+    for line in filter(None, lines):
+        Console().print(escape(line), highlight=False, soft_wrap=True)
     if record.privacy is not None:
         from fedcore.progress import epsilon_line
 

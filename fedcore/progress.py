@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,6 +28,7 @@ from fedcore.events import (
 )
 from fedcore.wire import is_query
 
+_LIST_SHOWN: Final = 4
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
 
 
@@ -115,7 +116,7 @@ class ProgressView:
             self._line(line)
 
     def _on_done(self, event: ExchangeDone) -> None:
-        metrics = "  ".join(f"{name} {_number(value)}" for name, value in event.metrics.items())
+        metrics = metrics_text(event.metrics)
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         shown = f"  {escape(metrics)}" if metrics else ""
         if is_query(event.message_type):
@@ -181,7 +182,14 @@ def epsilon_line(privacy: PrivacyTerms, epsilon_spent: float) -> str:
     )
 
 
+def metrics_text(metrics: Mapping[str, Any]) -> str:
+    """Metrics for a line that a person reads; long lists are cut, and sums that others are made of are left out."""
+    shown = {name: value for name, value in metrics.items() if not name.endswith("/sums")}
+    return "  ".join(f"{name} {_number(value)}" for name, value in shown.items())
+
+
 def _number(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{len(value)} values]"
+        first = ", ".join(_number(item) for item in value[:_LIST_SHOWN])
+        return f"[{first}]" if len(value) <= _LIST_SHOWN else f"[{first}, ... {len(value)} values]"
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -5,6 +5,7 @@ Clients train one after the other in this process; every message, check, mask an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +72,8 @@ class Simulation:
 
     drop: probability that a client drops out of an exchange, at a step drawn at random. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
-    read single updates; what the owners of a federation would refuse of that is said in a warning.
+    read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
+    ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
     """
 
     app: FlowerApp
@@ -80,6 +83,7 @@ class Simulation:
     drop: float = 0.0
     seed: int = 0
     policy: Policy | None = None
+    folder: Path | None = None
     emit: EventSink = ignore
     clock: Callable[[], float] = time.monotonic
     _runners: dict[int, ClientRunner] = field(init=False)
@@ -89,12 +93,14 @@ class Simulation:
     _account: PrivacyBudget = field(init=False)
     _chance: random.Random = field(init=False)
     _exchange: int = field(default=0, init=False)
+    _home: Path = field(init=False)
 
     def __post_init__(self) -> None:
         if self.clients < 1 or not 0 <= self.drop < 1:
             raise ConfigurationError("a simulation needs at least 1 client and a drop probability in [0, 1)")
         if self.settings.aggregation == "secure" and self.clients < 2:
             raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
+        self._home = Path.cwd()
         ids = range(1, self.clients + 1)
         self._runners = {i: self._runner(i) for i in ids}
         self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
@@ -118,13 +124,14 @@ class Simulation:
         )
         if self.policy is None:
             self._warn_of_choices()
-        outcome = run_server_app(
-            self.app,
-            backend=self,
-            run="simulation",
-            run_config=dict(self.run_config),
-            aggregation=self.settings.aggregation,
-        )
+        with contextlib.chdir(self.folder or self._home):
+            outcome = run_server_app(
+                self.app,
+                backend=self,
+                run="simulation",
+                run_config=dict(self.run_config),
+                aggregation=self.settings.aggregation,
+            )
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
         return outcome
 
@@ -138,7 +145,7 @@ class Simulation:
         check_asked(len(request.nodes), self.settings, self.clients, self._least, message_type=request.message_type)
         carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
         attempts = Attempts(settings=self.settings, has_room=self._has_room)
-        with KeptResults() as kept:
+        with KeptResults() as kept, contextlib.chdir(self._home):
             for number in itertools.count(1):
                 self._exchange += 1
                 asked = request if attempts.same is None else replace(request, nodes=attempts.same)

@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import tenacity
@@ -19,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from client_app.http import may_pass, refusal, tls_context, unanswered
+from client_app.operator.results import fetch_results
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import (
     BudgetSpent,
@@ -33,11 +36,12 @@ from fedcore.errors import (
 from fedcore.events import Recorded, RunOut
 from fedcore.federation import OperatorKit, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line
+from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
 from fedcore.record import RunRecord
+from fedcore.results_home import Home, server_line
 from fedcore.system.files import replacing
 from fedcore.transcript import SignedRecord, TranscriptOut, record_hash
-from fedcore.wire import ModelRef, RosterIn, RosterOut, RostersOut, RunIn, RunStatus, ServerOut
+from fedcore.wire import ModelRef, RosterIn, RosterOut, RostersOut, RunFilesOut, RunIn, RunStatus, ServerOut
 
 POLL_SECONDS = 20
 FOLLOW_PAUSE = 0.2
@@ -62,13 +66,15 @@ def run_app(
     with OperatorClient(kit, connect_seconds=connect_seconds) as client:
         record, final = _submit_and_follow(client, submission, as_json)
         summary = {"run": final.run, "app": final.app, **record.summary(), "model": None}
+        if final.model is not None:
+            client.fetch_model(final.run, final.model, out)
+            summary["model"] = str(out)
+        fetch = partial(client.fetch_file, final.run)
+        summary |= fetch_results(client.files(final.run), Home.beside(out), fetch)
         if final.status is not RunStatus.FINISHED:
             if as_json:
                 _print_summary(record, summary, as_json)
             raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
-        if final.model is not None:
-            client.fetch_model(final.run, final.model, out)
-            summary["model"] = str(out)
     _print_summary(record, summary, as_json)
     if final.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
@@ -106,10 +112,12 @@ def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool)
         sys.stdout.write(json.dumps(summary) + "\n")
         return
     console = Console()
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, float))
-    console.print(f"run {summary['run']}: {summary['rounds']} rounds, {escape(metrics)}", highlight=False)
-    if summary["model"]:
-        console.print(f"model saved to {escape(summary['model'])}", highlight=False, soft_wrap=True)
+    metrics = metrics_text(summary["metrics"])
+    shown = [f"run {summary['run']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
+    for what, key in (("model", "model"), ("results", "results_file"), ("files of the ServerApp", "files")):
+        shown += [f"{what} saved to {summary[key]}"] if summary[key] else []
+    for line in filter(None, shown):
+        console.print(escape(line), highlight=False, soft_wrap=True)
     if record.privacy is not None:
         line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
         console.print(line, highlight=False, soft_wrap=True)
@@ -199,21 +207,32 @@ class OperatorClient:
                 last = page.records[-1].record
                 after = record_hash(last.outcome(last.announced()), complete=page.records[-1].complete)
 
+    def files(self, run: str) -> RunFilesOut:
+        """What the ServerApp of a run that has ended left."""
+        return RunFilesOut.model_validate_json(self._request("GET", f"/v1/runs/{run}/files").content)
+
+    def fetch_file(self, run: str, path: str, sha256: str, out: Path) -> None:
+        """Download one of these files to `out`, likewise."""
+        self._download(f"/v1/runs/{run}/files/{quote(path)}", sha256, out)
+
     def fetch_model(self, run: str, model: ModelRef, out: Path) -> None:
         """Download the final model to `out`, which stays as it is unless the digest is the announced one."""
+        self._download(f"/v1/runs/{run}/model", model.sha256, out)
+
+    def _download(self, address: str, sha256: str, out: Path) -> None:
         digest = hashlib.sha256()
         out.parent.mkdir(parents=True, exist_ok=True)
         try:
             with (
                 replacing(out, mode=0o600, durable=True) as file,
-                self._http.stream("GET", f"/v1/runs/{run}/model") as answer,
+                self._http.stream("GET", address) as answer,
             ):
                 _raise_problem(answer)
                 for chunk in answer.iter_bytes(1 << 20):
                     digest.update(chunk)
                     file.write(chunk)
-                if digest.hexdigest() != model.sha256:
-                    raise PeerError("the model that the server sent does not have the digest that it announced")
+                if digest.hexdigest() != sha256:
+                    raise PeerError(f"{address} did not come with the digest that the server announced")
         except OSError as error:
             raise StorageFull(f"cannot write {out}: {error.strerror}") from error
         except httpx.TransportError as error:

@@ -20,12 +20,14 @@ def run(
     ] = Path("federation/operator"),
     run_config: RunConfig = None,
     set_: Settings = None,
-    out: Annotated[Path, typer.Option(help="Where the final model is saved.")] = Path("model.safetensors"),
+    out: Annotated[Path, typer.Option(help="Where the model is saved, results and files beside it.")] = Path(
+        "model.safetensors"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines, then a summary.")] = False,
 ) -> None:
-    """Submit a run as operator, follow it, and save the model as safetensors. Ctrl-C cancels the run.
+    """Submit a run as operator, follow it, and save the model and what the app found. Ctrl-C cancels the run.
 
     Example: fedcore run examples/digits --operator fed/operator --run-config num-server-rounds=5
     """
@@ -48,8 +50,9 @@ def _check_out(out: Path, *, force: bool) -> None:
     """Refuse a path that no model can be saved to now, and not after hours of training."""
     if out.is_dir():
         raise ConfigurationError(f"--out: {out} is a folder; name the file for the model")
-    if out.exists() and not force:
-        raise ConfigurationError(f"--out: {out} exists already; name another file, or replace it with --force")
+    from fedcore.results_home import Home
+
+    Home.beside(out).check_free(force=force)
     parent = next(path for path in out.absolute().parents if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigurationError(f"--out: no file can be made in {parent}; name another place for the model")

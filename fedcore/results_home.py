@@ -1,0 +1,65 @@
+"""Where what a run leaves is put beside its model: `model.results.json` and the folder `model.files`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from fedcore.errors import ConfigurationError
+from fedcore.progress import metrics_text
+from fedcore.system.files import write_file
+from fedcore.system.left_files import LeftFiles
+from fedcore.wire import RESULTS_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The three places of a run's results. model: a file, `model.safetensors`, say."""
+
+    model: Path
+    results: Path
+    files: Path
+
+    @classmethod
+    def beside(cls, model: Path) -> Self:
+        """The places that go with a model's."""
+        return cls(model, model.with_name(f"{model.stem}.results.json"), model.with_name(f"{model.stem}.files"))
+
+    def check_free(self, *, force: bool) -> None:
+        """Refuse to write over what is there; raises ConfigurationError."""
+        for path in (self.model, self.results, self.files):
+            if path.exists() and not force:
+                raise ConfigurationError(f"--out: {path} exists already; name another file, or replace it with --force")
+
+    def place_of(self, path: str) -> Path:
+        """Where a file of a run goes: `results.json`, or `files/...` as the app named it, which is a plain path."""
+        if path == RESULTS_FILE:
+            return self.results
+        return self.files.joinpath(*PurePosixPath(path).parts[1:])
+
+    def write(self, results: Mapping[str, Any], left: Path) -> dict[str, Any]:
+        """Keep results, and copies of the files in the folder `left`; what the summary says of it. Raises OSError."""
+        self.model.parent.mkdir(parents=True, exist_ok=True)
+        if results:
+            write_file(self.results, json.dumps(results, indent=2) + "\n")
+        count = 0
+        for path, file, _ in LeftFiles(left).read():
+            target = self.files / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as copy:
+                shutil.copyfileobj(file, copy)
+            count += 1
+        return {"results_file": str(self.results) if results else None, "files": str(self.files) if count else None}
+
+
+def server_line(results: Mapping[str, Any]) -> str:
+    """What the ServerApp's own evaluation ended with; "" where there was none."""
+    rounds = results.get("server")
+    if not isinstance(rounds, dict) or not rounds:
+        return ""
+    last = max(rounds, key=int)
+    return f"evaluated by the ServerApp, round {last}: {metrics_text(rounds[last])}"

@@ -1,0 +1,39 @@
+"""What a ServerApp evaluates, prints, logs and writes comes back to the operator's machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.deployment import Deployment, fedcore
+from support.reporting_app import reporting_app
+
+
+def test_results_prints_and_files_come_home(tmp_path: Path) -> None:
+    with Deployment.open(tmp_path / "two", clients=2, app=reporting_app(tmp_path)) as here:
+        here.start()
+        done = here.submit().finish()
+        assert done.status == 0, done.stderr
+        person = tmp_path / "home" / "m.safetensors"
+        person.parent.mkdir()
+        command = ("run", here.app, "--operator", here.federation.operator, "--out", person)
+        shown = fedcore(*command)
+        again = fedcore(*command)
+    lines = [event["line"] for event in done.of("log")]
+    assert "centrally evaluated round 2" in lines
+    assert any("own words of the app" in line for line in lines)
+    assert not any("Starting FedAvg" in line for line in lines)
+    assert sorted(done.summary["results"]["server"]) == ["0", "1", "2"]
+    results = json.loads(done.model.with_name(f"{done.model.stem}.results.json").read_text())
+    assert results == done.summary["results"]
+    assert results["server"]["2"]["steps"] == [2.0] * 6
+    assert sorted(results["train"]) == ["1", "2"]
+    files = Path(done.summary["files"])
+    assert (files / "curves" / "norm.txt").read_text() == str(results["server"]["2"]["norm"])
+
+    assert shown.returncode == 0, shown.stderr
+    assert "app: centrally evaluated round 1" in shown.stdout
+    assert "evaluated by the ServerApp, round 2: norm " in shown.stdout
+    assert f"files of the ServerApp saved to {person.parent}/m.files" in shown.stdout
+    assert again.returncode == 2
+    assert "exists already" in again.stderr

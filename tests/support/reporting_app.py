@@ -1,0 +1,47 @@
+"""A Flower app whose ServerApp evaluates, prints, logs and writes a file, beside the tiny app's clients."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from support.tiny import TINY
+
+SERVER = """
+from logging import INFO
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from tiny_app.problem import initial
+
+app = ServerApp()
+
+
+def evaluate(server_round, arrays):
+    print(f"centrally evaluated round {server_round}")
+    norm = float(sum(np.square(array.numpy().astype(np.float64)).sum() for array in arrays.values()))
+    return MetricRecord({"norm": norm, "steps": [float(server_round)] * 6})
+
+
+@app.main()
+def main(grid, context):
+    log(INFO, "own words of the app")
+    arrays = ArrayRecord({key: Array(np.asarray(value)) for key, value in initial().items()})
+    strategy = FedAvg(min_train_nodes=2, min_evaluate_nodes=2, min_available_nodes=2)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2, evaluate_fn=evaluate)
+    Path("curves").mkdir()
+    Path("curves/norm.txt").write_text(str(result.evaluate_metrics_serverapp[2]["norm"]))
+"""
+
+
+def reporting_app(folder: Path) -> Path:
+    """The app, in a new folder."""
+    app = folder / "reporting"
+    shutil.copytree(TINY, app, ignore=shutil.ignore_patterns("__pycache__"))
+    (app / "tiny_app" / "server_app.py").write_text(SERVER)
+    return app

@@ -1,0 +1,72 @@
+"""What an app finds in a simulation comes home: metrics by round, files, prints; and lists that a person can read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from support.reporting_app import reporting_app
+from typer.testing import CliRunner
+
+from fedcore.cli import app
+from fedcore.flower.output import quiet_flower
+from fedcore.progress import metrics_text
+from fedcore.results_home import Home
+
+
+def test_results_and_files_stand_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reporting = reporting_app(tmp_path)
+    before = set(tmp_path.iterdir())
+    command = ["simulate", reporting.name, "--clients", "3", "--out", "out/m.safetensors"]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "out"}, "nothing litters the current folder"
+    results = json.loads((tmp_path / "out/m.results.json").read_text())
+    assert sorted(results) == ["evaluate", "server", "train"]
+    assert sorted(results["server"]) == ["0", "1", "2"]
+    assert results["server"]["2"]["steps"] == [2.0] * 6
+    assert (tmp_path / "out/m.files/curves/norm.txt").read_text() == str(results["server"]["2"]["norm"])
+    summary = json.loads(done.stdout)
+    assert summary["results"] == results
+    assert summary["files"] == "out/m.files"
+    assert "centrally evaluated round 2" in done.stderr
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 2
+    assert "exists already" in again.output
+    assert CliRunner().invoke(app, [*command, "--force"]).exit_code == 0
+
+
+@pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files"])
+def test_nothing_is_written_over(tmp_path: Path, taken: str) -> None:
+    (tmp_path / taken).mkdir()
+    home = Home.beside(tmp_path / "m.safetensors")
+    with pytest.raises(Exception, match=f"{taken} exists already"):
+        home.check_free(force=False)
+    home.check_free(force=True)
+
+
+def test_lists_show_what_is_in_them() -> None:
+    metrics = {"acc": 0.5, "few": [1.0, 2.0], "many": [float(i) for i in range(6)], "auc/sums": [1.0, 2.0], "n": 3}
+    assert metrics_text(metrics) == (
+        "acc 0.5000  few [1.0000, 2.0000]  many [0.0000, 1.0000, 2.0000, 3.0000, ... 6 values]  n 3"
+    )
+
+
+def test_flowers_own_lines_are_left_out_and_an_apps_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    from flwr.common.logger import log
+    from flwr.serverapp.strategy import FedAvg
+
+    logger = logging.getLogger("flwr")
+    filters = list(logger.filters)
+    try:
+        quiet_flower()
+        with caplog.at_level(logging.INFO, "flwr"):
+            log(logging.INFO, "an app's own words")
+            FedAvg().summary()
+            logger.warning("take care")
+    finally:
+        logger.filters[:] = filters
+    assert [record.getMessage() for record in caplog.records] == ["an app's own words", "take care"]
