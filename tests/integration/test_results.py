@@ -10,7 +10,8 @@ from support.reporting_app import reporting_app
 
 
 def test_results_prints_and_files_come_home(tmp_path: Path) -> None:
-    with Deployment.open(tmp_path / "two", clients=2, app=reporting_app(tmp_path)) as here:
+    with Deployment.open(tmp_path / "two", clients=2) as here:
+        here.app = reporting_app(tmp_path)
         here.start()
         done = here.submit().finish()
         assert done.status == 0, done.stderr
