@@ -17,7 +17,7 @@ from flwr.common.logger import log
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from tiny_app.problem import initial
+from reporting_app.problem import initial
 
 app = ServerApp()
 
@@ -43,5 +43,8 @@ def reporting_app(folder: Path) -> Path:
     """The app, in a new folder."""
     app = folder / "reporting"
     shutil.copytree(TINY, app, ignore=shutil.ignore_patterns("__pycache__"))
-    (app / "tiny_app" / "server_app.py").write_text(SERVER)
+    package = (app / "tiny_app").rename(app / "reporting_app")  # one process may have imported the tiny one
+    for path in (app / "pyproject.toml", *package.glob("*.py")):
+        path.write_text(path.read_text().replace("tiny_app", "reporting_app"))
+    (package / "server_app.py").write_text(SERVER)
     return app
