@@ -4,8 +4,8 @@ A metric is two functions. `count` gives sums over some examples, and `value` re
 mean of sites' RMSEs or AUCs is not the federation's; the figure of their added sums is. Own ones are made like those
 here:
 
-    def count(output: Tensor, targets: Tensor) -> Tensor:      # float64 [2]
-        return torch.stack([(output > targets).sum(), torch.tensor(len(output))]).double()
+    def count(output: Tensor, targets: Tensor) -> Tensor:      # [2]
+        return torch.stack([(output > targets).sum(), torch.tensor(len(output), device=output.device)])
 
     too_high = Metric("too_high", "min", 2, count, lambda sums: float(sums[0] / sums[1]))
 """
@@ -36,7 +36,7 @@ class Metric:
     """A figure of a model on some examples.
 
     name: as it is reported. better: whether more or less of it is better. length: number of sums. count: (output of the
-    model [n, ...], targets [n, ...]) -> sums over these examples, float64 [length]. value: sums over all -> the figure,
+    model [n, ...], targets [n, ...]) -> sums over these examples [length]. value: sums over all -> the figure,
     nan where it means nothing. over: "example" where the sums of any parts add up to those of the whole; "set" where
     examples are compared with each other, so that a site counts its whole test set at once and only sites are added.
     """
