@@ -212,6 +212,12 @@ class EngineConfig:
         """The inverse of `from_mapping`: every key, kebab-case."""
         return {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    def data_ranks(self, ranks: int) -> int:
+        """How many parts a batch is divided into over a group of `ranks`."""
+        if self.engine in ("single", "tp", "pp"):
+            return 1
+        return ranks // self.tensor if self.engine == "ddp-tp" else ranks
+
     def check(self, ranks: int) -> None:
         """Raise ConfigurationError unless a group of `ranks` can be set up like this."""
         if self.engine == "single" and ranks > 1:

@@ -57,6 +57,8 @@ class ClientRunner:
 
     def __post_init__(self) -> None:
         self._client_app = load_object(self.app.folder, self.app.clientapp, ClientApp)
+        if self.engine is not None and isinstance(self._client_app, TensorApp):
+            self._client_app.check_engine(self.engine)
 
     @property
     def hands_model_out(self) -> bool:

@@ -169,6 +169,10 @@ class LocalApp(TensorApp):
         """What the model is trained and tested by."""
         return self.definition.loss
 
+    def check_engine(self, config: EngineConfig) -> None:
+        """Raise ConfigurationError for an engine that would cut the batches of a loss over the batch."""
+        self.loss.check_engine(config, World.current().size)
+
     def run(
         self,
         job: LocalJob,

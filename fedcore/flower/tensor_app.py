@@ -116,3 +116,7 @@ class TensorApp(ClientApp, ABC):
         engine_config: EngineConfig | None = None,
     ) -> LocalResult:
         """Do one task; `model` is the global one, which ranks other than 0 need not have."""
+
+    @abstractmethod
+    def check_engine(self, config: EngineConfig) -> None:
+        """Before any task: raise ConfigurationError for an engine that cannot do what the app asks for."""

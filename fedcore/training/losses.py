@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedcore.config import EngineConfig
 from fedcore.errors import ConfigurationError, UsageError
 
 IGNORED = -100
@@ -66,17 +67,17 @@ class Loss:
         found = self(output, targets)
         return found * len(output) if self.over == "batch" else found.sum()
 
-    def check_parts(self, *, data_ranks: int, micro_batches: int, engine: str) -> None:
+    def check_engine(self, config: EngineConfig, ranks: int) -> None:
         """Raise ConfigurationError for an engine that would cut a batch in parts, where the loss is over the batch."""
         if self.over == "example":
             return
-        reason = ""
-        if engine == "pp":
+        reason, parts = "", config.data_ranks(ranks)
+        if config.engine == "pp":
             reason = "engine pp cuts every batch into micro-batches; use tp, which does not"
-        elif data_ranks > 1:
-            reason = f"engine {engine} divides every batch among {data_ranks} ranks; use one rank (single), or tp"
-        elif micro_batches > 1:
-            reason = f"micro-batches = {micro_batches} cuts every batch; leave it out, or set it to 1"
+        elif parts > 1:
+            reason = f"engine {config.engine} divides every batch among {parts} ranks; use one rank (single), or tp"
+        elif config.micro_batches > 1:
+            reason = f"micro-batches = {config.micro_batches} cuts every batch; leave it out, or set it to 1"
         if reason:
             raise ConfigurationError(
                 f"loss {self.name} is over a whole batch, and would be another one over its parts: {reason}"

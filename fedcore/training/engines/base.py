@@ -84,7 +84,7 @@ class Engine(ABC):
         self.world = world
         self.examples_taken = 0
         self._loaders = Loaders(world.device)
-        recipe.loss.check_parts(data_ranks=self.data_size, micro_batches=config.micro_batches, engine=config.engine)
+        recipe.loss.check_engine(config, world.size)
         if config.deterministic:
             be_deterministic()
         self._build()

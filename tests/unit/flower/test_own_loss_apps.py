@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
+from fedcore.config import EngineConfig
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
 from fedcore.flower.own_models import ContextStore
 from fedcore.state import ModelState
@@ -118,6 +123,14 @@ def test_means_of_reported_sums_are_the_sums_of_the_federation():
         means = np.average([reply.metrics[metric.sums_name] for reply in replies], axis=0, weights=weights)
         found = metric.value(torch.tensor(means * weights.sum()))
         assert found == pytest.approx(metric.value(metric.sums(output, torch.tensor(y))))
+
+
+def test_an_engine_that_would_cut_a_batch_is_refused_when_the_app_is_loaded():
+    """And not in its first round, when others already wait for it."""
+    app = FlowerApp.load(Path(__file__).parents[3] / "examples" / "cox")
+    ClientRunner(app=app, client_id=1, node_config={}, engine=EngineConfig(micro_batches=1))
+    with pytest.raises(ConfigurationError, match=r"loss cox is over a whole batch.*micro-batches = 2"):
+        ClientRunner(app=app, client_id=1, node_config={}, engine=EngineConfig(micro_batches=2))
 
 
 class TestLocalApp:
