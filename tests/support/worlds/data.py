@@ -79,6 +79,9 @@ class Work:
             self._save(self._step(ModelState.open(model), task), out)
         if data.outcome in ("no-model", "unasked-model"):
             trained = not trained if data.outcome == "unasked-model" else False
+        if task.queries:  # as the ranks answer one: each client is one example
+            numbers = {"rows/count": min(data.examples, 2**62), "rows/loss": self._loss(model)}
+            return LocalAnswer(examples=1, metrics={**numbers, **data.metrics}, trained=trained)
         return LocalAnswer(examples=data.examples, metrics={"loss": self._loss(model), **data.metrics}, trained=trained)
 
     def _step(self, state: ModelState, task: Task) -> dict[str, np.ndarray]:

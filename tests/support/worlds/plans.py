@@ -91,6 +91,6 @@ def asks(draw: st.DrawFn) -> list[Ask]:
         )
         stages = st.sampled_from(["advertise", "share", "input", "consistency", "unmask"])
         drops = draw(st.one_of(st.just({}), st.dictionaries(st.sampled_from(EVERYBODY), stages, max_size=1)))
-        kind = draw(st.sampled_from(["train", "train", "evaluate", "train.other"]))
+        kind = draw(st.sampled_from(["train", "train", "evaluate", "train.other", "query.age", "query.weight"]))
         drawn.append(Ask(message_type=kind, model=draw(MODELS), drops=drops, **bent))
     return drawn

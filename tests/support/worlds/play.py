@@ -222,7 +222,7 @@ def taken_out(releases: Sequence[Release | None]) -> Iterator[str]:
     """Sums of the same clients from one model, to which not as many contributed: they differ by who failed in one."""
     failures: dict[tuple[str, bool, tuple[int, ...]], set[int]] = {}
     for release in releases:
-        if release is not None and release.task.model is not None and not release.noised:
+        if release is not None and release.task.asked_of and not release.noised:  # one query is not another
             same = release.task.model.sha256, release.task.trains, release.survivors
             failures.setdefault(same, set()).add(release.failures)
     for (model, _, survivors), counts in failures.items():
@@ -231,11 +231,11 @@ def taken_out(releases: Sequence[Release | None]) -> Iterator[str]:
 
 
 def isolated(releases: Sequence[Release | None], least: int) -> Iterator[str]:
-    """Sets of fewer than `least` clients whose sum follows from those of one model and kind of work."""
+    """Sets of fewer than `least` clients whose sum follows from those of one model and kind of work, or of queries."""
     alike: dict[tuple[str, bool], set[tuple[int, ...]]] = {}
     for release in releases:
-        if release is not None and release.task.model is not None:
-            alike.setdefault((release.task.model.sha256, release.task.trains), set()).add(release.survivors)
+        if release is not None:
+            alike.setdefault((release.task.asked_of, release.task.trains), set()).add(release.survivors)
     for (model, _), sets in alike.items():
         clients = sorted(set(itertools.chain.from_iterable(sets)))
         rows = np.array([[client in chosen for client in clients] for chosen in sets], float)

@@ -207,7 +207,7 @@ class Room:
         decoded, why = None, ""
         try:
             base = ModelState.open(self.model) if encoding.layout else None
-            decoded = decode(encoding, words, survivors=len(survivors), base=base)
+            decoded = decode(encoding, words, survivors=len(survivors), base=base, sums=self.task.queries)
         except FedcoreError as error:
             why = str(error)
         return Release(task=self.task, survivors=survivors, words=words, decoded=decoded, why=why)

@@ -58,6 +58,45 @@ def _name(pair: Sequence[dict[str, Any]]) -> str:
     return ", ".join(str(odd)[:30] for odd in pair)
 
 
+@pytest.mark.parametrize("outcome", ["fine", "app-raises", "killed", "not-eligible"])
+async def test_a_query_is_answered_alike_whatever_becomes_of_it(stock: Any, tmp_path: Path, outcome: str) -> None:
+    clients = {1: replace(A, outcome=outcome), 2: B, **OTHERS}
+    view, found = await compare([Ask(message_type="query.age")], clients, stock, tmp_path)
+    assert found == []
+    (release,) = view.releases
+    assert release is not None
+    assert release.survivors == (1, 2, 3, 4)
+    if outcome == "fine":
+        assert release.decoded.metrics["rows/count"] == 172 + 30 + 199 + 85
+
+
+@pytest.mark.parametrize("odd", [{"examples": 2**41}, {"metrics": {"rows/age": math.nan}}, {"metrics": {"wards": []}}])
+async def test_a_number_that_no_sum_takes_is_nobodys(stock: Any, tmp_path: Path, odd: dict[str, Any]) -> None:
+    clients = {1: replace(A, **odd), 2: B, **OTHERS}
+    view, found = await compare([Ask(message_type="query.age")], clients, stock, tmp_path)
+    assert found == []
+    assert view.releases[0].failures == 1
+
+
+async def test_no_queries_together_leave_one_client_apart(stock: Any, tmp_path: Path) -> None:
+    """Another question, another model, another run: sums over all and over all but one would give that one."""
+    clients = {1: A, 2: B, **OTHERS}
+    asked = [
+        Ask(message_type="query.age"),
+        Ask(message_type="query.weight", cohort=(1, 2, 3)),
+        Ask(message_type="query", model={"shift": 1.0}, run="run-2", drops={4: "input"}),
+        Ask(message_type="query.age", configs={"config": {"anything": 7}}),
+    ]
+    view, found = await compare(asked, clients, stock, tmp_path)
+    assert found == []
+    assert [release is not None and release.survivors for release in view.releases] == [
+        (1, 2, 3, 4),
+        False,
+        False,
+        (1, 2, 3, 4),
+    ]
+
+
 @pytest.mark.parametrize("pair", [ODD[at : at + 2] for at in range(0, len(ODD), 2)], ids=_name)
 async def test_whatever_becomes_of_the_local_work(stock: Any, tmp_path: Path, pair: Any) -> None:
     """Two clients in each world, to save half of the exchanges."""
