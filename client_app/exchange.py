@@ -354,7 +354,8 @@ class _Exchange:
         survivors = conversions.survivors_from_wire(shown, self.task.cohort)
         agreed = conversions.consistency_to_wire(session.sign_survivors(survivors))
         policy, ledger, transcript = self.client.kit.policy, self.client.ledger, self.client.transcript
-        await in_thread(agree, self.task, encoding, survivors.survivors, policy, ledger, transcript.chain)
+        here = session.heard
+        await in_thread(agree, self.task, encoding, survivors.survivors, policy, ledger, transcript.chain, here=here)
         outcome = session.outcome
         # On disk before the signature is on the wire: from then on the transcript has to contain this exchange.
         record = await in_thread(transcript.sign, self.task, outcome, self.client.kit.roster)

@@ -66,10 +66,12 @@ def agree(
     policy: Policy,
     ledger: History,
     chain: Chain,
+    *,
+    here: Collection[int] = (),
 ) -> None:
     """Agree to the sum over `survivors`, durably; raises ProtocolViolation where the owner does not allow it.
 
-    chain: the transcript that the task goes on from.
+    chain: the transcript that the task goes on from. here: who takes part, as their keys that were signed show.
     """
     scales, bounds = _scales_and_bounds(encoding)
     asked = Released(
@@ -85,7 +87,9 @@ def agree(
         earlier = ledger.released(asked.purpose, asked.model)
         if not task.queries:  # numbers are not rounded to scales
             _check_scales(earlier, asked)
-        known = {ids_from_text(released.survivors) for released in earlier} | chain.sums(asked.purpose, asked.model)
+        # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
+        summed = chain.sums(asked.purpose, asked.model, here=here if task.queries else None)
+        known = {ids_from_text(released.survivors) for released in earlier} | summed
         corrupt = task.protection.corrupt if task.protection else 0
         _check_groups(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
     ledger.release(asked)

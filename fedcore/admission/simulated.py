@@ -182,7 +182,8 @@ class AdmittedExchange:
         """A client is about to sign who survived; why it leaves instead, or ""."""
         assert self.encoding is not None  # noqa: S101 - of a secure exchange
         try:
-            agree(self.task, self.encoding, survivors, self.policy, self.histories[client], self.chain)
+            history = self.histories[client]
+            agree(self.task, self.encoding, survivors, self.policy, history, self.chain, here=survivors)
         except ProtocolViolation as refusal:
             self.refusals.append(refusal)
             return describe(refusal)
@@ -190,6 +191,8 @@ class AdmittedExchange:
 
     def record(self, outcome: Outcome, signers: Collection[int]) -> None:
         """The exchange has got its place in the transcript; complete if a quorum signed."""
+        protection = self.task.protection
+        assert protection is not None  # noqa: S101 - of a secure exchange
         complete = len(signers) >= self.task.quorum
         self.chain.links.append(
             Link(
@@ -199,8 +202,12 @@ class AdmittedExchange:
                 complete=complete,
                 signers=frozenset(signers),
                 purpose=self.task.purpose,
-                model=self.task.model_sha256,
+                model=self.task.asked_of,
                 survivors=array("I", outcome.survivors).tobytes(),
+                cohort=array("I", self.task.cohort).tobytes(),
+                threshold=protection.threshold,
+                corrupt=protection.corrupt,
+                full_graph=protection.degree == len(self.task.cohort) - 1,
             )
         )
 

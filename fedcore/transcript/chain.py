@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -27,7 +27,8 @@ class Link:
     """A record's place in the chain, and what was summed.
 
     signers: who stood at its end and signed. purpose: as the task has it. model: `Task.asked_of`. survivors: ids of 4
-    bytes each, a small part of what a set of them would take.
+    bytes each, a small part of what a set of them would take. cohort: likewise. threshold, corrupt, full_graph: as an
+    `Attempt` has them.
     """
 
     hash: str
@@ -38,6 +39,10 @@ class Link:
     purpose: str
     model: str
     survivors: bytes
+    cohort: bytes
+    threshold: int
+    corrupt: int
+    full_graph: bool
 
     @classmethod
     def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> Link:
@@ -51,7 +56,21 @@ class Link:
             purpose=task.purpose,
             model=task.asked_of,
             survivors=array("I", signed.record.survivors).tobytes(),
+            cohort=array("I", task.cohort).tobytes(),
+            threshold=task.protection.threshold if task.protection else 0,
+            corrupt=task.protection.corrupt if task.protection else 0,
+            full_graph=task.protection is not None and task.protection.degree == len(task.cohort) - 1,
         )
+
+    def closed_for(self, elsewhere: Set[int]) -> bool:
+        """Whether the sum is proven to stay masked for good, by those of its cohort who went `elsewhere`.
+
+        Who goes on with a chain in which the record is unfinished was shown no quorum, and keeps its shares; where too
+        few others are left, nobody can rebuild a secret (`never_unmasked` has the argument in full).
+        """
+        cohort = array("I", self.cohort)
+        gone = sum(client in elsewhere for client in cohort)
+        return not self.complete and self.full_graph and gone > len(cohort) - self.threshold + self.corrupt
 
 
 @dataclass(slots=True)
@@ -89,9 +108,18 @@ class Chain:
         self.links.append(link)
         return link, task
 
-    def sums(self, purpose: str, model: str) -> set[frozenset[int]]:
-        """The sets of survivors of all records of one purpose and model, unfinished ones among them."""
-        found = {link.survivors for link in self.links if (link.purpose, link.model) == (purpose, model)}
+    def sums(self, purpose: str, model: str, *, here: Collection[int] | None = None) -> set[frozenset[int]]:
+        """The sets of survivors of all records of one purpose and model, unfinished ones among them.
+
+        here: who takes part in an exchange that goes on from this chain, as their signed keys show. With it, sums that
+        are proven to stay masked for good are left out.
+        """
+        found: set[bytes] = set()
+        elsewhere = set(here or ())
+        for link in reversed(self.links):
+            if (link.purpose, link.model) == (purpose, model) and (here is None or not link.closed_for(elsewhere)):
+                found.add(link.survivors)
+            elsewhere |= link.signers
         return {frozenset(array("I", survivors)) for survivors in found}
 
     def after(self, record_hash: str) -> list[Link] | None:

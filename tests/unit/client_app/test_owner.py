@@ -205,11 +205,17 @@ class TestReleases:
     STRICT = Policy.default(20)
 
     def agree(
-        self, ledger: Ledger, task: Task, survivors: Collection[int], chain: Chain | None = None, **encoding: Any
+        self,
+        ledger: Ledger,
+        task: Task,
+        survivors: Collection[int],
+        chain: Chain | None = None,
+        here: Collection[int] = (),
+        **encoding: Any,
     ) -> None:
         found = task.encoding
         assert found is not None
-        agree(task, replace(found, **encoding), tuple(survivors), self.STRICT, ledger, chain or Chain())
+        agree(task, replace(found, **encoding), tuple(survivors), self.STRICT, ledger, chain or Chain(), here=here)
 
     @pytest.mark.parametrize(
         ("sums", "smallest"),
@@ -338,6 +344,22 @@ class TestReleases:
         chain = chain_of((4, 5, 6, 7, 8, 9), (4, 5, 6), model=make().model, message_type="query.age")
         with pytest.raises(ProtocolViolation, match="differencing"):
             self.agree(ledger, make(message_type="query.weight", model=None), (1, 2, 3, 4), chain)
+
+    @pytest.mark.parametrize(("here", "refused"), [((1,), False), ((7, 8), True), ((), True)])
+    def test_a_query_that_nobody_signed_stands_in_no_ones_way(
+        self, make: Make, ledger: Ledger, here: Collection[int], refused: bool
+    ) -> None:
+        """Once so many of its cohort go on, one of six, whose shares are all needed; a complete one always does."""
+        chain = chain_of((1, 2, 3, 4, 5, 6), complete=False, message_type="query.age")
+        task = make(message_type="query.age", model=None)
+        if refused:
+            with pytest.raises(ProtocolViolation, match="differencing"):
+                self.agree(ledger, task, range(1, 8), chain, here)
+        else:
+            self.agree(ledger, task, range(1, 8), chain, here)
+        chain = chain_of((1, 2, 3, 4, 5, 6), message_type="query.age")
+        with pytest.raises(ProtocolViolation, match="differencing"):
+            self.agree(ledger, task, range(1, 8), chain, here)
 
     def test_no_more_queries_than_the_owner_allows(self, make: Make, ledger: Ledger) -> None:
         policy = replace(self.STRICT, max_queries=12)
