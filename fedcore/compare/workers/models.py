@@ -17,9 +17,11 @@ from fedcore.compare.results import SiteResult
 from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
-from fedcore.config import EngineConfig
+from fedcore.config import EngineConfig, JobSettings
 from fedcore.errors import AppError, BudgetSpent
-from fedcore.exchange import ExchangeReply, ExchangeRequest
+from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
+from fedcore.flower.app import AppBundle
+from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.telling import ToldTest
 from fedcore.state import ModelState
@@ -28,6 +30,7 @@ from fedcore.training.engines import Engine, World, make_engine
 from fedcore.training.engines.batches import TrainingData
 from fedcore.training.loop import Evaluation, evaluate
 from fedcore.training.metrics import Metric
+from fedcore.wire import is_query
 
 START_SECONDS: Final = 600.0
 """How long the app may take to import and to make a model, or to read its data."""
@@ -41,26 +44,49 @@ Models: TypeAlias = Mapping[int, Path]
 # --- the first model -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ending:
-    """An `ExchangeBackend` that ends the run when the first model is sent."""
+    """An `ExchangeBackend` that ends the run when the first model is sent; queries before that are answered here."""
 
-    sites: int
+    run: PlannedRun
+    _runners: dict[int, ClientRunner] = field(default_factory=dict)
 
     def nodes(self) -> list[int]:
-        return list(range(1, self.sites + 1))
+        return list(range(1, self.run.sites + 1))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        raise BudgetSpent("the first model is known")
+        if not is_query(request.message_type):
+            raise BudgetSpent("the first model is known")
+        return [self._answer(request, node) for node in request.nodes]
+
+    def _answer(self, request: ExchangeRequest, node: int) -> ExchangeReply:
+        app, sites = self.run.app, self.run.sites
+        if node not in self._runners:
+            place = {"partition-id": node - 1, "num-partitions": sites}
+            self._runners[node] = ClientRunner(app=app, client_id=node, node_config=place)
+        task = make_task(
+            request,
+            settings=JobSettings(aggregation="plain"),
+            run="initial model",
+            exchange=1,
+            attempt=1,
+            cohort=[node],
+            app_sha256=AppBundle.from_folder(app.folder).sha256,
+            run_config=self.run.config,
+            model=None,
+            encoding=None,
+        )
+        result = self._runners[node].run(task, None)
+        return ExchangeReply(node=node, state=None, examples=result.examples, metrics=result.metrics)
 
 
 def initial_state(run: PlannedRun) -> ModelState:
     """Run the ServerApp in this process up to the first model that it sends; raises AppError where it sends none."""
     outcome = run_server_app(
-        run.app, backend=_Ending(run.sites), run="initial model", run_config=dict(run.config), aggregation="plain"
+        run.app, backend=_Ending(run), run="initial model", run_config=dict(run.config), aggregation="plain"
     )
     if outcome.state is None:
-        raise AppError(f"the ServerApp of {run.app.name} sends no model with its first message")
+        raise AppError(f"the ServerApp of {run.app.name} sends no model before it needs an answer")
     return outcome.state
 
 
