@@ -18,6 +18,7 @@ from fedcore.compare.results import RunResult
 from fedcore.progress import PLAIN_WARNING
 from fedcore.state import ModelState
 
+SURVIVAL = Path(__file__).parents[1] / "apps" / "survival"
 LONG = 600.0
 """Seconds for a whole comparison on a busy machine."""
 
@@ -80,6 +81,33 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     merged = forked("compare", "--from", out / "report.json", "--out", tmp_path / "merged", "--json")
     assert merged.returncode == 0, merged.stderr
     assert json.loads(merged.stdout)["runs"] == report["runs"]
+
+
+def test_an_own_loss_is_compared_by_the_metric_that_is_named(tmp_path: Path) -> None:
+    """Cox regression with a loop of its own, which goes over its examples three times and reports a weight of 4."""
+    command = ("compare", SURVIVAL, "--clients", "2", "--out", tmp_path / "out")
+    listed = forked(*command, "--list-metrics")
+    assert listed.stdout.split() == ["c_index:max", "mean_risk:min", "loss:min"]
+    unknown = forked(*command, "--metric", "c_indx")
+    assert (unknown.returncode, "there are c_index:max, mean_risk:min" in unknown.stderr) == (2, True)
+    divided = forked(*command, "--modes", "allreduce,local")
+    assert (divided.returncode, "--modes allreduce: the loss cox is over a whole batch" in divided.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
+    modes = ("--modes", "federated,centralized,local", "--metric", "c_index:max", "--run-config", "passes=3")
+    done = fedcore(*command, *modes, "--json", seconds=LONG)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
+    assert (report["judged_by"], report["own_evaluation"]) == ({"name": "c_index", "better": "max"}, False)
+    secure, central, alone = TypeAdapter(tuple[RunResult, ...]).validate_python(report["runs"])
+    assert secure.samples == 3 * (central.samples or 0) == 3 * (alone.samples or 0) > 0
+    checks = {check["name"]: check["status"] for check in report["fairness"]}
+    assert (checks["Examples trained on"], checks["Test examples"]) == ("differs", "holds")
+    for run in (secure, central, alone):
+        assert all(set(point.metrics) == {"c_index", "mean_risk", "loss"} for point in run.curve), "every round"
+    assert [point.metrics for point in secure.curve[:1]] == [point.metrics for point in central.curve[:1]]
+    assert "federated ends best: c_index" in (tmp_path / "out" / "report.md").read_text()
+    assert "train_loss" not in done.stderr.split("centralized")[0], "the app reports none"
 
 
 def test_a_private_run_from_end_to_end(tmp_path: Path) -> None:
