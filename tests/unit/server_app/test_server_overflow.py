@@ -13,6 +13,7 @@ from support.serverside import Site, events_of
 
 from fedcore.attempts import MOST_REPEATS, Attempts, final_reason
 from fedcore.codec import Encoding
+from fedcore.codec.encoding import FIRST_SCALE
 from fedcore.config import JobSettings
 from fedcore.errors import (
     CohortTooSmall,
@@ -27,8 +28,8 @@ from server_app.runs.app_messages import ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
 MODEL = ModelState.from_arrays({"weight": np.zeros((300, 7), np.float32)})
-LARGE = 1e6
-"""Times 10 examples of 64 more than the first scale, 2^10."""
+LARGE = 640 * FIRST_SCALE
+"""With 10 examples of 64 it is 100 times the first scale."""
 
 
 def give(site: Site, large: Sequence[int] = (2,), by: float = LARGE) -> None:

@@ -15,6 +15,7 @@ from support.worlds.play import compare, play
 
 from fedcore.admission.releases import MOST_SCALES
 from fedcore.codec import Encoding
+from fedcore.codec.encoding import FIRST_SCALE
 from fedcore.exchange import encoding_of
 
 DATA = {number: Data(records=(0.5 * number,), examples=10 * number, secret=0.125 * number) for number in (1, 2, 3, 4)}
