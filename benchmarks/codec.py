@@ -8,6 +8,7 @@ that NumPy gives it; the fields are 16 bits wide, as they are by default. The ta
 on two, and beside it the ratio of the memory traffic: bytes read and written (the codec: two float32 in and one field
 out, or one field and one float32 in and one float32 out; the copy: one float32 in, one out). What the codec does
 beyond moving bytes is in there, too: two random bytes from ChaCha20 for each element that it rounds.
+64 bits are those of the first exchange of a run.
 
 error_over_bound: the largest |decoded - exact| over the bound (tests/support/error_bound.py), the exact mean in
 float64, over updates that are Gaussian, heavy-tailed (Student's t with 2 degrees of freedom, Cauchy) and sparse, at
@@ -40,7 +41,7 @@ from fedcore.state import ModelState
 
 PARAMETERS = 10**7
 CLIENTS = 8
-WIDTHS = (16, 21, 32)
+WIDTHS = (16, 21, 32, 64)
 DEFAULT_WIDTH = CodecSettings().field_bits
 THREADS = (1, 2)
 FLOAT32_BYTES = 4

@@ -1,16 +1,36 @@
-"""How far decoded means are from exact ones, for updates of several shapes."""
+"""How far decoded means are from exact ones, and secure models from plain ones after whole runs.
+
+    python benchmarks/codec_errors.py [--quick] [--json]
+
+error_over_bound: one exchange, for updates of several shapes: the largest |decoded - exact| over the bound
+(tests/support/error_bound.py), as in benchmarks/codec.py.
+
+run_over_bound: after each of 20 rounds of FedAvg, FedAdam and FedYogi over sites that come and go, with 1 to 1,000
+examples: the largest difference between the secure and the plain model, element by element, over the bound that is
+carried along the run (benchmarks/codec_runs.py says how). Repeats are exchanges that were asked for again since an
+update was too large.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.codec_runs import ROUNDS, STORIES, STRATEGIES, compare
+from benchmarks.common import Figure, Report, Table, parser, run, say
 from fedcore.codec import (
     CodecSettings,
     Decoded,
@@ -94,6 +114,35 @@ class _Cohort:
         return max(float(np.abs(local["weight"] - self.base["weight"]).max()) for local in self.locals)
 
 
+def main() -> int:
+    """The command line."""
+    return run(measure, parser("How far decoded means and secure models are from exact ones.").parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Single exchanges, and whole runs."""
+    errors = [
+        found for case in CASES for found in largest_errors(case, parameters=2_000 if arguments.quick else 20_000)
+    ]
+    say("whole runs")
+    rows: list[tuple[str, ...]] = []
+    worst = 0.0
+    for (name, story), strategy, bits in itertools.product(STORIES.items(), STRATEGIES, (16, 32)):
+        apart = compare(story, strategy, bits=bits, rounds=5 if arguments.quick else ROUNDS)
+        worst = max(worst, apart.ratio)
+        shown = f"{apart.difference:.2g}", f"{apart.bound:.2g}", f"{apart.ratio:.3f}"
+        rows.append((name, strategy, str(bits), str(apart.repeats), *shown))
+    header = ("sites", "strategy", "bits", "repeats", "difference", "bound", "ratio")
+    return Report(
+        benchmark="codec_errors",
+        figures=(
+            Figure(name="error_over_bound", value=max(found.ratio for found in errors), aim=1.0),
+            Figure(name="run_over_bound", value=worst, aim=1.0),
+        ),
+        tables=(Table(title="Secure against plain, where the ratio is largest", header=header, rows=tuple(rows)),),
+    )
+
+
 def largest_errors(case: str, *, parameters: int, seed: int = 1) -> list[Found]:
     """The errors of one kind of update at every width and cohort size."""
     return [_largest_error(_cohort(case, clients, parameters, seed), bits) for clients in COHORTS for bits in WIDTHS]
@@ -149,3 +198,7 @@ def _settled(cohort: _Cohort, settings: CodecSettings) -> tuple[Encoding, int]:
         settled = all(statistics.measured)
     encoding = track.encoding(settings, layout, clients, metrics=None, failures=0)
     return dataclasses.replace(encoding, field_bits=settings.field_bits), rounds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

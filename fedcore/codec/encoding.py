@@ -52,7 +52,7 @@ FIELD_BITS = (16, 21, 32)
 FIRST_BITS = 64
 """Width of all fields while nothing is known of magnitudes: a generous scale, and steps finer than any later ones."""
 
-FIRST_SCALE = 2.0**10
+FIRST_SCALE = 2.0**4
 """The scale of all tensors while nothing is known of magnitudes."""
 
 SMALL_TENSOR = 1024

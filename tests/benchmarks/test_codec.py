@@ -8,6 +8,7 @@ import pytest
 from benchmarks import large
 from benchmarks.codec import COPY, Case, jobs, report
 from benchmarks.codec_errors import CASES, Found, largest_errors
+from benchmarks.codec_runs import STORIES, STRATEGIES, compare
 from benchmarks.large import LargeRun, Stage, go_through, measure_large
 from fedcore.errors import EnvironmentFailure
 
@@ -27,7 +28,7 @@ def times():
     cases = {
         Case(work=work, bits=bits, threads=n): 0.004 / n
         for work in ("encode", "decode")
-        for bits in (16, 21, 32)
+        for bits in (16, 21, 32, 64)
         for n in (1, 2)
     }
     return {COPY: 0.001, Case(work="copy", bits=0, threads=2): 0.0005, **cases}
@@ -73,6 +74,15 @@ def test_errors_stay_within_the_bound_and_are_not_nothing(case):
     assert all(0 < one.ratio <= 1 for one in found)
     # Wider fields are finer ones.
     assert found[0].error > found[1].error > found[2].error
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("story", STORIES)
+def test_secure_runs_stay_within_the_bound_of_plain_ones(story, bits, strategy):
+    apart = compare(STORIES[story], strategy, bits=bits, rounds=7)
+    assert 0.01 < apart.ratio <= 1
+    assert apart.repeats == (1 if "comes" in story else 0)
 
 
 def test_a_large_run_in_small(tmp_path):

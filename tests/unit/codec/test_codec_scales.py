@@ -381,18 +381,16 @@ def told_by(encoding: Encoding, chance: random.Random, size: float, *, failures:
 def test_scales_off_the_rule_are_refused() -> None:
     layout = state(np.zeros(1), np.zeros(1)).layout
     first = first_encoding(CodecSettings(w_max=W_MAX), layout, 3)
-    assert first.scales == (1024.0, 1024.0)
+    assert first.scales == (16.0, 16.0)
     assert first.field_bits == 64
 
     def at(*scales: float, bits: int = 16) -> Encoding:
         return dataclasses.replace(first, scales=scales, field_bits=bits)
 
-    for wrong in (at(1024.0, 1024.0, bits=32), at(1024.0, 512.0, bits=64)):
-        with pytest.raises(
-            EncodingError, match="first exchange of a run needs scales of 1024 or more, and fields of 64"
-        ):
+    for wrong in (at(16.0, 16.0, bits=32), at(16.0, 8.0, bits=64)):
+        with pytest.raises(EncodingError, match="first exchange of a run needs scales of 16 or more, and fields of 64"):
             check_scales(wrong, None, exchange=1)
-    assert check_scales(at(1024.0, 2.0**20, bits=64), None, exchange=1).falls == 0, "after an overflow"
+    assert check_scales(at(16.0, 2.0**20, bits=64), None, exchange=1).falls == 0, "after an overflow"
     with pytest.raises(EncodingError, match=r"scale of tensor 't1' is 0.3, which is no power of two"):
         check_scales(at(8.0, 0.3), None, exchange=7)
     memory = check_scales(first, None, exchange=1)

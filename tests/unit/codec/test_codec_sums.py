@@ -215,8 +215,8 @@ def test_the_bound_without_statistics_or_base_is_the_general_one() -> None:
     base = model(np.random.default_rng(1))
     encoding = first_encoding(CodecSettings(w_max=100), base.layout, 3)
     bound = error_bound(encoding, survivors=2, examples=100)
-    step = 1024 / encoding.levels
-    assert bound["conv.weight"] == pytest.approx(2 * step + 2**-22 * 2048)
+    step = 16 / encoding.levels
+    assert bound["conv.weight"] == pytest.approx(2 * step + 2**-22 * 32)
     assert bound["mask"] == 0.5
     assert error_bound(encoding, survivors=2, examples=50)["half"] == pytest.approx(2 * bound["half"])
     assert error_bound(encoding, survivors=2, examples=100, base=base)["brain"] > 0.05
