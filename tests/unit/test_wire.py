@@ -49,7 +49,7 @@ def task(encoding: object) -> Task:
 @pytest.mark.parametrize(
     ("encoding", "digest"),
     [
-        (EXACT, ""),
+        (EXACT, "8555d5c2c0d94cfae1a15c40a9b52c2e582ed5f45821a11ed1164bdc44c610c8"),
         (NOISED, "ec4825988282c84803af0fc74e8b0e6be8c9061c51d8018b3db5edd646002315"),
         (None, "c2aa493613f8eaf946c738816fed8b106402b2d032a03e4e76b1b05598ac3522"),
     ],
