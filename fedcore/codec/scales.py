@@ -54,8 +54,9 @@ MOST_HEADROOM = 64.0
 FADING = 2.0 ** (-1 / 8)
 """What is left of a peak after one exchange more."""
 
-UNTOLD_RISE = 2.0**10
-"""How much larger a scale becomes where an update exceeded it by more than statistics tell."""
+UNTOLD_RISE = 2.0**20
+"""How much larger a scale becomes where an update exceeded that of a first exchange by more than statistics tell.
+Those of other exchanges tell 2^14. Steps of 64-bit fields are fine enough for that."""
 
 FREE_FALLS = 2
 """Exchanges whose scales may be as low as the server likes: that after the first, which knows a loose bound in large
@@ -296,7 +297,7 @@ class ScaleTrack:
         for index, group in enumerate(encoding.groups):
             scale = statistics.scales[index]
             needed = statistics.peaks[index] * headroom(encoding.settings, group, encoding.n_max) * absent
-            if statistics.saturated[index]:
+            if statistics.saturated[index] and encoding.field_bits == FIRST_BITS:
                 needed = max(needed, scale * UNTOLD_RISE)
             raised.append(min(max(power_of_two(needed), scale), MAX_SCALE))
         self._raised = tuple(map(max, raised, self._raised)) if self._raised else tuple(raised)

@@ -216,7 +216,7 @@ def test_scales_only_rise_until_a_sum_opened() -> None:
     for _ in range(3):  # whatever else becomes of the attempts
         again = plan.encoding("train", BASE.layout, 4)
         assert isinstance(again, Encoding)
-        assert again.scales == (2.0**14,)
+        assert again.scales == (2.0**24,)
         assert again.field_bits == 64
     opened = decode(again, send(again, update(5000.0)).words, survivors=1, base=BASE)
     plan.learn("train", again, opened)
