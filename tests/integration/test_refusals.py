@@ -100,7 +100,7 @@ def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> N
     said = len(federation.log("client-1"))
     done = federation.submit(settings={"aggregation": "plain"}).finish()
     assert done.status == 5
-    assert "every client withdrew: policy (plain-not-allowed)" in done.stderr
+    assert "every client refused: plain-not-allowed: " in done.stderr
     assert "refused: plain-not-allowed: the server could read this client's update" in federation.log("client-1")[said:]
 
 
