@@ -285,7 +285,8 @@ class _Exchange:
             threads=self.client.threads,
         )
         notes = [f"{encoding.field_bits}-bit fields"]
-        notes += [f"{encoded.clipped} elements clipped"] if encoded.clipped else []
+        too_large = "too large for the scales, so the sum stays closed" if encoded.overflowed else "clipped"
+        notes += [f"{encoded.clipped} elements {too_large}"] if encoded.clipped else []
         notes += ["shrunk to the L2 bound"] if encoded.shrunk else []
         self._say("encode", ", ".join(notes), started)
         return encoded.words

@@ -15,7 +15,6 @@ from support.worlds.play import compare, play
 
 from fedcore.admission.releases import MOST_SCALES
 from fedcore.codec import Encoding
-from fedcore.codec.encoding import FIRST_SCALE
 from fedcore.exchange import encoding_of
 
 DATA = {number: Data(records=(0.5 * number,), examples=10 * number, secret=0.125 * number) for number in (1, 2, 3, 4)}
@@ -39,6 +38,8 @@ async def test_a_sum_that_was_too_narrow_is_mended(stock: Any, tmp_path: Path) -
     assert mended.decoded.examples == 100
     assert mended.decoded.state["layer"][0] == pytest.approx(0.1 * HUGE, rel=1e-6)
     assert all(AGAIN in log for log in view.logs.values())
+    told = "elements too large for the scales, so the sum stays closed"
+    assert [told in log for log in view.logs.values()] == [True, False, False, False], "its owner alone"
 
 
 async def test_wider_scales_for_fewer_clients_tell_nobodys_update(stock: Any, tmp_path: Path) -> None:
