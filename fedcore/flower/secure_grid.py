@@ -34,6 +34,10 @@ class SecureGrid(ExchangeGrid):
         check_callers()
         return super().get_node_ids()
 
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As in every Grid, but there is one reply, so one id to wait for: that of the message which it answers."""
+        return [name for name in super().push_messages(messages) if name in self._pushed]
+
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         """One exchange; raises AppError where the messages differ, or single replies are wanted."""
         if not messages:

@@ -33,7 +33,6 @@ RUN_ID = 1
 
 def simulate(folder: Path, nodes: int, rounds: int) -> Result:
     """The result of the app's strategy after `rounds` rounds over `nodes` nodes."""
-    app = FlowerApp.load(folder)
     # All nodes, or round one may begin with those that registered first.
     config = {"num-server-rounds": rounds, "min-nodes": nodes}
     results: list[Result] = []
@@ -44,6 +43,12 @@ def simulate(folder: Path, nodes: int, rounds: int) -> Result:
         return results[-1]
 
     Strategy.start = start
+    run_app(FlowerApp.load(folder), nodes, config)
+    return results[0]
+
+
+def run_app(app: FlowerApp, nodes: int, config: dict[str, Any]) -> None:
+    """Run an app to its end; `config` goes over its run config."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SUPERLINK_NODE_ID, RUN_ID
     run = Run.create_empty(RUN_ID)
     run.override_config = config
@@ -60,7 +65,6 @@ def simulate(folder: Path, nodes: int, rounds: int) -> Result:
         run=run,
         is_app=True,
     )
-    return results[0]
 
 
 def main() -> None:

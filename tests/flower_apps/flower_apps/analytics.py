@@ -1,4 +1,4 @@
-"""Federated analytics with @app.query: counts of a histogram, and Kaplan-Meier, from counts and from the patients themselves."""
+"""Analytics with @app.query: a histogram, and Kaplan-Meier from counts and from the patients themselves."""
 
 import time
 

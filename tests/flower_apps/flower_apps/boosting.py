@@ -1,4 +1,4 @@
-"""XGBoost, bagging and cyclic, as Flower's quickstart has it: a booster's JSON as bytes in a U8 array. The trees are made up."""
+"""XGBoost as Flower's quickstart has it: a booster's JSON as bytes in a U8 array. The trees are made up."""
 
 import json
 

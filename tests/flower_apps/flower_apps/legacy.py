@@ -1,4 +1,4 @@
-"""The API before messages: client_fn and server_fn, NumPyClient, as in Flower's older templates; and its SecAgg+ workflow."""
+"""The API before messages: client_fn, server_fn and NumPyClient, and the SecAgg+ workflow with its mod."""
 
 import numpy as np
 from flwr.client import Client, ClientApp, NumPyClient
@@ -57,7 +57,7 @@ def evaluate_fn(server_round: int, arrays, config):  # type: ignore[no-untyped-d
 OPTIONS = {
     "FedProx": {"proximal_mu": 0.25},
     "FedAvgM": {"server_learning_rate": 0.75, "server_momentum": 0.5},
-    "Krum": {"num_malicious_clients": 1},
+    "Krum": {"num_malicious_clients": 0},
     "Bulyan": {"num_malicious_clients": 0},
 }
 

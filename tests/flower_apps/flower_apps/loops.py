@@ -1,4 +1,4 @@
-"""ServerApps with a loop of their own over the Grid, as Flower's "Design a ServerApp" shows it; undeclared and declared."""
+"""ServerApps with a loop of their own over the Grid; the clients are those of `quickstart`."""
 
 import time
 from collections.abc import Iterable
@@ -8,7 +8,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from flwr.serverapp import Grid, ServerApp
 
 from fedcore import mean_only
-from flower_apps.quickstart import client as client
 from flower_apps.task import NODES, arrays_of, initial, record_of, report
 
 server = ServerApp()
@@ -19,13 +18,13 @@ pushing_declared = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    loop(grid, context, lambda messages: grid.send_and_receive(messages))
+    loop(grid, context, grid.send_and_receive)
 
 
 @declared.main()
 @mean_only
 def main_declared(grid: Grid, context: Context) -> None:
-    loop(grid, context, lambda messages: grid.send_and_receive(messages))
+    loop(grid, context, grid.send_and_receive)
 
 
 @pushing.main()

@@ -8,7 +8,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from flower_apps.task import NODES, SIZES, initial, partition_of, record_of, reply, report, trained
+from flower_apps.task import NODES, SIZES, arrays_of, initial, loss, partition_of, record_of, reply, report, trained
 
 server = ServerApp()
 
@@ -30,6 +30,13 @@ def make(*mods: ClientAppCallable) -> ClientApp:
         np.random.seed(partition_of(context))  # LocalDpMod draws its noise from here
         arrays, metrics = trained(message, context)
         return reply(message, metrics, arrays)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        site = partition_of(context)
+        return reply(
+            message, {"num-examples": SIZES[site], "eval_loss": loss(arrays_of(message.content["arrays"]), site)}
+        )
 
     return app
 

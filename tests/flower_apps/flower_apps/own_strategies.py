@@ -1,4 +1,7 @@
-"""Strategies and aggregations of an app's own: those that need single replies, and those that want the mean and say so."""
+"""Strategies and aggregations of an app's own, that need single replies or say that they do not.
+
+The clients are those of `quickstart`.
+"""
 
 import numpy as np
 from flwr.app import Context, MetricRecord, RecordDict
@@ -6,7 +9,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 
 from fedcore import mean_only
-from flower_apps.quickstart import client as client
 from flower_apps.task import NODES, arrays_of, initial, record_of, report
 
 server = ServerApp()

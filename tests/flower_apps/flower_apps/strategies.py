@@ -1,11 +1,10 @@
-"""Each strategy of Flower's, by its name in the run config."""
+"""Each strategy of Flower's, by its name in the run config; the clients are those of `quickstart`."""
 
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flower
 
-from flower_apps.quickstart import client as client
 from flower_apps.task import NODES, initial, record_of, report
 
 server = ServerApp()
@@ -13,7 +12,7 @@ server = ServerApp()
 OPTIONS = {
     "FedProx": {"proximal_mu": 0.25},
     "FedAvgM": {"server_learning_rate": 0.75, "server_momentum": 0.5},
-    "Krum": {"num_malicious_nodes": 1},
+    "Krum": {"num_malicious_nodes": 0},
     "MultiKrum": {"num_malicious_nodes": 1, "num_nodes_to_select": 2},
     "Bulyan": {"num_malicious_nodes": 0},
     "FedTrimmedAvg": {"beta": 0.25},

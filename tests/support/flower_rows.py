@@ -1,0 +1,231 @@
+"""The rows of the table in docs/flower.md: small apps of tests/flower_apps, and what becomes of each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import strategy
+
+from fedcore.config import JobSettings, override
+from fedcore.errors import FedcoreError
+from fedcore.flower.app import FlowerApp
+from fedcore.simulate import Simulation
+
+APPS = Path(__file__).parents[1] / "flower_apps"
+NODES = 4
+PLAIN_TOLERANCE, SECURE_TOLERANCE = 1e-5, 2e-4
+"""Largest difference of a number, relative above 1: rounding of float32, and of the codec at 32 bits."""
+AVERAGES = ("FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One app. title: as the table calls it. module, server, client: where its parts are. strategy: for the run config.
+
+    processes: whether real processes run it, too.
+    """
+
+    title: str
+    module: str
+    server: str = "server"
+    client: str = "client"
+    client_module: str = ""
+    strategy: str = "FedAvg"
+    processes: bool = False
+
+    @property
+    def key(self) -> str:
+        """What names this row among all."""
+        return f"{self.module}.{self.server} {self.client_module or self.module}.{self.client} {self.strategy}"
+
+    def app(self) -> FlowerApp:
+        """The app with this row's parts."""
+        base = FlowerApp.load(APPS)
+        parts = {
+            "serverapp": f"flower_apps.{self.module}:{self.server}",
+            "clientapp": f"flower_apps.{self.client_module or self.module}:{self.client}",
+        }
+        return replace(base, **parts, run_config={**base.run_config, "strategy": self.strategy})
+
+
+def _rows() -> Iterator[Row]:
+    yield Row(title="Message API, FedAvg", module="quickstart", processes=True)
+    yield Row(title="half of the nodes evaluate", module="quickstart", server="fraction")
+    boosted = {"FedXgbBagging": "bagging", "FedXgbCyclic": "cyclic"}
+    for name in strategy.__all__:
+        if name in boosted:
+            yield Row(title=f"`{name}`, U8 arrays", module="boosting", server=boosted[name])
+        elif name.startswith("DifferentialPrivacyClientSide"):
+            mod = "fixed_clipping" if "Fixed" in name else "adaptive_clipping"
+            yield Row(title=f"`{name}`", module="strategies", client_module="mods", client=mod, strategy=name)
+        elif name not in ("FedAvg", "Result", "Strategy"):
+            yield Row(title=f"`{name}`", module="strategies", client_module="quickstart", strategy=name)
+    own = {
+        "Robust": "FedAvg with a robust `aggregate_train`",
+        "OwnStart": "FedMedian with a `start` of its own",
+        "Logged": "FedAvg that counts rounds in `aggregate_train`",
+        "DeclaredLogged": "the same with `mean_only = True`",
+        "weighted-loss": "own `evaluate_metrics_aggr_fn`, a weighted mean",
+        "declared-loss": "the same with `@mean_only`",
+    }
+    for name, title in own.items():
+        yield Row(
+            title=title,
+            module="own_strategies",
+            client_module="quickstart",
+            strategy=name,
+            processes=name in ("Robust", "DeclaredLogged"),
+        )
+    yield Row(title="epsilon by Opacus' kind of accountant, own maximum", module="epsilon")
+    yield Row(
+        title="the same with `maximum` over a grid",
+        module="epsilon",
+        server="counting_server",
+        client="counting_client",
+    )
+    loops = {
+        "server": "own loop, `send_and_receive`",
+        "declared": "the same with `@mean_only`",
+        "pushing": "own loop, `push_messages` and `pull_messages`",
+        "pushing_declared": "the same with `@mean_only`",
+    }
+    for server, title in loops.items():
+        yield Row(title=title, module="loops", server=server, client_module="quickstart", processes=server == "pushing")
+    yield Row(
+        title="two ArrayRecords and other records",
+        module="several_records",
+        server="two_models",
+        client="two_models_client",
+    )
+    yield Row(
+        title="vertical: other content for each node, state in the context",
+        module="several_records",
+        server="vertical",
+        client="vertical_client",
+        processes=True,
+    )
+    queries = {
+        "histogram": "`@app.query`, histogram",
+        "histogram_declared": "the same with `@sum_only`",
+        "survival_declared": "Kaplan-Meier from counts, `@sum_only`",
+        "survival_of_patients": "Kaplan-Meier from the patients' rows",
+    }
+    for server, title in queries.items():
+        yield Row(title=title, module="analytics", server=server, processes=server == "histogram_declared")
+    mods = {
+        "fixed_clipping": "`fixedclipping_mod`",
+        "adaptive_clipping": "`adaptiveclipping_mod`",
+        "local_dp": "`LocalDpMod`",
+        "sizes": "`message_size_mod`, `arrays_size_mod`",
+        "own": "a mod of the app's own",
+    }
+    for client, title in mods.items():
+        yield Row(title=title, module="mods", client=client)
+    legacy = {
+        "FedAvg": "legacy: `client_fn`, `server_fn`, `NumPyClient`",
+        "weighted-average": "legacy, with Flower's template `weighted_average`",
+        "declared-average": "the same with `@mean_only`",
+        **{
+            name: f"legacy `{name}`"
+            for name in (*AVERAGES[1:], "FedMedian", "FedTrimmedAvg", "Krum", "QFedAvg", "FaultTolerantFedAvg")
+        },
+    }
+    for name, title in legacy.items():
+        yield Row(title=title, module="legacy", strategy=name, processes=name == "FedAvg")
+    yield Row(
+        title="legacy, `SecAggPlusWorkflow` and `secaggplus_mod`",
+        module="legacy",
+        server="secagg_server",
+        client="secagg_client",
+    )
+
+
+ROWS = tuple(_rows())
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an app reported, or the error that it ended with; refused: before anything was exchanged."""
+
+    found: Mapping[str, Any] | None = None
+    error: str = ""
+    refused: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """For the file of kept results."""
+        if self.found is not None:
+            return {"found": dict(self.found)}
+        return {"refused" if self.refused else "error": self.error}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Outcome:
+        """The inverse."""
+        error = values.get("refused") or values.get("error", "")
+        return cls(found=values.get("found"), error=error, refused="refused" in values)
+
+
+def last_result(output: str) -> dict[str, Any] | None:
+    """What the app reported last in what it printed."""
+    lines = re.findall(r"^.*?RESULT (\{.*\})\s*$", output, re.MULTILINE)
+    found: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
+    return found
+
+
+def simulated(row: Row, aggregation: str) -> Outcome:
+    """The app under fedcore's simulation."""
+    app = row.app()
+    done: list[str] = []
+    settings = JobSettings.from_mapping({**app.settings.to_mapping(), "aggregation": aggregation})
+    simulation = Simulation(
+        app=app,
+        clients=NODES,
+        run_config=override(app.run_config, {}, "test"),
+        settings=settings,
+        emit=lambda event: done.append(event.kind),
+    )
+    printed = io.StringIO()
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(printed):
+            simulation.run()
+    except FedcoreError as error:
+        return Outcome(error=str(error), refused="exchange-done" not in done)
+    except Exception as error:
+        # Whatever an app may end with belongs into the table.
+        return Outcome(error=f"{type(error).__name__}: {error}")
+    found = last_result(printed.getvalue())
+    return Outcome(found=found) if found is not None else Outcome(error="ended without a result")
+
+
+def verdict(outcome: Outcome, flower: Outcome, tolerance: float) -> str:
+    """The cell of a table: "same", "refused", or what is wrong."""
+    if outcome.found is None:
+        return "refused" if outcome.refused else f"not: {outcome.error}"
+    if flower.found is None:
+        return "runs"
+    off = difference(outcome.found, flower.found)
+    return "same" if off <= tolerance else f"not: differs by {off:.2g}"
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    """Of two reports, the largest of a number, relative above 1; inf where they have other shapes."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        if set(ours) != set(theirs):
+            return math.inf
+        return max((difference(ours[name], theirs[name]) for name in ours), default=0.0)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        if len(ours) != len(theirs):
+            return math.inf
+        return max((difference(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    if isinstance(ours, int | float) and isinstance(theirs, int | float):
+        return abs(ours - theirs) / max(1.0, abs(theirs))
+    return 0.0 if ours == theirs else math.inf
