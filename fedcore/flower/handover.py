@@ -240,7 +240,7 @@ def _flowers_own(title: str, kind: type) -> str:
 
 def _own_loop(frames: list[FrameType], wants: Wants) -> str:
     """Why code that takes replies itself is refused."""
-    app = next((frame for frame in frames if not _of_flower(frame.f_code)), frames[0])
+    app = next(filter(_of_app, frames), frames[0])
     place = f"{_short(app.f_code.co_filename)}:{app.f_lineno}"
     if _is_workflow(frames[0]):
         return (
@@ -265,7 +265,7 @@ def _is_workflow(frame: FrameType) -> bool:
 def _app_frame(frames: list[FrameType]) -> str:
     """(server_app.py:12), the app's line that led here; empty where there is none."""
     for frame in frames:
-        if not _of_flower(frame.f_code):
+        if _of_app(frame):
             return f" ({_short(frame.f_code.co_filename)}:{frame.f_lineno})"
     return ""
 
@@ -273,6 +273,10 @@ def _app_frame(frames: list[FrameType]) -> str:
 def _where(value: object) -> str:
     code = code_of(value) or code_of(getattr(type(value), "__call__"))  # noqa: B004, B009 - an object's own
     return f" ({_short(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
+
+
+def _of_app(frame: FrameType) -> bool:
+    return not _of_flower(frame.f_code) and not str(frame.f_globals.get("__name__")).startswith("fedcore.")
 
 
 def _of_flower(code: CodeType | None) -> bool:

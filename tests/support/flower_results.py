@@ -1,8 +1,9 @@
-"""Run the rows of docs/flower.md in Flower's own simulation, one after the other, and keep what they report.
+"""Run the rows of docs/flower.md in Flower's own simulation, and keep the results in tests/flower_apps/results.json.
 
-python -P tests/support/flower_results.py OUT.json [PART OF A TITLE ...]
+python -P tests/support/flower_results.py [PART OF A KEY ...]
 
-With parts of titles only the rows that have one of them are run, and the others are kept as they are.
+With parts of keys only the rows that have one of them are run, and the others are kept as they are. A row takes a
+quarter of a minute, which Ray needs to start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.flower_rows import APPS, NODES, ROWS, Outcome, Row, last_result
 from support.flower_simulation import run_app
 
+KEPT = APPS / "results.json"
+
 
 def in_flower(row: Row) -> Outcome:
     """The app under Flower's own simulation."""
@@ -36,14 +39,13 @@ def in_flower(row: Row) -> Outcome:
 
 def main() -> None:
     """Run and keep."""
-    out, parts = Path(sys.argv[1]), sys.argv[2:]
+    parts = sys.argv[1:]
     sys.path.insert(0, str(APPS))
-    kept = json.loads(out.read_text()) if out.exists() else {}
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
     for row in ROWS:
         if not parts or any(part in row.key for part in parts):
-            kept[row.key] = in_flower(row).to_json()
-            sys.stderr.write(f"=== {row.key}: {str(kept[row.key])[:100]}\n")
-            out.write_text(json.dumps({key: kept[key] for key in sorted(kept)}, indent=1) + "\n")
+            kept["flower"][row.key] = in_flower(row).to_json()
+            KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,12 +49,22 @@ class Row:
 
     def app(self) -> FlowerApp:
         """The app with this row's parts."""
-        base = FlowerApp.load(APPS)
-        parts = {
-            "serverapp": f"flower_apps.{self.module}:{self.server}",
-            "clientapp": f"flower_apps.{self.client_module or self.module}:{self.client}",
+        base, config = FlowerApp.load(APPS), self.config
+        return replace(
+            base,
+            serverapp=f"flower_apps.{config['server']}",
+            clientapp=f"flower_apps.{config['client']}",
+            run_config={**base.run_config, **config},
+        )
+
+    @property
+    def config(self) -> dict[str, str]:
+        """What the run config says of it."""
+        return {
+            "server": f"{self.module}:{self.server}",
+            "client": f"{self.client_module or self.module}:{self.client}",
+            "strategy": self.strategy,
         }
-        return replace(base, **parts, run_config={**base.run_config, "strategy": self.strategy})
 
 
 def _rows() -> Iterator[Row]:
@@ -154,7 +164,7 @@ ROWS = tuple(_rows())
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an app reported, or the error that it ended with; refused: before anything was exchanged."""
+    """What an app reported, or the error that it ended with; refused: by an error of fedcore's, which says why."""
 
     found: Mapping[str, Any] | None = None
     error: str = ""
@@ -183,14 +193,12 @@ def last_result(output: str) -> dict[str, Any] | None:
 def simulated(row: Row, aggregation: str) -> Outcome:
     """The app under fedcore's simulation."""
     app = row.app()
-    done: list[str] = []
     settings = JobSettings.from_mapping({**app.settings.to_mapping(), "aggregation": aggregation})
     simulation = Simulation(
         app=app,
         clients=NODES,
         run_config=override(app.run_config, {}, "test"),
         settings=settings,
-        emit=lambda event: done.append(event.kind),
     )
     printed = io.StringIO()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -198,7 +206,7 @@ def simulated(row: Row, aggregation: str) -> Outcome:
         with contextlib.redirect_stdout(printed):
             simulation.run()
     except FedcoreError as error:
-        return Outcome(error=str(error), refused="exchange-done" not in done)
+        return Outcome(error=str(error), refused=True)
     except Exception as error:
         # Whatever an app may end with belongs into the table.
         return Outcome(error=f"{type(error).__name__}: {error}")
@@ -206,14 +214,19 @@ def simulated(row: Row, aggregation: str) -> Outcome:
     return Outcome(found=found) if found is not None else Outcome(error="ended without a result")
 
 
-def verdict(outcome: Outcome, flower: Outcome, tolerance: float) -> str:
+def tolerance(mode: str) -> float:
+    """How far a number may be from Flower's own."""
+    return SECURE_TOLERANCE if mode.endswith("secure") else PLAIN_TOLERANCE
+
+
+def verdict(outcome: Outcome, flower: Outcome, allowed: float) -> str:
     """The cell of a table: "same", "refused", or what is wrong."""
     if outcome.found is None:
         return "refused" if outcome.refused else f"not: {outcome.error}"
     if flower.found is None:
         return "runs"
     off = difference(outcome.found, flower.found)
-    return "same" if off <= tolerance else f"not: differs by {off:.2g}"
+    return "same" if off <= allowed else f"not: differs by {off:.2g}"
 
 
 def difference(ours: Any, theirs: Any) -> float:

@@ -1,0 +1,102 @@
+"""Writes the table of docs/flower.md: small apps (tests/flower_apps) in each mode, beside Flower's own runtime.
+
+    python docs/make_flower_table.py                # simulates each app; the rest is in tests/flower_apps/results.json
+    python docs/make_flower_table.py --processes    # also runs some of them in real processes, and keeps the outcomes
+
+What Flower's own simulation gives is kept in the same file: python -P tests/support/flower_results.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "flower.md"
+KEPT = ROOT / "tests" / "flower_apps" / "results.json"
+BEGIN, END = "<!-- made by make_flower_table.py -->\n", "<!-- end -->\n"
+MODES = ("plain", "secure")
+REASON_LENGTH = 110
+
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from support.flower_processes import in_processes  # noqa: E402 - not before the path is set
+from support.flower_rows import ROWS, Outcome, Row, simulated, tolerance, verdict  # noqa: E402
+
+
+def render() -> str:
+    """The table as Markdown; simulates every app."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    lines = [
+        "| app | simulated, plain | simulated, secure | processes, plain | processes, secure |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    reasons: list[str] = []
+    for row in ROWS:
+        flower = Outcome.from_json(kept["flower"][row.key])
+        outcomes = {f"simulated {mode}": simulated(row, mode) for mode in MODES}
+        for mode in MODES:
+            if row.key in kept["processes"][mode]:
+                outcomes[f"processes {mode}"] = Outcome.from_json(kept["processes"][mode][row.key])
+        names = [f"{where} {mode}" for where in ("simulated", "processes") for mode in MODES]
+        cells = [_cell(outcomes[name], flower, name, reasons) if name in outcomes else "" for name in names]
+        lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
+    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _cell(outcome: Outcome, flower: Outcome, name: str, reasons: list[str]) -> str:
+    """The verdict, with the number of its reason."""
+    said = verdict(outcome, flower, tolerance(name))
+    if said == "same":
+        return said
+    reason = _reason(outcome.error or said)
+    if reason not in reasons:
+        reasons.append(reason)
+    return f"{said.partition(':')[0]} ({reasons.index(reason) + 1})"
+
+
+def _reason(error: str) -> str:
+    """The part of an error that says why, without the app's names and lines."""
+    text = error.partition(" cannot run with secure aggregation: ")[2] or error
+    text = re.sub(r"^\S+:\d+: ", "", text)
+    text = re.sub(r" \([\w/.]+:\d+\)", "", text)
+    text = re.split(r"\. |; (?=with)", text)[0]
+    return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH].rsplit(" ", 1)[0] + " ..."
+
+
+def keep_processes() -> None:
+    """Run the rows that real processes run, and keep the outcomes."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    rows: tuple[Row, ...] = tuple(row for row in ROWS if row.processes)
+    for mode in MODES:
+        with tempfile.TemporaryDirectory() as folder:
+            found = in_processes(rows, Path(folder), mode)
+        kept["processes"][mode] = {key: outcome.to_json() for key, outcome in found.items()}
+    write_kept(kept)
+
+
+def write_kept(kept: Mapping[str, Any]) -> None:
+    """Rows in their order, for a small difference from one time to the next."""
+    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Write the page."""
+    if "--processes" in sys.argv[1:]:
+        keep_processes()
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(before + BEGIN + render() + END + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
