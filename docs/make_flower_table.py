@@ -1,9 +1,11 @@
 """Writes the table of docs/flower.md: small apps (tests/flower_apps) in each mode, beside Flower's own runtime.
 
-    python docs/make_flower_table.py                # simulates each app; the rest is in tests/flower_apps/results.json
-    python docs/make_flower_table.py --processes    # also runs some of them in real processes, and keeps the outcomes
+    python docs/make_flower_table.py                         # simulates each app
+    python docs/make_flower_table.py --processes [PART ...]  # also runs them in real processes, and keeps the outcomes
 
-What Flower's own simulation gives is kept in the same file: python -P tests/support/flower_results.py
+With parts only the rows are run anew whose keys have one of them. Outcomes are kept in tests/flower_apps/results.json.
+
+What Flower's own simulation gives is kept there, too: python -P tests/support/flower_results.py
 """
 
 from __future__ import annotations
@@ -13,22 +15,20 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "flower.md"
 KEPT = ROOT / "tests" / "flower_apps" / "results.json"
 BEGIN, END = "<!-- made by make_flower_table.py -->\n", "<!-- end -->\n"
-MODES = ("plain", "secure")
 REASON_LENGTH = 110
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.flower_processes import in_processes  # noqa: E402 - not before the path is set
-from support.flower_rows import ROWS, Outcome, Row, simulated, tolerance, verdict  # noqa: E402
+from support.flower_rows import MODES, ROWS, Outcome, simulated, tolerance, verdict  # noqa: E402
 
 
 def render() -> str:
@@ -72,26 +72,21 @@ def _reason(error: str) -> str:
     return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH].rsplit(" ", 1)[0] + " ..."
 
 
-def keep_processes() -> None:
-    """Run the rows that real processes run, and keep the outcomes."""
+def keep_processes(parts: Sequence[str]) -> None:
+    """Run rows in real processes, and keep the outcomes."""
+    rows = [row for row in ROWS if not parts or any(part in row.key for part in parts)]
+    with tempfile.TemporaryDirectory() as folder:
+        found = in_processes(rows, Path(folder))
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    rows: tuple[Row, ...] = tuple(row for row in ROWS if row.processes)
     for mode in MODES:
-        with tempfile.TemporaryDirectory() as folder:
-            found = in_processes(rows, Path(folder), mode)
-        kept["processes"][mode] = {key: outcome.to_json() for key, outcome in found.items()}
-    write_kept(kept)
-
-
-def write_kept(kept: Mapping[str, Any]) -> None:
-    """Rows in their order, for a small difference from one time to the next."""
+        kept["processes"][mode] |= {key: outcome.to_json() for key, outcome in found[mode].items()}
     KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Write the page."""
-    if "--processes" in sys.argv[1:]:
-        keep_processes()
+    if sys.argv[1:2] == ["--processes"]:
+        keep_processes(sys.argv[2:])
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]

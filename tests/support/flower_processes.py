@@ -7,22 +7,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from support.deployment import Deployment
-from support.flower_rows import APPS, NODES, Outcome, Row, last_result
+from support.flower_rows import APPS, MODES, NODES, Outcome, Row, last_result
 
 
-def in_processes(rows: Iterable[Row], folder: Path, aggregation: str) -> dict[str, Outcome]:
-    """What becomes of each row, by its key."""
+def in_processes(rows: Iterable[Row], folder: Path) -> dict[str, dict[str, Outcome]]:
+    """What becomes of each row: of the mode, by the row's key."""
     with Deployment.open(folder, clients=NODES, allow_plain=True) as federation:
         federation.app = APPS
         federation.start()
-        return {row.key: _run(federation, row, aggregation) for row in rows}
+        outcomes = {row.key: {mode: _run(federation, row, mode) for mode in MODES} for row in rows}
+    return {mode: {key: outcome[mode] for key, outcome in outcomes.items()} for mode in MODES}
 
 
-def _run(federation: Deployment, row: Row, aggregation: str) -> Outcome:
-    done = federation.submit(settings={"aggregation": aggregation, "min-clients": NODES}, **row.config).finish()
-    printed = "\n".join(event["line"] for event in done.of("log"))
-    found = last_result(printed)
+def _run(federation: Deployment, row: Row, mode: str) -> Outcome:
+    done = federation.submit(settings={"aggregation": mode, "min-clients": NODES}, **row.config).finish()
+    found = last_result("\n".join(event["line"] for event in done.of("log")))
     if done.status == 0 and found is not None:
         return Outcome(found=found)
-    said = re.findall(r"^(?:fedcore: )?(?:error: )?(.*\S)$", done.stderr, re.MULTILINE)
-    return Outcome(error=said[-1] if said else f"exit status {done.status}", refused=done.status > 1)
+    failed = re.findall(r"run \w+ failed: (.*\S)", done.stderr)
+    return Outcome(error=failed[-1] if failed else f"exit status {done.status}", refused=done.status > 1)

@@ -22,6 +22,7 @@ from fedcore.simulate import Simulation
 
 APPS = Path(__file__).parents[1] / "flower_apps"
 NODES = 4
+MODES = ("plain", "secure")
 PLAIN_TOLERANCE, SECURE_TOLERANCE = 1e-5, 2e-4
 """Largest difference of a number, relative above 1: rounding of float32, and of the codec at 32 bits."""
 AVERAGES = ("FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")
@@ -31,7 +32,7 @@ AVERAGES = ("FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")
 class Row:
     """One app. title: as the table calls it. module, server, client: where its parts are. strategy: for the run config.
 
-    processes: whether real processes run it, too.
+    checked: whether the test in real processes runs it.
     """
 
     title: str
@@ -40,7 +41,7 @@ class Row:
     client: str = "client"
     client_module: str = ""
     strategy: str = "FedAvg"
-    processes: bool = False
+    checked: bool = False
 
     @property
     def key(self) -> str:
@@ -68,12 +69,14 @@ class Row:
 
 
 def _rows() -> Iterator[Row]:
-    yield Row(title="Message API, FedAvg", module="quickstart", processes=True)
+    yield Row(title="Message API, FedAvg", module="quickstart", checked=True)
     yield Row(title="half of the nodes evaluate", module="quickstart", server="fraction")
     boosted = {"FedXgbBagging": "bagging", "FedXgbCyclic": "cyclic"}
     for name in strategy.__all__:
         if name in boosted:
-            yield Row(title=f"`{name}`, U8 arrays", module="boosting", server=boosted[name])
+            yield Row(
+                title=f"`{name}`, U8 arrays", module="boosting", server=boosted[name], checked=name == "FedXgbBagging"
+            )
         elif name.startswith("DifferentialPrivacyClientSide"):
             mod = "fixed_clipping" if "Fixed" in name else "adaptive_clipping"
             yield Row(title=f"`{name}`", module="strategies", client_module="mods", client=mod, strategy=name)
@@ -93,7 +96,7 @@ def _rows() -> Iterator[Row]:
             module="own_strategies",
             client_module="quickstart",
             strategy=name,
-            processes=name in ("Robust", "DeclaredLogged"),
+            checked=name == "Robust",
         )
     yield Row(title="epsilon by Opacus' kind of accountant, own maximum", module="epsilon")
     yield Row(
@@ -109,7 +112,7 @@ def _rows() -> Iterator[Row]:
         "pushing_declared": "the same with `@mean_only`",
     }
     for server, title in loops.items():
-        yield Row(title=title, module="loops", server=server, client_module="quickstart", processes=server == "pushing")
+        yield Row(title=title, module="loops", server=server, client_module="quickstart", checked=server == "pushing")
     yield Row(
         title="two ArrayRecords and other records",
         module="several_records",
@@ -121,7 +124,7 @@ def _rows() -> Iterator[Row]:
         module="several_records",
         server="vertical",
         client="vertical_client",
-        processes=True,
+        checked=True,
     )
     queries = {
         "histogram": "`@app.query`, histogram",
@@ -130,7 +133,7 @@ def _rows() -> Iterator[Row]:
         "survival_of_patients": "Kaplan-Meier from the patients' rows",
     }
     for server, title in queries.items():
-        yield Row(title=title, module="analytics", server=server, processes=server == "histogram_declared")
+        yield Row(title=title, module="analytics", server=server, checked=server == "histogram_declared")
     mods = {
         "fixed_clipping": "`fixedclipping_mod`",
         "adaptive_clipping": "`adaptiveclipping_mod`",
@@ -150,7 +153,7 @@ def _rows() -> Iterator[Row]:
         },
     }
     for name, title in legacy.items():
-        yield Row(title=title, module="legacy", strategy=name, processes=name == "FedAvg")
+        yield Row(title=title, module="legacy", strategy=name, checked=name == "FedAvg")
     yield Row(
         title="legacy, `SecAggPlusWorkflow` and `secaggplus_mod`",
         module="legacy",
