@@ -28,7 +28,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.flower_processes import in_processes  # noqa: E402 - not before the path is set
-from support.flower_rows import MODES, ROWS, Outcome, simulated, tolerance, verdict  # noqa: E402
+from support.flower_rows import MODES, ROWS, Outcome, Row, simulated, verdict  # noqa: E402
 
 
 def render() -> str:
@@ -41,20 +41,18 @@ def render() -> str:
     reasons: list[str] = []
     for row in ROWS:
         flower = Outcome.from_json(kept["flower"][row.key])
-        outcomes = {f"simulated {mode}": simulated(row, mode) for mode in MODES}
+        cells = [_cell(row, mode, simulated(row, mode), flower, reasons) for mode in MODES]
         for mode in MODES:
-            if row.key in kept["processes"][mode]:
-                outcomes[f"processes {mode}"] = Outcome.from_json(kept["processes"][mode][row.key])
-        names = [f"{where} {mode}" for where in ("simulated", "processes") for mode in MODES]
-        cells = [_cell(outcomes[name], flower, name, reasons) if name in outcomes else "" for name in names]
+            run = kept["processes"][mode].get(row.key)
+            cells.append(_cell(row, mode, Outcome.from_json(run), flower, reasons) if run else "")
         lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", *notes]) + "\n"
 
 
-def _cell(outcome: Outcome, flower: Outcome, name: str, reasons: list[str]) -> str:
+def _cell(row: Row, mode: str, outcome: Outcome, flower: Outcome, reasons: list[str]) -> str:
     """The verdict, with the number of its reason."""
-    said = verdict(outcome, flower, tolerance(name))
+    said = verdict(row, mode, outcome, flower)
     if said == "same":
         return said
     reason = _reason(outcome.error or said)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from support.flower_processes import in_processes
-from support.flower_rows import APPS, MODES, ROWS, Outcome, Row, tolerance, verdict
+from support.flower_rows import APPS, MODES, ROWS, Outcome, Row, verdict
 
 KEPT = json.loads((APPS / "results.json").read_text(encoding="utf-8"))
 CHECKED = tuple(row for row in ROWS if row.checked)
 
 
 def verdict_of(row: Row, outcome: Outcome, mode: str) -> str:
-    return verdict(outcome, Outcome.from_json(KEPT["flower"][row.key]), tolerance(mode))
+    return verdict(row, mode, outcome, Outcome.from_json(KEPT["flower"][row.key]))
 
 
 @pytest.mark.timeout(600)
