@@ -21,13 +21,14 @@ def halving_mod(message: Message, context: Context, call_next: ClientAppCallable
     return answer
 
 
-def make(*mods: ClientAppCallable) -> ClientApp:
-    """The client with these mods."""
+def make(*mods: ClientAppCallable, noisy: bool = False) -> ClientApp:
+    """The client with these mods; noisy: they draw from NumPy's own generator."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        np.random.seed(partition_of(context))  # LocalDpMod draws its noise from here
+        if noisy:
+            np.random.seed(partition_of(context))
         arrays, metrics = trained(message, context)
         return reply(message, metrics, arrays)
 
@@ -43,7 +44,7 @@ def make(*mods: ClientAppCallable) -> ClientApp:
 
 fixed_clipping = make(fixedclipping_mod)
 adaptive_clipping = make(adaptiveclipping_mod)
-local_dp = make(LocalDpMod(clipping_norm=1.0, sensitivity=0.001, epsilon=10.0, delta=1e-5))
+local_dp = make(LocalDpMod(clipping_norm=1.0, sensitivity=0.001, epsilon=10.0, delta=1e-5), noisy=True)
 sizes = make(message_size_mod, arrays_size_mod)
 own = make(halving_mod)
 
