@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "flower.md"
 KEPT = ROOT / "tests" / "flower_apps" / "results.json"
 BEGIN, END = "<!-- made by make_flower_table.py -->\n", "<!-- end -->\n"
-REASON_LENGTH = 110
+REASON_LENGTH = 150
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
