@@ -135,8 +135,8 @@ def _warnings(event: ExchangeDone) -> list[str]:
     failed = f"{about}{event.failures} of {len(event.survivors)} clients contributed nothing; their own logs say why"
     differ = "the clients do not agree on the names of their metrics, so this exchange has none"
     lost = (
-        f"{event.clipped} elements did not fit into the scales and were cut off, {event.lost_norm:.2%} of the updates' "
-        'norm; clipping = "repeat" loses nothing'
+        f"{event.lost_norm:.2%} of the updates' norm did not fit into the scales and was cut off (clipped "
+        f'{event.clipped}); clipping = "repeat" loses nothing'
     )
     return (
         ([failed] if event.failures else [])

@@ -115,7 +115,7 @@ SHOWN = [
     ),
     ("started", {"app": "x", "aggregation": "plain", "rounds": None}, "the server can read every update"),
     ("exchange-done", DONE, "run  round   1  train     2 clients"),
-    ("exchange-done", DONE, "2 elements did not fit into the scales and were cut off, 12.50% of the updates' norm"),
+    ("exchange-done", DONE, "12.50% of the updates' norm did not fit into the scales and was cut off (clipped 2)"),
     (
         "exchange-repeated",
         {"exchange": 3, "server_round": 2, "large": 1, "survivors": 4},
