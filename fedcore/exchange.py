@@ -7,6 +7,7 @@ them, the two ctx differ and no signature verifies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,9 @@ from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task, is_que
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0
 """The node of a reply that is the whole cohort's."""
+
+MOST_IN_SUM: Final = 1 << 53
+"""What the sum of a query's numbers has to stay below: with 8 bits for fractions, and so that it is exact."""
 
 QUERY_VALUES: Final = 4096
 """Most numbers in the reply to a query. Nobody knows their names before, so the vector has room for all of them."""
@@ -135,7 +139,7 @@ class EncodingPlan:
         codec = codec_settings(self.settings, message_type)
         sizes = n, self.least_cohort, members
         if is_query(message_type):
-            self._check_query()
+            self._check_query(codec, n)
             return first_encoding(codec, None, n, failures=failures_for(self.settings, *sizes, whole=whole))
         names = self._names.get(message_type, self.settings.metrics_of(is_training(message_type)))
         protection = protection_for(self.settings, *sizes, whole=whole) if self.privacy else None
@@ -163,11 +167,16 @@ class EncodingPlan:
     def _track(self, layout: Layout) -> ScaleTrack:
         return self._tracks.setdefault(layout.digest(), ScaleTrack())
 
-    def _check_query(self) -> None:
+    def _check_query(self, codec: CodecSettings, n: int) -> None:
         if self.privacy is not None:
             raise ConfigurationError(
                 "a run with differential privacy of each client (dp-epsilon, dp-noise-multiplier) cannot answer a "
                 "query, whose sum would have no noise; ask in a run of its own, without these settings"
+            )
+        if n * math.ceil(codec.metric_max) >= MOST_IN_SUM:
+            raise ConfigurationError(
+                f"the sum of {n} clients' numbers of up to query-max = {codec.metric_max:g} each could overflow; set "
+                f"query-max to at most {MOST_IN_SUM // n - 1}"
             )
 
 

@@ -6,6 +6,7 @@ gets it tensor by tensor, on whatever engine the owner of the machines chose.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -128,7 +129,8 @@ class ClientRunner:
 
 def _read_reply(content: RecordDict, task: Task, layout: Layout | None) -> LocalResult:
     if task.queries:
-        return LocalResult(examples=1, metrics=numbers_of(content))
+        query_max = float(cast(float, task.settings.get("query-max", math.inf)))
+        return LocalResult(examples=1, metrics=numbers_of(content, query_max))
     metrics = _only_metrics(content)
     examples = take_examples(metrics, task.weight_key)
     if not task.trains:

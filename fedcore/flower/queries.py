@@ -1,8 +1,8 @@
 """Replies to a query in secure mode, where only the sum over the clients of each number ever becomes known.
 
 A reply may hold any number of MetricRecords. Each number, and each element of each list, is added up over the clients;
-the ServerApp gets one reply with the sums, under the same record keys and names. There is nothing to add up in an
-ArrayRecord without names of single numbers, nor in a ConfigRecord, so these are refused.
+the ServerApp gets one reply with the sums, under the same record keys and names. The shapes of an ArrayRecord have no
+place in the sum, and in a ConfigRecord there is nothing to add up, so these are refused.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from typing import Any, cast
 
 from flwr.app import MetricRecord, RecordDict
 
+from fedcore.codec.names import NAMES_BYTES, names_json
 from fedcore.errors import AppError
 from fedcore.wire import MetricValue
 
 
-def numbers_of(content: RecordDict) -> dict[str, MetricValue]:
-    """The numbers of a reply, each named after its record and itself; raises AppError for what is none."""
+def numbers_of(content: RecordDict, query_max: float) -> dict[str, MetricValue]:
+    """The numbers of a reply, each named after its record and itself; raises AppError for what has no place in a sum.
+
+    query_max: the largest of them, the setting of that name.
+    """
     if content.array_records:
         raise AppError(
             f"the reply to a query holds the ArrayRecord {next(iter(content.array_records))!r}; with secure "
@@ -34,7 +38,25 @@ def numbers_of(content: RecordDict) -> dict[str, MetricValue]:
     }
     if not numbers:
         raise AppError("the reply to a query holds no number; put what is to be added up into a MetricRecord")
+    _check_room(numbers, query_max)
     return cast(dict[str, MetricValue], numbers)
+
+
+def _check_room(numbers: Mapping[str, Any], query_max: float) -> None:
+    """Say what to do where the codec would speak of metrics."""
+    lengths = {name: len(value) if isinstance(value, list) else None for name, value in numbers.items()}
+    if (size := len(names_json(sorted(lengths.items())))) > NAMES_BYTES:
+        raise AppError(
+            f"the names in the reply to a query take {size} bytes, {NAMES_BYTES} have room; put several numbers into "
+            "one list, or ask several queries"
+        )
+    for name, value in numbers.items():
+        largest = max(map(abs, value), default=0) if isinstance(value, list) else abs(value)
+        if largest > query_max:
+            raise AppError(
+                f"number {name!r} in the reply to a query is {largest:g}, the limit is {query_max:g}; raise query-max, "
+                "or report it in another unit"
+            )
 
 
 def records_of(sums: Mapping[str, MetricValue]) -> RecordDict:

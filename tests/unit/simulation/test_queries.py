@@ -74,7 +74,8 @@ def test_the_next_query_may_hold_other_numbers() -> None:
         ("array", "the ArrayRecord 'ages'"),
         ("config", "the ConfigRecord 'about'"),
         ("nothing", "holds no number"),
-        ("large", "limit is 1.09951e+12"),
+        ("large", "'rows/count' in the reply to a query is 2.19902e+12, the limit is 1.09951e+12; raise query-max"),
+        ("names", "take 1029 bytes, 1000 have room; put several numbers into one list"),
         ("raise", "patient 17"),
     ],
 )
@@ -93,6 +94,9 @@ def test_other_names_at_one_client_give_no_sum_and_no_second_attempt() -> None:
 def test_more_than_1000_clients_have_room() -> None:
     encoding = EncodingPlan(JobSettings()).encoding("query.count", None, 1000)
     assert (encoding.settings.w_max, encoding.settings.metric_max) == (1, 2.0**40)
+    with pytest.raises(ConfigurationError, match=r"set query-max to at most 90071992546$"):
+        EncodingPlan(JobSettings()).encoding("query.count", None, 100_000)
+    EncodingPlan(JobSettings(query_max=90071992546.0)).encoding("query.count", None, 100_000)
 
 
 def test_a_run_with_noise_for_each_client_answers_none() -> None:
