@@ -95,8 +95,8 @@ def test_more_than_1000_clients_have_room() -> None:
     encoding = EncodingPlan(JobSettings()).encoding("query.count", None, 1000)
     assert (encoding.settings.w_max, encoding.settings.metric_max) == (1, 2.0**40)
     with pytest.raises(ConfigurationError, match=r"set query-max to at most 90071992546$"):
-        EncodingPlan(JobSettings()).encoding("query.count", None, 100_000)
-    EncodingPlan(JobSettings(query_max=90071992546.0)).encoding("query.count", None, 100_000)
+        EncodingPlan(JobSettings(field_bits=32)).encoding("query.count", None, 100_000)
+    EncodingPlan(JobSettings(field_bits=32, query_max=90071992546.0)).encoding("query.count", None, 100_000)
 
 
 def test_a_run_with_noise_for_each_client_answers_none() -> None:
