@@ -32,8 +32,10 @@ from fedcore.codec import Encoding, decode, encode
 from fedcore.config import JobSettings
 from fedcore.errors import UpdateTooLarge
 from fedcore.exchange import EncodingPlan, ExchangeReply, ExchangeRequest
-from fedcore.flower.grid import SERVER_NODE, ExchangeBackend, ExchangeGrid
-from fedcore.flower.records import arrays_from_state, state_from_arrays
+from fedcore.flower.grid import ExchangeBackend, ExchangeGrid
+from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.records import SERVER_NODE, arrays_from_state, state_from_arrays
+from fedcore.plain_exchange import PlainReply
 from fedcore.state import ModelState
 from tests.support.error_bound import error_bound
 
@@ -150,6 +152,10 @@ class Sites(ExchangeBackend):
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """The grids here deliver themselves."""
+        raise NotImplementedError
+
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        """Likewise."""
         raise NotImplementedError
 
     def trained(self, site: int, model: ModelState) -> ModelState:

@@ -41,6 +41,13 @@ def show_nothing(output: Output, error: Exception) -> None:
     output.error("failed", f"{text}; contributes nothing to this exchange; nobody is told why")
 
 
+def show_failure(output: Output, error: FedcoreError) -> None:
+    """Tell the owner why the local work failed, as the server is told in a plain exchange."""
+    for line in _trace(error):
+        output.error("app", line)
+    output.error("failed", f"{error}; the ServerApp is told so")
+
+
 def show_end(output: Output, error: FedcoreError | OSError) -> None:
     """Tell the owner why an exchange ended for this client."""
     match error:

@@ -2,8 +2,8 @@
 
 Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trains and its update is encoded; then it is
 masked and uploaded (R2), the survivors are signed (R3) and the shares released (R4). Where the local work fails, words
-that add nothing go the same way, unless the owner lets failures be told. Plain: train, upload. Whatever a step raises
-ends the exchange for this client; the caller withdraws from it.
+that add nothing go the same way, unless the owner lets failures be told. Plain: the message goes to the app, its reply
+or the error to the server. Whatever a step raises ends the exchange for this client; the caller withdraws from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.answers import KeptAnswer
-from client_app.contribution import seconds_to_pad, show_nothing, tells_failures
+from client_app.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
 from client_app.eligibility import Eligibility
 from client_app.ledger import Ledger, note_asked
 from client_app.output import Output
@@ -29,15 +29,16 @@ from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Parts, read_parts, send_parts
-from client_app.withdrawal import BadDealing
+from client_app.withdrawal import BadDealing, plain_error
 from fedcore import conversions
 from fedcore.admission.agreed import Agreed
+from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
 from fedcore.admission.spending import Spending
 from fedcore.admission.tasks import check_encoding, check_frequency, check_task, derive_parameters, follow_scales
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.config import JobSettings
-from fedcore.errors import AppError, EncodingError, FedcoreError, ProtocolViolation, RoundFailed
+from fedcore.errors import AppError, FedcoreError, ProtocolViolation, RoundFailed, WorkerDied
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.parts import PART_BYTES, update_digest
@@ -57,7 +58,7 @@ from fedcore.wire import (
     DeliveryOut,
     ManifestIn,
     Message,
-    MetricSlots,
+    ReplyError,
     SignaturesOut,
     SurvivorsOut,
     Task,
@@ -178,21 +179,25 @@ class _Exchange:
             session.abandon()
 
     async def plain(self) -> None:
-        """Train or evaluate, and send what came out as it is."""
-        model, _ = await self._model()
-        local = await self._work(model)
-        manifest = ManifestIn(
-            digest=update_digest(0, ()).hex(),
-            size=0,
-            metrics=_slots(local),
-            examples=local.examples,
-            values=dict(local.metrics),
-        )
-        if local.trained:
-            new_model = self.client.kept.model
-            size = new_model.stat().st_size
-            digest = await self._send(read_parts(new_model), size, "sent")
-            manifest = manifest.model_copy(update={"digest": digest, "size": size})
+        """Hand the message to the app, and send what it replies, or why it has no reply."""
+        message, _ = await self._model()
+        content = message.path if message else None
+        await in_thread(check_message, self.task, content, self.client.agreed, self.client.kit.policy)
+        started = self.client.clock()
+        kept = self.client.kept
+        try:
+            local = await kept.to(self.task, lambda: self._run_on(content), keep_failure=False)
+        except (AppError, WorkerDied) as error:
+            show_failure(self.client.output, error)
+            await self._put("manifest", _without_file(plain_error(error)))
+            return
+        self._say(self.task.message_type, f"{local.examples} examples {_metrics_text(local)}", started)
+        if local.error is not None:
+            await self._put("manifest", _without_file(local.error))
+            return
+        size = kept.model.stat().st_size
+        digest = await self._send(read_parts(kept.model), size, "sent")
+        manifest = ManifestIn(digest=digest, size=size, examples=local.examples, values=dict(local.metrics))
         await self._put("manifest", manifest)
 
     # --- the local work -----------------------------------------------------------------------------------------
@@ -264,11 +269,15 @@ class _Exchange:
         return local
 
     async def _run_app(self, model: ModelState | None) -> LocalAnswer:
-        work = self.client.work.run(self.task, model.path if model else None, self.client.kept.model)
-        local = await guarded(work, self.client.eligibility.lost())
+        local = await self._run_on(model.path if model else None)
         if local.trained != self.task.trains:
             raise AppError("the worker returned a model that was not asked for, or none where one was")
         return local
+
+    async def _run_on(self, sent: Path | None) -> LocalAnswer:
+        """Run the app on the model, or on the message of a plain exchange; ends where the machine may not train."""
+        work = self.client.work.run(self.task, sent, self.client.kept.model)
+        return await guarded(work, self.client.eligibility.lost())
 
     async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Words:
         """The update as words, clipped and rounded, ready to be masked."""
@@ -413,13 +422,9 @@ def _empty(folder: Path) -> None:
         path.unlink()
 
 
-def _slots(local: LocalAnswer) -> list[MetricSlots]:
-    """What the manifest of a plain exchange tells about the metrics; a length of 0 stands for a plain number."""
-    lengths = {name: len(value) if isinstance(value, list) else None for name, value in sorted(local.metrics.items())}
-    for name, length in lengths.items():
-        if length == 0 or not 1 <= len(name) <= 200:
-            raise EncodingError(f"metric {name[:200]!r} is an empty list, or its name is not 1 to 200 characters long")
-    return [MetricSlots(name=name, length=length or 0) for name, length in lengths.items()]
+def _without_file(error: ReplyError) -> ManifestIn:
+    """The reply of a client that has an error in place of records."""
+    return ManifestIn(digest=update_digest(0, ()).hex(), size=0, error=error)
 
 
 def _size(size: int) -> str:

@@ -22,8 +22,9 @@ from fedcore.errors import (
     Unauthorized,
     WorkerDied,
 )
+from fedcore.plain_exchange import APP_CRASHED, APP_RAISED, app_raised, reply_error
 from fedcore.secagg import Check
-from fedcore.wire import NUMBERED_CHECKS, ComplaintIn, ProblemKind, WithdrawalReason, WithdrawIn
+from fedcore.wire import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn
 
 _OVER: Final = frozenset(
     {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
@@ -86,6 +87,16 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
         case RoundFailed():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="timeout")
     return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")
+
+
+def plain_error(error: FedcoreError) -> ReplyError:
+    """What a plain exchange's ServerApp gets in place of a reply."""
+    match error:
+        case AppFailed(traceback=traceback):
+            return app_raised((traceback.strip().splitlines() or [str(error)])[-1])
+        case WorkerDied():
+            return reply_error(APP_CRASHED, str(error))
+    return reply_error(APP_RAISED, str(error))
 
 
 def _local_failure(error: FedcoreError) -> WithdrawIn:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-import numpy as np
 from pydantic import InstanceOf, PlainSerializer
 
 from fedcore.codec import (
@@ -94,19 +93,6 @@ class ExchangeReply:
     def model(self) -> ModelState | None:
         """The state, mapped where it is a file."""
         return ModelState.open(self.state) if isinstance(self.state, Path) else self.state
-
-
-def mean_metrics(replies: Sequence[ExchangeReply]) -> dict[str, MetricValue]:
-    """Mean of every metric that all single clients' replies have, weighted by examples; lists element by element."""
-    weights = [reply.examples for reply in replies]
-    if not sum(weights):
-        return {}
-    means: dict[str, Any] = {}
-    for name in replies[0].metrics:
-        values = [reply.metrics.get(name) for reply in replies]
-        if None not in values and len({np.shape(value) for value in values}) == 1:  # type: ignore[arg-type]
-            means[name] = np.average(values, axis=0, weights=weights)  # type: ignore[arg-type]
-    return {name: mean.tolist() if isinstance(mean, np.ndarray) else float(mean) for name, mean in means.items()}
 
 
 @dataclass(slots=True)

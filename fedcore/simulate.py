@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from fedcore.admission.agreed import Agreed
+from fedcore.admission.messages import check_message
 from fedcore.admission.refusals import refused_by_all
 from fedcore.admission.simulated import AdmittedExchange, SimulatedOwners
 from fedcore.admission.tasks import refused_choices
@@ -46,16 +47,18 @@ from fedcore.exchange import (
     ExchangeRequest,
     failures_for,
     make_task,
-    mean_metrics,
     round_parameters,
 )
 from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.kept_results import KeptResults
+from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.needs import check_asked, check_needs
+from fedcore.plain_exchange import PlainReply
+from fedcore.plain_simulation import PlainSimulation
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Survivors, Verify, apply_masks, verifies
 from fedcore.state import ModelState
@@ -64,6 +67,7 @@ from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_query, is_trainin
 STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
 SIMULATED = "simulated dropout"
+RUN = "simulation"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +98,7 @@ class Simulation:
     _chance: random.Random = field(init=False)
     _exchange: int = field(default=0, init=False)
     _home: Path = field(init=False)
+    _plain_exchanges: PlainSimulation = field(init=False)
 
     def __post_init__(self) -> None:
         if self.clients < 1 or not 0 <= self.drop < 1:
@@ -111,6 +116,19 @@ class Simulation:
         self._account = PrivacyBudget(self._plan.privacy)
         # Which client drops is no secret: the simulator's own choice, to be repeated by its seed.
         self._chance = random.Random(self.seed)  # noqa: S311
+        self._plain_exchanges = PlainSimulation(
+            run=RUN,
+            runners=self._runners,
+            settings=self.settings,
+            run_config=self.run_config,
+            app_sha256=self._owners.app_sha256,
+            admit=self._admit_messages,
+            drop=self.drop,
+            chance=self._chance,
+            emit=self.emit,
+            name=client_name,
+            clock=self.clock,
+        )
 
     def run(self) -> ServerAppOutcome:
         """Run the app's ServerApp over simulated exchanges to its end."""
@@ -128,7 +146,7 @@ class Simulation:
             outcome = run_server_app(
                 self.app,
                 backend=self,
-                run="simulation",
+                run=RUN,
                 run_config=dict(self.run_config),
                 aggregation=self.settings.aggregation,
             )
@@ -143,7 +161,6 @@ class Simulation:
         if self._account.withholds(is_training(request.message_type) or is_query(request.message_type)):
             return []
         check_asked(len(request.nodes), self.settings, self.clients, self._least, message_type=request.message_type)
-        carry_out = self._secure if self.settings.aggregation == "secure" else self._plain
         attempts = Attempts(settings=self.settings, has_room=self._has_room)
         with KeptResults() as kept, contextlib.chdir(self._home):
             for number in itertools.count(1):
@@ -151,7 +168,7 @@ class Simulation:
                 asked = request if attempts.same is None else replace(request, nodes=attempts.same)
                 attempt = _Attempt(number=number, whole=attempts.whole, kept=kept)
                 try:
-                    return carry_out(asked, attempt)
+                    return self._secure(asked, attempt)
                 except ProtocolViolation as refusal:
                     raise self._refused(request, refusal) from refusal
                 except RoundFailed as error:
@@ -176,6 +193,22 @@ class Simulation:
         """Whether a sum over a whole cohort of `n` may hold so many clients that contribute nothing."""
         return failures <= failures_for(self.settings, n, self._least, self.clients, whole=True)
 
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        """One plain exchange."""
+        try:
+            with contextlib.chdir(self._home):
+                return self._plain_exchanges.ask(request)
+        except ProtocolViolation as refusal:
+            raise self._refused(request, refusal) from refusal
+        finally:
+            self._exchange = self._plain_exchanges.count
+
+    def _admit_messages(self, task: Task, contents: Sequence[Path]) -> None:
+        """What the owners check before their clients read a plain message; raises ProtocolViolation."""
+        self._owners.admit(task, None)
+        for content in contents:
+            check_message(task, content, self._owners.agreed, self._owners.policy)
+
     def _runner(self, client_id: int) -> ClientRunner:
         config: dict[str, Scalar] = {"partition-id": client_id - 1, "num-partitions": self.clients}
         return ClientRunner(app=self.app, client_id=client_id, node_config=config)
@@ -184,7 +217,7 @@ class Simulation:
         return make_task(
             request,
             settings=self.settings,
-            run="simulation",
+            run=RUN,
             exchange=self._exchange,
             attempt=attempt.number,
             whole=attempt.whole,
@@ -197,27 +230,6 @@ class Simulation:
             members=self.clients,
             previous=self._owners.chain.head,
         )
-
-    def _plain(self, request: ExchangeRequest, attempt: _Attempt) -> list[ExchangeReply]:
-        started = self.clock()
-        task = self._task(request, attempt, None)
-        self._owners.admit(task, request.model)
-        lost = {i for i in task.cohort if self._chance.random() < self.drop}
-        replies = []
-        for client in task.cohort:
-            if client in lost:
-                self._dropped(client, "input", SIMULATED)
-                continue
-            result = self._runners[client].run(task, request.model)
-            replies.append(
-                ExchangeReply(node=client, state=result.state(), examples=result.examples, metrics=result.metrics)
-            )
-        if not replies:
-            raise RoundFailed("every client dropped out")
-        size = request.model.layout.nbytes if request.model and task.trains else 0
-        mean = mean_metrics(replies)
-        self._done(request, [r.node for r in replies], sum(r.examples for r in replies), mean, started, size)
-        return replies
 
     def _secure(self, request: ExchangeRequest, attempt: _Attempt) -> list[ExchangeReply]:
         started = self.clock()
@@ -296,7 +308,7 @@ class Simulation:
         for refusal in refused_choices(self.run_config, self.settings, Agreed.to(self.app), stock):
             self.emit(Warned(line=f"a federation with stock policies refuses this run: {refusal}"))
 
-    def _refused(self, request: ExchangeRequest, refusal: ProtocolViolation) -> RunFailed:
+    def _refused(self, request: ExchangeRequest | PlainRequest, refusal: ProtocolViolation) -> RunFailed:
         """What ends a run that the owners do not take part in."""
         reason = refused_by_all([refusal])
         number = request.server_round

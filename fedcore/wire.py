@@ -176,6 +176,22 @@ class ModelRef(Message):
     size: int = Field(ge=0)
 
 
+class MessageHead(Message):
+    """What a message of a plain exchange says beside its type and its content, as the ServerApp's Grid set it."""
+
+    message_id: Name
+    group_id: str
+    created_at: float
+    ttl: float
+
+
+class ReplyError(Message):
+    """Why a client of a plain exchange has no reply, in Flower's codes (`fedcore.plain_exchange`)."""
+
+    code: int = Field(ge=0, le=2**31 - 1)
+    reason: str | None = Field(max_length=10_000)
+
+
 class Protection(Message):
     """How a secure exchange is protected; the fields are those of `fedcore.secagg.RoundParameters`."""
 
@@ -199,6 +215,8 @@ class Task(Message):
 
     All of it except `attempt` and `seconds` is bound into the protocol's ctx by `digest()`: a server that
     tells two clients different things gets no sum. `exchange` counts all exchanges of the run, retries included.
+    Plain: `model` is a record file with all that the client is sent, `message` is what else belongs to it, and the
+    rest that a message holds stays empty.
     """
 
     run: Name
@@ -221,6 +239,7 @@ class Task(Message):
     roster: int = Field(ge=1, description="version of the roster that the exchange uses")
     previous: Sha256 | Literal[""] = Field("", description="hash of the last record of the transcript")
     seconds: float = Field(gt=0, description="time that is left for the local work")
+    message: MessageHead | None = Field(None, description="plain: the message to this client alone")
 
     @property
     def trains(self) -> bool:
@@ -253,7 +272,7 @@ class Task(Message):
 
     def content(self) -> dict[str, Any]:
         """Everything that all clients of the cohort must have been told alike, as JSON."""
-        return self.model_dump(mode="json", exclude={"attempt", "seconds"})
+        return self.model_dump(mode="json", exclude={"attempt", "seconds", "message"})
 
     def digest(self) -> bytes:
         """SHA-256 over `content`, 32 bytes."""
@@ -354,13 +373,6 @@ class UnmaskIn(Message):
     key_shares: Bytes
 
 
-class MetricSlots(Message):
-    """Name and length of one metric of a plain exchange."""
-
-    name: Name
-    length: int = Field(ge=0, le=4096, description="0 for a plain number, otherwise the length of the list")
-
-
 class PartsOut(Message):
     """The parts of a client's update that the server holds, whole and checked: index -> SHA-256."""
 
@@ -371,15 +383,15 @@ class ManifestIn(Message):
     """Ends an upload: the parts sent before it are the client's update, and all of it.
 
     `digest` is `fedcore.parts.update_digest`. Secure: `size` is that of the masked vector, and the rest stays empty:
-    names, values and examples travel in the sum. Plain: `examples` and `values` are readable, `metrics` gives their
-    names and lengths, and `size` is 0 where there is no model to send (evaluation).
+    names, values and examples travel in the sum. Plain: the update is a record file, of which `examples` and `values`
+    say for the record of the run what they can; or there is an `error`, and no file.
     """
 
     digest: Sha256
     size: int = Field(ge=0)
-    metrics: list[MetricSlots] = Field(default_factory=list, max_length=256)
-    examples: int | None = None
-    values: dict[str, MetricValue] | None = None
+    examples: int | None = Field(None, ge=0, le=2**63 - 1)
+    values: dict[Name, MetricValue] = Field({}, max_length=256)
+    error: ReplyError | None = None
 
 
 class WithdrawalReason(StrEnum):

@@ -107,8 +107,8 @@ def _serve(
     runner, ready = load(greeting.model_copy(update={"app": str(options.app)}))
     if ready.app_sha256 != greeting.app_sha256:
         raise AppError(f"machine {position.node} has another app in {options.app} than machine 0")
-    heads = None if runner.hands_model_out else distributed.new_group(list(position.heads), backend="gloo")
-    models = _Models(rendezvous, position, options.folder, heads)
+    heads = distributed.new_group(list(position.heads), backend="gloo")
+    models = _Models(rendezvous, position, options.folder, heads, engine_hands_out=runner.hands_model_out)
     others = range(1, position.world_size)
     rendezvous.mark(f"ready/{position.rank}")
     if agent is not None:
@@ -144,17 +144,19 @@ def _run_on_all(
 class _Models:
     """The global model as a file on every machine.
 
-    heads: a gloo group of the first rank of each; None where the app's engine hands the model out.
+    heads: a gloo group of the first rank of each. engine_hands_out: whether the app's engine does that with a model; it
+    does not with the records of a plain exchange.
     """
 
     rendezvous: Rendezvous
     position: Position
     folder: Path
-    heads: distributed.ProcessGroup | None
+    heads: distributed.ProcessGroup
+    engine_hands_out: bool
 
     def send(self, request: RankTask) -> None:
         """On rank 0: broadcast the file."""
-        if request.model and self.heads is not None:
+        if request.model and self._broadcasts(request):
             size = Path(request.model).stat().st_size
             content = torch.from_file(request.model, shared=False, size=size, dtype=torch.uint8)
             for start in range(0, size, _CHUNK):
@@ -164,7 +166,7 @@ class _Models:
         """Path of the model on this machine, once it is there; the one of the task before is removed."""
         if request.model is None or self.position.node == 0:
             return request.model
-        if self.heads is None:
+        if not self._broadcasts(request):
             return None
         path, there = self.folder / f"global-{number}.safetensors", f"model/{number}/{self.position.node}"
         if self.position.local_rank == 0:
@@ -175,6 +177,9 @@ class _Models:
         else:
             self.rendezvous.wait_for(there)
         return str(path)
+
+    def _broadcasts(self, request: RankTask) -> bool:
+        return request.task.aggregation == "plain" or not self.engine_hands_out
 
     def _receive(self, path: Path, size: int) -> None:
         with path.open("wb") as file:

@@ -6,7 +6,8 @@
     rank -> agent   LocalAnswer from rank 0, Done from the others, or Failure
 
 Every rank gets every task. Rank 0 alone writes the new model, for which the others may have to hand over their parts,
-and says what came out. Models travel as safetensors files, by path, and are mapped into memory.
+and says what came out. Models travel as safetensors files, by path, and are mapped into memory. In a plain exchange
+they are record files, with all that a message and its reply hold.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from fedcore.wire import Message, MetricValue, Scalar, Task
+from fedcore.wire import Message, MetricValue, ReplyError, Scalar, Task
 
 
 class Greeting(Message):
@@ -52,12 +53,16 @@ class Ready(Message):
 
 
 class LocalAnswer(Message):
-    """Rank 0 to agent: what a task gave. trained: whether the new model was written."""
+    """Rank 0 to agent: what a task gave. trained: whether a file was written, with the new model or the plain reply.
+
+    error: of a plain exchange, what the app replied instead.
+    """
 
     op: Literal["answer"] = "answer"
     examples: int
     metrics: dict[str, MetricValue]
     trained: bool
+    error: ReplyError | None = None
 
 
 class Done(Message):

@@ -93,12 +93,25 @@ def run(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Don
     """Run one task; the answer to it. Raises what the app raises, AppError, or StorageFull."""
     from fedcore.state import ModelState
 
+    if request.task.aggregation == "plain":
+        return _answer(runner, rank, request)
     model = ModelState.open(Path(request.model)) if request.model else None
     result = runner.run(request.task, model)
     result.save(Path(request.out) if rank == 0 else None)
     if rank != 0:
         return Done()
     return LocalAnswer(examples=result.examples, metrics=dict(result.metrics), trained=result.trained)
+
+
+def _answer(runner: ClientRunner, rank: int, request: RankTask) -> LocalAnswer | Done:
+    """The same for a plain exchange, whose message and reply are record files."""
+    content = Path(request.model) if request.model else None
+    answer = runner.answer(request.task, content, Path(request.out) if rank == 0 else None)
+    if rank != 0:
+        return Done()
+    return LocalAnswer(
+        examples=answer.examples or 0, metrics=dict(answer.metrics), trained=answer.error is None, error=answer.error
+    )
 
 
 def end() -> None:

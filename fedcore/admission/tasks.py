@@ -33,6 +33,7 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | scales-off-rule         | the same update asked for at scales of the server's choice, or small tensors apart|
 | layout-mismatch         | an encoding for another model than the one that was sent                       |
 | model-missing           | training without a model                                                       |
+| message-missing         | a plain exchange without a message                                             |
 | model-digest            | another model than the announced one                                           |
 | model-malformed         | a model that is no safetensors file                                            |
 | exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |

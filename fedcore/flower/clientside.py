@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, Final, cast
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
@@ -21,22 +22,45 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.config import EngineConfig
 from fedcore.errors import AppError, EncodingError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
 from fedcore.flower.loading import load_object
 from fedcore.flower.own_models import ContextStore, FolderStore, OwnModelStore
 from fedcore.flower.queries import numbers_of
+from fedcore.flower.record_file import StoredArrays, StoredValues, arrays_state, config_values, read_records
 from fedcore.flower.records import (
+    SERVER_NODE,
     arrays_from_state,
     config_from_json,
+    load_records,
     merged_values,
     message_from,
     run_id_of,
+    save_records,
     state_from_arrays,
 )
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
+from fedcore.plain_exchange import reply_error, tellable, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder
-from fedcore.wire import MetricValue, Scalar, Task
+from fedcore.wire import MessageHead, MetricValue, ReplyError, Scalar, Task
 
 TTL_SECONDS = 12 * 3600.0
+EXAMPLES: Final = "num-examples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a message of a plain exchange: an error, or records, of which these numbers are told."""
+
+    examples: int | None = None
+    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
+    error: ReplyError | None = None
+
+    @classmethod
+    def telling(cls, values: Mapping[str, Any], weight_key: str) -> Answer:
+        """Of the values of a reply's MetricRecords those that the record of a run has room for."""
+        counted = next((key for key in (weight_key, EXAMPLES, LEGACY_EXAMPLES) if key in values), weight_key)
+        rest = {name: value for name, value in values.items() if name != counted}
+        return cls(examples=whole_examples(values.get(counted)), metrics=tellable(rest))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,18 +98,53 @@ class ClientRunner:
         context = self._context_of(task)
         if isinstance(self._client_app, TensorApp) and not task.queries:
             return self._run_local(self._client_app, task, model, context)
-        message = self._message(task, model)
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
-            context.run_id,
-            self.client_id,
-            0,
-        )
-        reply = self._client_app(message, context)
+        with _identity(context, self.client_id):
+            reply = self._client_app(self._message(task, model), context)
         if not isinstance(reply, Message):
             raise AppError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
         if reply.has_error():
             raise AppError(f"the ClientApp returned an error: {reply.error.reason}")
         return _read_reply(reply.content, task, model.layout if model else None)
+
+    def answer(self, task: Task, content: Path | None, out: Path | None) -> Answer:
+        """Run the ClientApp on a message of a plain exchange, whose content is a record file, as Flower's runtime does.
+
+        The reply's records go to the file `out`, unless the reply is an error; a rank without an `out` only helps.
+        Raises AppError for what is no reply, PeerError for what is no record file, and what the user's code raises.
+        """
+        if content is None or task.message is None:
+            raise AppError("a plain exchange sends every client a message")
+        context = self._context_of(task)
+        if isinstance(self._client_app, TensorApp) and task.message_type in ("train", "evaluate"):
+            return self._answer_local(self._client_app, task, content, out, context)
+        with _identity(context, self.client_id):
+            reply = self._client_app(self._question(task, task.message, content), context)
+        if not isinstance(reply, Message):
+            raise AppError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
+        if reply.has_error():
+            return Answer(error=reply_error(reply.error.code, reply.error.reason))
+        if out is not None:
+            save_records(out, reply.content)
+        return Answer.telling(_merged(reply.content.metric_records.values()), task.weight_key)
+
+    def _answer_local(self, app: TensorApp, task: Task, content: Path, out: Path | None, context: Context) -> Answer:
+        """What `local_app` answers in Flower's runtime, with the model from file to engine and back."""
+        records = read_records(content)
+        places = [place for place, record in enumerate(records) if isinstance(record, StoredArrays)]
+        if len(places) != 1:
+            raise AppError(f"the message needs exactly one ArrayRecord, this one has {len(places)}")
+        arrays = cast(StoredArrays, records[places[0]])
+        job = LocalJob(
+            config=context.run_config,
+            node=context.node_config,
+            message=_merged(config_values(records).values()),
+            client=self.client_id,
+        )
+        model = arrays_state(content, arrays, places[0])
+        result = app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
+        told = {EXAMPLES: result.examples, **result.metrics}
+        result.save_reply(out, StoredValues(key="metrics", kind="metric", values=cast(Any, told)), arrays.key)
+        return Answer.telling(told, EXAMPLES)
 
     def _run_local(self, app: TensorApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
         message = merged_values(config_from_json(config) for config in task.configs.values())
@@ -113,26 +172,55 @@ class ClientRunner:
         content = RecordDict({key: config_from_json(value) for key, value in task.configs.items()})
         if model is not None:
             content[task.arrays_key] = arrays_from_state(model)
-        metadata = Metadata(
-            run_id=run_id_of(task.run),
+        head = MessageHead(
             message_id=f"{task.run}/{task.exchange}",
-            src_node_id=0,
-            dst_node_id=self.client_id,
-            reply_to_message_id="",
             group_id=str(task.server_round),
             created_at=time.time(),
             ttl=TTL_SECONDS,
+        )
+        return message_from(content, self._metadata(task, head))
+
+    def _question(self, task: Task, head: MessageHead, content: Path) -> Message:
+        return message_from(load_records(content), self._metadata(task, head))
+
+    def _metadata(self, task: Task, head: MessageHead) -> Metadata:
+        return Metadata(
+            run_id=run_id_of(task.run),
+            message_id=head.message_id,
+            src_node_id=SERVER_NODE,
+            dst_node_id=self.client_id,
+            reply_to_message_id="",
+            group_id=head.group_id,
+            created_at=head.created_at,
+            ttl=head.ttl,
             message_type=task.message_type,
         )
-        return message_from(content, metadata)
+
+
+@contextmanager
+def _identity(context: Context, node: int) -> Iterator[None]:
+    """Be this node while its app runs: in a simulation the process is the server's as well."""
+    before = {name: vars(TaskIdentity)[name] for name in ("_run_id", "_node_id", "_task_id")}
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = context.run_id, node, 0
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(TaskIdentity, name, value)
+
+
+def _merged(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All values; of a name in two records, the later one's."""
+    return {name: value for record in records for name, value in record.items()}
 
 
 def _read_reply(content: RecordDict, task: Task, layout: Layout | None) -> LocalResult:
     if task.queries:
         query_max = float(cast(float, task.settings.get("query-max", math.inf)))
         return LocalResult(examples=1, metrics=numbers_of(content, query_max))
-    metrics = _only_metrics(content)
-    examples = take_examples(metrics, task.weight_key)
+    legacy = legacy_metrics(content)
+    metrics = _only_metrics(content) if legacy is None else legacy
+    examples = take_examples(metrics, task.weight_key if legacy is None else LEGACY_EXAMPLES)
     if not task.trains:
         return LocalResult(examples=examples, metrics=metrics)
     state = _only_arrays(content, layout)

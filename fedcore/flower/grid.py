@@ -13,14 +13,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 
-from fedcore.errors import UsageError
+from fedcore.errors import FedcoreError, RunFailed, UsageError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
+from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import cast_to_layout, state_from_arrays
+from fedcore.plain_exchange import PlainReply
 from fedcore.state import Layout, ModelState
 
 Aggregation = Literal["secure", "plain"]
-SERVER_NODE = 0
 
 
 class ExchangeBackend(Protocol):
@@ -34,6 +35,13 @@ class ExchangeBackend(Protocol):
         """Carry out one exchange; blocks. Raises RoundFailed where no attempt succeeds, BudgetSpent to end the run.
 
         No reply at all where the clients were not asked.
+        """
+        ...
+
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        """Carry out one plain exchange; blocks. Raises RoundFailed where a quorum was set that no attempt meets.
+
+        A node whose reply is not wanted any more after the request's timeout is left out.
         """
         ...
 
@@ -51,6 +59,9 @@ class ExchangeGrid(Grid):
     result: Result | None = field(default=None, init=False)
     _layout: Layout | None = field(default=None, init=False)
     _last_state: ModelState | None = field(default=None, init=False)
+    _final: ArrayRecord | None = field(default=None, init=False)
+    _replied: set[str] = field(default_factory=set, init=False)
+    _failures: dict[str, str] = field(default_factory=dict, init=False)
     _pushed: dict[str, Message] = field(default_factory=dict, init=False)
 
     @abstractmethod
@@ -98,15 +109,42 @@ class ExchangeGrid(Grid):
 
     def final_state(self) -> ModelState | None:
         """The model that the strategy ended with, or the last aggregate where no strategy was used."""
-        if self.result is not None and self.result.arrays:
-            return self.conform(self.result.arrays)
-        return self._last_state
+        final = self.final_arrays()
+        return self.conform(final) if final is not None else self._last_state
+
+    def final_arrays(self) -> ArrayRecord | None:
+        """What the strategy or the legacy Server ended with, if there was one."""
+        return (self.result.arrays if self.result is not None else None) or self._final
 
     def _delivered(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         asking = receiver()
         self.weight_key = asking.weight_key
         self.result = asking.result or self.result
-        return self.deliver(messages, timeout)
+        try:
+            replies = self.deliver(messages, timeout)
+        except FedcoreError as error:
+            for message in messages:
+                self._failures.setdefault(_purpose(message), str(error))
+            raise
+        for reply in replies:
+            if reply.has_error():
+                self._failures.setdefault(_purpose(reply), str(reply.error.reason))
+            else:
+                self._replied.add(_purpose(reply))
+        return replies
+
+    def note_final(self, arrays: ArrayRecord) -> None:
+        """The parameters that Flower's legacy Server ended with, which has no result."""
+        self._final = arrays
+
+    def check_success(self) -> None:
+        """Raise RunFailed where no client ever gave a reply, or none to a training that was asked for."""
+        if (reason := self._failures.get("train")) is not None and "train" not in self._replied:
+            raise RunFailed(f"no training of the run gave a reply; the first failed: {reason}")
+        if self._failures and not self._replied:
+            raise RunFailed(
+                f"no exchange of the run gave a reply; the first failed: {next(iter(self._failures.values()))}"
+            )
 
     def conform(self, record: ArrayRecord) -> ModelState:
         """The record in the dtypes of the first model of the run, which the strategy may have changed."""
@@ -119,3 +157,8 @@ def with_ids(messages: Iterable[Message]) -> list[Message]:
     for message in numbered:
         message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
     return numbered
+
+
+def _purpose(message: Message) -> str:
+    """What a message asks for, or answers: train, evaluate, query, or a question of the legacy API."""
+    return message.metadata.message_type.partition(".")[0]

@@ -36,7 +36,7 @@ _LEGACY_METRICS = ("fit_metrics_aggregation_fn", "evaluate_metrics_aggregation_f
 _LEGACY_SERVER = ("fit", "fit_round", "evaluate_round")
 _UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_message_reply_consistency")
 _FLOWER = Path(str(serverapp.__file__)).parents[1]
-_OURS = frozenset(f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid"))
+_OURS = frozenset(f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy"))
 
 _REASONS = {
     "Bulyan": "it selects among single updates",
@@ -106,7 +106,9 @@ def check_handover(message_type: str) -> None:
     frames = list(_callers())
     if frames and frames[0].f_code is _START and wants == "mean":
         return
-    if not any(_declared_frame(frame, wants) for frame in frames):
+    if frames and isinstance(server := _first_argument(frames[0]), legacy.Server) and wants == "mean":
+        check_server(server)
+    elif not any(_declared_frame(frame, wants) for frame in frames):
         raise AppError(_own_loop(frames, wants))
 
 

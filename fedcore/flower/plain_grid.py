@@ -1,36 +1,148 @@
-"""The Grid of plain mode: the server reads every reply."""
+"""The Grid of plain mode, in which all is as under Flower: every record of every message, reply and error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app.metadata import Metadata
 
-from fedcore.flower.secure_grid import SecureGrid, same_content
+from fedcore.errors import AppError, PeerError
+from fedcore.flower.grid import ExchangeGrid
+from fedcore.flower.plain_request import Content, Outgoing, PlainRequest
+from fedcore.flower.records import SERVER_NODE, error_from, load_records, message_from
+from fedcore.plain_exchange import UNKNOWN, PlainReply
+from fedcore.state import ModelState
+from fedcore.wire import MessageHead
 
 
 @dataclass(eq=False)
-class PlainGrid(SecureGrid):
-    """Messages with the same content become one exchange, each client's answer a reply."""
+class PlainGrid(ExchangeGrid):
+    """Messages to different nodes are one exchange, whatever they hold; a further one to the same node is the next."""
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Ids of the clients that are connected now."""
-        return self.backend.nodes()
+    _last_sent: ArrayRecord | None = field(default=None, init=False)
+    _exchanges: int = field(default=0, init=False)
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
-        """One exchange for each distinct content."""
-        return [reply for group in _group_by_content(messages) for reply in self._exchange(group, timeout)]
+        """The replies, errors among them, in the order of the messages."""
+        replies: dict[str, Message] = {}
+        for wave in _waves(messages):
+            replies |= {reply.metadata.reply_to_message_id: reply for reply in self._exchange(wave, timeout)}
+        ids = [message.metadata.message_id for message in messages]
+        return [replies[name] for name in ids if name in replies]
+
+    def final_state(self) -> ModelState | None:
+        """The model that the strategy ended with, or the last one that was sent; None where that is no model."""
+        record = self.final_arrays() or self._last_sent
+        try:
+            return self.conform(record) if record is not None else None
+        except AppError:
+            return None
+
+    def _exchange(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
+        self._exchanges += 1
+        for message in messages:
+            self._note_model(message.content)
+        by_node = {message.metadata.dst_node_id: message for message in messages}
+        for reply in self.backend.ask(self._request(messages, timeout)):
+            yield self._reply(reply, by_node[reply.node])
+
+    def _note_model(self, content: RecordDict) -> None:
+        records = list(content.array_records.values())
+        if len(records) != 1:
+            return
+        self._last_sent = records[0]
+        if self._layout is None:
+            try:
+                self._layout = self.conform(records[0]).layout
+            except AppError:
+                self._last_sent = None  # trees, or bytes of the app's own: no model of ours
+
+    def _request(self, messages: Sequence[Message], timeout: float | None) -> PlainRequest:
+        contents: list[RecordDict] = []
+        outgoing = []
+        for message in messages:
+            place = next((i for i, known in enumerate(contents) if _equal(known, message.content)), len(contents))
+            if place == len(contents):
+                contents.append(message.content)
+            metadata = message.metadata
+            head = MessageHead(
+                message_id=metadata.message_id,
+                group_id=metadata.group_id,
+                created_at=metadata.created_at,
+                ttl=metadata.ttl,
+            )
+            one = Outgoing(node=metadata.dst_node_id, message_type=metadata.message_type, head=head, content=place)
+            outgoing.append(one)
+        return PlainRequest(
+            server_round=_round_of(messages[0]) or self._exchanges,
+            messages=tuple(outgoing),
+            contents=tuple(map(Content, contents)),
+            weight_key=self.weight_key,
+            timeout=timeout,
+        )
+
+    def _reply(self, reply: PlainReply, message: Message) -> Message:
+        asked = message.metadata
+        now = time.time()
+        metadata = Metadata(
+            run_id=self.run_id,
+            message_id=str(uuid.uuid4()),
+            src_node_id=reply.node,
+            dst_node_id=SERVER_NODE,
+            reply_to_message_id=asked.message_id,
+            group_id=asked.group_id,
+            created_at=now,
+            ttl=asked.created_at + asked.ttl - now,
+            message_type=asked.message_type,
+        )
+        if reply.error is None and reply.content is not None:
+            try:
+                return message_from(load_records(reply.content), metadata)
+            except PeerError as unsound:
+                return error_from(Error(UNKNOWN, str(unsound)), metadata)
+        error = reply.error
+        return error_from(Error(error.code, error.reason) if error else Error(UNKNOWN, "no reply"), metadata)
 
 
-def _group_by_content(messages: Sequence[Message]) -> list[list[Message]]:
-    """Messages with equal content, type and group together; order is kept."""
-    groups: list[list[Message]] = []
-    for message in messages:
-        for group in groups:
-            if same_content(group[0], message):
-                group.append(message)
-                break
-        else:
-            groups.append([message])
-    return groups
+def _waves(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The messages in turns, with no node twice in one of them."""
+    left = list(messages)
+    while left:
+        wave: dict[int, Message] = {}
+        later = []
+        for message in left:
+            if message.metadata.dst_node_id in wave:
+                later.append(message)
+            else:
+                wave[message.metadata.dst_node_id] = message
+        yield list(wave.values())
+        left = later
+
+
+def _equal(one: RecordDict, two: RecordDict) -> bool:
+    """Whether two contents are the same to the last bit; broadcast ones share their records."""
+    if one is two:
+        return True
+    return list(one) == list(two) and all(_equal_records(a, two[key]) for key, a in one.items())
+
+
+def _equal_records(one: object, two: object) -> bool:
+    if one is two:
+        return True
+    if isinstance(one, ArrayRecord) and isinstance(two, ArrayRecord):
+        return list(one) == list(two) and bool(one == two)
+    return type(one) is type(two) and repr(one) == repr(two)  # 1, 1.0 and True are equal otherwise
+
+
+def _round_of(message: Message) -> int:
+    """The round that the message names, in a configuration or as its group; 0 where it names none."""
+    for record in message.content.config_records.values():
+        number = record.get("server-round")
+        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+            return number
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() and len(group) < 10 else 0

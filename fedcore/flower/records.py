@@ -6,17 +6,30 @@ import base64
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
-from fedcore.errors import AppError, EncodingError
+from fedcore.errors import AppError, EncodingError, PeerError
+from fedcore.flower.record_file import (
+    NUMPY,
+    StoredArray,
+    StoredArrays,
+    StoredRecord,
+    StoredValues,
+    check_flower_holds,
+    read_records,
+    write_records,
+)
 from fedcore.state import Layout, ModelState, TensorSpec, from_float
+from fedcore.state.model import NAME_OF
 
-_NUMPY = "numpy.ndarray"
+SERVER_NODE = 0
+"""The node id of the ServerApp."""
 
 
 def state_from_arrays(record: ArrayRecord, *, like: Layout | None = None) -> ModelState:
@@ -50,12 +63,25 @@ def cast_to_layout(state: ModelState, layout: Layout | None) -> ModelState:
 
 def arrays_from_state(state: ModelState) -> ArrayRecord:
     """An ArrayRecord with a copy of the state; raises AppError for bfloat16, which Flower cannot hold."""
-    for spec in state.layout.specs:
-        if spec.dtype == "BF16":
-            raise AppError(
-                f"tensor {spec.name!r} is bfloat16, which a Flower ArrayRecord cannot hold; send it as float32"
-            )
+    check_flower_holds(state.layout)
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in state.items()})
+
+
+def save_records(path: Path, content: RecordDict) -> None:
+    """Write all records of a message as a record file; raises AppError where they take too much, StorageFull."""
+    write_records(path, [_stored(key, record) for key, record in content.items()])
+
+
+def load_records(path: Path) -> RecordDict:
+    """All records of a record file, in memory; raises PeerError for what is no sound one."""
+    content = RecordDict()
+    for record in read_records(path):
+        try:
+            content[record.key] = _flower_record(record)
+        except TypeError:
+            reason = "a value is of no type that Flower knows"
+            raise PeerError(f"{path.name} is not a sound record file: {reason}") from None
+    return content
 
 
 def config_to_json(record: ConfigRecord) -> dict[str, Any]:
@@ -82,6 +108,11 @@ def message_from(content: RecordDict, metadata: Metadata) -> Message:
     return cast(Callable[..., Message], Message)(content=content, metadata=metadata)
 
 
+def error_from(error: Error, metadata: Metadata) -> Message:
+    """A reply with an error in the place of records; as `message_from`."""
+    return cast(Callable[..., Message], Message)(error=error, metadata=metadata)
+
+
 def run_id_of(run: str) -> int:
     """Flower's run id, an unsigned 64-bit integer, from the name of one of our runs."""
     return int.from_bytes(hashlib.sha256(run.encode()).digest()[:8], "big")
@@ -89,8 +120,8 @@ def run_id_of(run: str) -> int:
 
 def _ndarray(name: str, array: Array) -> NDArray[Any]:
     """The array behind Flower's serialised form, without a copy (NumPy's .npy format, version 1.0 to 3.0)."""
-    if array.stype != _NUMPY:
-        raise AppError(f"array {name!r} is serialised as {array.stype!r}; fedcore reads {_NUMPY!r} only")
+    if array.stype != NUMPY:
+        raise AppError(f"array {name!r} is serialised as {array.stype!r}; fedcore reads {NUMPY!r} only")
     stream = io.BytesIO(array.data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -112,6 +143,55 @@ def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
         return from_float(spec, array)
     whole: NDArray[Any] = np.rint(array).astype(spec.storage)
     return whole
+
+
+def _stored(key: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> StoredRecord:
+    if isinstance(record, ArrayRecord):
+        return StoredArrays(key=key, arrays=tuple(_stored_array(name, array) for name, array in record.items()))
+    kind: Literal["metric", "config"] = "metric" if isinstance(record, MetricRecord) else "config"
+    return StoredValues(key=key, kind=kind, values=cast(Any, dict(record)))
+
+
+def _stored_array(name: str, array: Array) -> StoredArray:
+    """As a tensor where reading it makes the very same array again, else as the bytes that it is."""
+    values, form = np.frombuffer(array.data, np.uint8), "raw"
+    if (tensor := _tensor_of(array)) is not None:
+        values, form = tensor, "npy"
+    return StoredArray(
+        name=name, dtype=array.dtype, shape=tuple(array.shape), stype=array.stype, form=cast(Any, form), values=values
+    )
+
+
+def _tensor_of(array: Array) -> NDArray[Any] | None:
+    try:
+        tensor = _ndarray("", array)
+    except AppError:
+        return None
+    if tensor.dtype not in NAME_OF or not tensor.flags.c_contiguous:
+        return None
+    header = _npy_header(tensor)
+    return tensor if len(array.data) == len(header) + tensor.nbytes and array.data.startswith(header) else None
+
+
+def _npy_header(values: NDArray[Any]) -> bytes:
+    """What NumPy writes before the values of an array in C order."""
+    stream = io.BytesIO()
+    header = {"descr": np.lib.format.dtype_to_descr(values.dtype), "fortran_order": False, "shape": values.shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    return stream.getvalue()
+
+
+def _flower_record(record: StoredRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+    if isinstance(record, StoredArrays):
+        return ArrayRecord({array.name: _flower_array(array) for array in record.arrays})
+    kind = MetricRecord if record.kind == "metric" else ConfigRecord
+    return kind(cast(Any, dict(record.values)))
+
+
+def _flower_array(array: StoredArray) -> Array:
+    header = _npy_header(array.values) if array.form == "npy" else b""
+    data = header + array.values.tobytes()
+    return Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)
 
 
 def _to_json(value: Any) -> Any:

@@ -13,14 +13,20 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
+from flwr.common import MessageTypeLegacy
 
 from fedcore.errors import AppError, BudgetSpent
 from fedcore.exchange import ExchangeReply, ExchangeRequest
-from fedcore.flower.grid import SERVER_NODE, ExchangeGrid
+from fedcore.flower.grid import ExchangeGrid
 from fedcore.flower.handover import check_callers, check_handover
 from fedcore.flower.queries import records_of
-from fedcore.flower.records import arrays_from_state, config_to_json, message_from
+from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from
 from fedcore.wire import is_query
+
+_LEGACY_QUESTION = (
+    "the app sends {!r} to a single client; with secure aggregation no single client's answer is ever seen. Give the "
+    'strategy initial_parameters (flwr.common.ndarrays_to_parameters), or set aggregation = "plain"'
+)
 
 
 @dataclass(eq=False)
@@ -42,6 +48,11 @@ class SecureGrid(ExchangeGrid):
         """One exchange; raises AppError where the messages differ, or single replies are wanted."""
         if not messages:
             return []
+        if (asked := messages[0].metadata.message_type) in (
+            MessageTypeLegacy.GET_PARAMETERS,
+            MessageTypeLegacy.GET_PROPERTIES,
+        ):
+            raise AppError(_LEGACY_QUESTION.format(asked))
         check_handover(messages[0].metadata.message_type)
         if not all(same_content(messages[0], message) for message in messages[1:]):
             raise AppError(

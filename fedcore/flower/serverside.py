@@ -11,10 +11,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.errors import BudgetSpent
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.grid import SERVER_NODE, Aggregation, ExchangeBackend
+from fedcore.flower.grid import Aggregation, ExchangeBackend, ExchangeGrid
+from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object
 from fedcore.flower.plain_grid import PlainGrid
-from fedcore.flower.records import run_id_of
+from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.results import results_of
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.state import ModelState
@@ -41,11 +42,13 @@ def run_server_app(
     run_config: dict[str, Scalar],
     aggregation: Aggregation,
 ) -> ServerAppOutcome:
-    """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are."""
+    """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
+
+    Raises RunFailed where it came to its end although no exchange gave a reply.
+    """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
-    server_app = load_object(app.folder, app.serverapp, ServerApp)
-    grid = SecureGrid(backend, run_id=run_id) if aggregation == "secure" else PlainGrid(backend, run_id=run_id)
+    grid: ExchangeGrid = (SecureGrid if aggregation == "secure" else PlainGrid)(backend, run_id=run_id)
     context = Context(
         run_id=run_id,
         node_id=SERVER_NODE,
@@ -54,7 +57,9 @@ def run_server_app(
         run_config=dict(run_config),
     )
     try:
-        server_app(grid, context)
+        with legacy_rounds(grid):
+            load_object(app.folder, app.serverapp, ServerApp)(grid, context)
     except BudgetSpent as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
+    grid.check_success()
     return ServerAppOutcome(state=grid.final_state(), results=results_of(grid.result))

@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from fedcore.config import EngineConfig
 from fedcore.errors import AppError
 from fedcore.flower.own_models import OwnModelStore
+from fedcore.flower.record_file import StoredValues, write_records, write_result
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire import MetricValue
 
@@ -60,6 +61,15 @@ class LocalResult:
             return
         with FileSink(path, self.layout) as sink:
             self.write(sink)
+
+    def save_reply(self, path: Path | None, values: StoredValues, key: str) -> None:
+        """Write a record file of `values` and the new model, if there is one, as ArrayRecord `key`; as `save`."""
+        if path is None:
+            self.save(None)
+        elif self.layout is None or self.write is None:
+            write_records(path, (values,))
+        else:
+            write_result(path, values, key, self.layout, self.write)
 
 
 def write_state(state: ModelState) -> Write:

@@ -3,7 +3,7 @@
 File layout, which makes the bytes a function of the state alone:
 
 - the header names the tensors in the order of the state (the order in which Flower lists arrays),
-  has no `__metadata__`, and is padded with spaces to a multiple of eight bytes;
+  has `__metadata__` in record files alone, and is padded with spaces to a multiple of eight bytes;
 - the data lies in descending item size, equal sizes in the order of the state, so that every
   tensor is aligned.
 
@@ -18,7 +18,7 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,6 +49,24 @@ def read_header(path: Path) -> tuple[Layout, dict[str, int]]:
     Raises PeerError for a malformed file, EncodingError for a dtype that is not supported, OSError
     for a file that cannot be opened.
     """
+    table, length = _read_table(path)
+    table.pop("__metadata__", None)
+    specs = tuple(
+        TensorSpec(name=name, dtype=entry["dtype"], shape=tuple(entry["shape"])) for name, entry in table.items()
+    )
+    offsets = {name: 8 + length + entry["data_offsets"][0] for name, entry in table.items()}
+    return Layout(specs=specs), offsets
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the file says beside its tensors; raises as `read_header`."""
+    table, _ = _read_table(path)
+    metadata: dict[str, str] = table.get("__metadata__") or {}
+    return metadata
+
+
+def _read_table(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of an intact file, and its length in bytes."""
     try:
         with safe_open(path, framework="numpy"):
             pass
@@ -58,13 +76,7 @@ def read_header(path: Path) -> tuple[Layout, dict[str, int]]:
         raise PeerError(f"{path.name} is not an intact safetensors file ({reason})") from None
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        table = json.loads(file.read(length), object_pairs_hook=_unique_keys)
-    table.pop("__metadata__", None)
-    specs = tuple(
-        TensorSpec(name=name, dtype=entry["dtype"], shape=tuple(entry["shape"])) for name, entry in table.items()
-    )
-    offsets = {name: 8 + length + entry["data_offsets"][0] for name, entry in table.items()}
-    return Layout(specs=specs), offsets
+        return json.loads(file.read(length), object_pairs_hook=_unique_keys), length
 
 
 class FileSink:
@@ -78,11 +90,13 @@ class FileSink:
     part of the state is not written.
     """
 
-    def __init__(self, path: Path, layout: Layout, *, durable: bool = True) -> None:
+    def __init__(
+        self, path: Path, layout: Layout, metadata: Mapping[str, str] | None = None, *, durable: bool = True
+    ) -> None:
         self._path = path
         self._durable = durable
         self._counting = threading.Lock()
-        self._header, self._offsets = _make_header(layout)
+        self._header, self._offsets = _make_header(layout, metadata)
         self._missing = layout.nbytes
 
     def __enter__(self) -> Self:
@@ -129,14 +143,15 @@ def full_disk(path: Path) -> str:
     return f"no space is left to write {path}; free some space and try again"
 
 
-def _make_header(layout: Layout) -> tuple[bytes, dict[str, int]]:
+def _make_header(layout: Layout, metadata: Mapping[str, str] | None) -> tuple[bytes, dict[str, int]]:
     """The length-prefixed header of a file, and the offset of each tensor in bytes."""
     places = {}
     end = 0
     for spec in sorted(layout.specs, key=lambda spec: -spec.storage.itemsize):
         places[spec.name] = (end, end + spec.nbytes)
         end += spec.nbytes
-    table = {
+    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    table |= {
         spec.name: {
             "dtype": spec.dtype,
             "shape": list(spec.shape),

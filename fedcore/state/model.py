@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,8 @@ from fedcore.errors import UsageError
 from fedcore.state.files import FileSink, read_header
 from fedcore.state.layout import STORAGE, Layout, TensorSpec
 
-_NAME_OF = {dtype: name for name, dtype in STORAGE.items() if name != "BF16"}
+NAME_OF = {dtype: name for name, dtype in STORAGE.items() if name != "BF16"}
+"""The safetensors dtype of each NumPy dtype that has one."""
 
 
 class ModelState(Mapping[str, NDArray[Any]]):
@@ -53,7 +55,7 @@ class ModelState(Mapping[str, NDArray[Any]]):
         held = {}
         for name, given in arrays.items():
             array = np.asarray(given, dtype=given.dtype.newbyteorder("<"), order="C")
-            dtype = (dtypes or {}).get(name) or _NAME_OF.get(array.dtype, str(given.dtype))
+            dtype = (dtypes or {}).get(name) or NAME_OF.get(array.dtype, str(given.dtype))
             specs.append(TensorSpec(name=name, dtype=dtype, shape=array.shape))
             held[name] = array
         return cls(Layout(specs=tuple(specs)), held)
@@ -96,6 +98,13 @@ class ModelState(Mapping[str, NDArray[Any]]):
     def only(self, names: Collection[str]) -> ModelState:
         """The named tensors, in their order here; views of this state."""
         return ModelState(Layout(specs=tuple(spec for spec in self.layout.specs if spec.name in names)), self)
+
+    def renamed(self, names: Mapping[str, str]) -> ModelState:
+        """The tensors that `names` names (new name -> name here), in its order; views of this state."""
+        specs = tuple(replace(self._specs[old], name=new) for new, old in names.items())
+        state = ModelState(Layout(specs=specs), {new: self[old] for new, old in names.items()})
+        state._map = self._map
+        return state
 
     def write_to(self, sink: StateSink) -> None:
         """Hand over every tensor, whole."""

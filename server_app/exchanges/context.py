@@ -10,6 +10,7 @@ from pathlib import Path
 from fedcore.codec import Decoded
 from fedcore.config import JobSettings
 from fedcore.exchange import ExchangeReply
+from fedcore.plain_exchange import PlainReply
 from fedcore.wire import MetricValue, Task
 from server_app.http.guard import CountBytes
 from server_app.runs.event_log import EventLog
@@ -35,14 +36,16 @@ class ExchangeContext:
 class ExchangeResult:
     """What came out: the replies, whose contribution is in them, and figures to show.
 
-    decoded: what a sum says, for the encoding of the next exchange; None in plain mode.
+    decoded: what a sum says, for the encoding of the next exchange; None in plain mode. plain: the replies of a plain
+    exchange.
     """
 
-    replies: tuple[ExchangeReply, ...]
+    replies: tuple[ExchangeReply, ...] = ()
     survivors: frozenset[int]
     examples: int
     metrics: Mapping[str, MetricValue]
     decoded: Decoded | None = None
+    plain: tuple[PlainReply, ...] = ()
 
 
 @dataclass(slots=True)

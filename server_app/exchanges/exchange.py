@@ -33,6 +33,7 @@ from fedcore.secagg import Fault
 from fedcore.wire import (
     ComplaintIn,
     ManifestIn,
+    ModelRef,
     ProblemKind,
     Task,
     WithdrawIn,
@@ -69,6 +70,7 @@ class Exchange(ABC):
         self.stages = Stages(self.stage_names)
         self.clients = Participants(context.task.cohort)
         self.blamed: dict[int, Fault] = {}
+        self.late: frozenset[int] = frozenset()
         self.uploads = Uploads(context.services.spool, context.folder / "uploads", limits)
         self._spoilt: RoundFailed | None = None
         self._storage_was_full = False
@@ -167,7 +169,8 @@ class Exchange(ABC):
         if self._spoilt is not None:
             raise self._spoilt
         if late:
-            for client in self.clients.missing:
+            self.late = self.clients.missing
+            for client in self.late:
                 self.give_up(client, f"no answer in stage {stage} within {seconds:g} s")
         progress.show(self.clients.done, self.clients.missing, final=True)
         if self._is_lost():
@@ -234,7 +237,7 @@ class Exchange(ABC):
     async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
         """Make an update, whose receipt is kept, part of the result; its file is this method's to keep or remove.
 
-        path: None where the exchange asks for no model.
+        path: None where the manifest is all there is.
         """
 
     # --- what clients ask -----------------------------------------------------------------------
@@ -246,6 +249,11 @@ class Exchange(ABC):
             return None
         left = self.task.seconds - (self.services.clock() - self._opened)
         return self.task.model_copy(update={"seconds": max(left, 1.0)})
+
+    def model_for(self, client: int) -> tuple[Path, ModelRef] | None:
+        """The file that a client fetches and what it was told of it, if there is one."""
+        path, reference = self.context.model, self.task.model
+        return (path, reference) if path is not None and reference is not None else None
 
     def require(self, client: int) -> None:
         """Raise Rejection unless the client takes part and the exchange goes on."""
@@ -336,13 +344,12 @@ class Exchange(ABC):
                 return
             self.require_step(client, "manifest")
             self.check_manifest(manifest)
-            self.uploads.limits.check_size(manifest.size)
             self.uploads.check_whole(client, manifest)
             await self._use_update(client, manifest, digest)
 
     async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
         """The receipt first, and only then into the result."""
-        path = await self.uploads.publish(client, manifest.size) if self.uploads.limits.longest else None
+        path = await self.uploads.publish(client, manifest.size) if manifest.size else None
         # The client may have been given up while it sent. From the admission on its update counts, whatever becomes
         # of the client, and the stage does not end before that.
         self.require_step(client, "manifest")

@@ -1,86 +1,133 @@
-"""The plain exchange: every client's update and metrics, readable by the server, one reply each."""
+"""The plain exchange: every client gets a message of its own, and its reply goes to the ServerApp as it is.
+
+Messages and replies are record files, which the server passes on unread. A client that has none to send, whatever the
+reason, gives an error in the place of a reply; the exchange succeeds with whoever answered, unless a quorum is set.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from fedcore.errors import EncodingError, PeerError
-from fedcore.exchange import ExchangeReply, mean_metrics
-from fedcore.state import ModelState
-from fedcore.wire import ManifestIn, ProblemKind
+from fedcore.errors import RoundFailed
+from fedcore.events import ClientDropped
+from fedcore.plain_exchange import (
+    INPUT,
+    MESSAGE_UNAVAILABLE,
+    NODE_UNAVAILABLE,
+    PlainReply,
+    Question,
+    check_quorum,
+    mean_metrics,
+    reply_error,
+)
+from fedcore.wire import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
 
-INPUT: Final = "input"
-HEADER_SLACK_BYTES: Final = 1 << 20
-"""How much longer than the model an update may be: its header may be laid out differently."""
+LONGEST_REPLY_BYTES: Final = 1 << 40
+"""Far beyond any reply: the disk, of which a reserve stays free, is what really bounds them."""
+_REFUSALS: Final = frozenset({WithdrawalReason.POLICY, WithdrawalReason.APP_MISMATCH})
 
 
 class PlainExchange(Exchange):
-    """One stage: clients send a safetensors file and metrics, or metrics alone."""
+    """One stage: clients send a record file, or an error.
+
+    questions: what each client of the cohort is sent. timeout: seconds after which the ServerApp wants no reply any
+    more; None where it waits for all.
+    """
 
     stage_names = (INPUT,)
     steps: Mapping[str, str] = {"part": INPUT, "manifest": INPUT}
 
-    def __init__(self, context: ExchangeContext) -> None:
-        model = context.task.model if context.task.trains else None
-        longest = model.size + HEADER_SLACK_BYTES if model else 0
-        super().__init__(context, UpdateLimits(longest=longest, exact=not model))
-        self._replies: dict[int, ExchangeReply] = {}
+    def __init__(
+        self, context: ExchangeContext, questions: Mapping[int, Question], *, timeout: float | None = None
+    ) -> None:
+        super().__init__(context, UpdateLimits(longest=LONGEST_REPLY_BYTES, exact=False))
+        self._questions = questions
+        self._wanted_in_time = timeout is not None and timeout <= context.task.seconds
+        self._replies: dict[int, PlainReply] = {}
+
+    @property
+    def common_content(self) -> str | None:
+        """SHA-256 of what all clients are sent; None where they are sent different contents."""
+        sent = {self._questions[client].reference.sha256 for client in self.task.cohort}
+        return sent.pop() if len(sent) == 1 else None
 
     def seconds_for(self, stage: str) -> float:
         """For the local work and the upload together."""
         return self.context.settings.step_seconds + self.task.seconds
 
     def begin(self, stage: str) -> None:
-        """Make room for the updates."""
+        """Make room for the replies."""
         self.uploads.open()
 
     async def finish(self) -> ExchangeResult:
-        """The replies as they are."""
+        """The replies as they are, and errors in the place of those that did not come."""
+        self._check_refusals()
+        for client in self.task.cohort:
+            if client not in self._replies and not (client in self.late and self._wanted_in_time):
+                self._replies[client] = PlainReply.failed(client, self._absence(client))
         replies = tuple(reply for _, reply in sorted(self._replies.items()))
+        check_quorum(replies, self.context.settings.quorum)
+        answered = [reply for reply in replies if reply.error is None]
         return ExchangeResult(
-            replies=replies,
-            survivors=frozenset(self._replies),
-            examples=sum(reply.examples for reply in replies),
-            metrics=mean_metrics(replies),
+            plain=replies,
+            survivors=frozenset(reply.node for reply in answered),
+            examples=sum(reply.examples for reply in answered),
+            metrics=mean_metrics(answered) if answered else {},
         )
 
-    # --- what clients send ----------------------------------------------------------------------
+    def _absence(self, client: int) -> ReplyError:
+        code = MESSAGE_UNAVAILABLE if client in self.late else NODE_UNAVAILABLE
+        return reply_error(code, f"{self.services.names[client]}: {self.clients.reasons.get(client, 'has left')}")
+
+    def _check_refusals(self) -> None:
+        """No error of a client, but a run that cannot be: what every owner refuses; raises RoundFailed."""
+        if self.clients.common_reason() in _REFUSALS:
+            raise RoundFailed("no client takes part")
+
+    def _is_lost(self) -> bool:
+        quorum = self.context.settings.quorum
+        failed = sum(reply.error is not None for reply in self._replies.values())
+        return bool(quorum) and self._present() - failed < quorum
+
+    # --- what clients ask and send --------------------------------------------------------------
+
+    def task_for(self, client: int) -> Task | None:
+        """The task with the message to this client."""
+        task = super().task_for(client)
+        return self._questions[client].to(task) if task is not None else None
+
+    def model_for(self, client: int) -> tuple[Path, ModelRef] | None:
+        """The content of the message to this client."""
+        question = self._questions[client]
+        return question.content, question.reference
 
     def check_manifest(self, manifest: ManifestIn) -> None:
-        """Raise Rejection unless examples and metrics are there."""
-        if manifest.examples is None or manifest.examples < 0 or manifest.values is None:
-            raise Rejection(ProblemKind.MALFORMED, "in plain mode the manifest holds the examples and the metrics")
-        lengths = {name: len(value) if isinstance(value, list) else 0 for name, value in manifest.values.items()}
-        if lengths != {slot.name: slot.length for slot in manifest.metrics}:
-            raise Rejection(ProblemKind.MALFORMED, "the names and lengths of the metrics are not those of values")
-
-    async def check_update(self, path: Path) -> None:
-        """Raise Rejection unless the file holds the tensors of the model that was sent out."""
-        await asyncio.to_thread(self._check_layout, path)
-
-    def _check_layout(self, path: Path) -> None:
-        if self.context.model is None:
-            return
-        expected = ModelState.open(self.context.model).layout
-        try:
-            expected.check_same(ModelState.open(path).layout, what="the update")
-        except EncodingError as error:
-            raise Rejection(ProblemKind.BAD_CONFIGURATION, str(error)) from None
-        except PeerError:
-            raise Rejection(ProblemKind.MALFORMED, "the update is not a sound safetensors file") from None
+        """Raise Rejection unless there is a file of a size that can be, or an error in its place."""
+        if manifest.error is None:
+            self.uploads.limits.check_size(manifest.size)
+        elif manifest.size:
+            raise Rejection(ProblemKind.MALFORMED, "a reply is a file or an error, not both")
 
     async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
-        """The reply; where no model is asked for, the manifest is all of it."""
-        self._replies[client] = ExchangeReply(
+        """The reply, or the error in its place."""
+        self._replies[client] = PlainReply(
             node=client,
-            state=path,
+            content=path,
+            error=manifest.error,
             examples=manifest.examples or 0,
-            metrics=dict(manifest.values or {}),
+            metrics=dict(manifest.values),
         )
+        if manifest.error is not None:
+            event = ClientDropped(
+                exchange=self.task.exchange,
+                client=self.services.names[client],
+                stage=self.stages.current,
+                reason=f"its app has no reply: {manifest.error.reason or f'error {manifest.error.code}'}",
+            )
+            self.context.event_log.add(event)

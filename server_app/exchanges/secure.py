@@ -268,10 +268,11 @@ class SecureExchange(Exchange):
 
     def check_manifest(self, manifest: ManifestIn) -> None:
         """Raise Rejection where the manifest tells what must stay hidden."""
-        if manifest.examples is not None or manifest.values is not None or manifest.metrics:
+        if manifest.examples is not None or manifest.values or manifest.error is not None:
             raise Rejection(
                 ProblemKind.MALFORMED, "in secure mode examples, metrics and their names travel in the sum only"
             )
+        self.uploads.limits.check_size(manifest.size)
 
     async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
         """R2: into the sum, one at a time; the vector is not kept."""

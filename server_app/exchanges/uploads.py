@@ -21,10 +21,7 @@ from server_app.storage.blobs import Body, Spool, discard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateLimits:
-    """How long an update of an exchange is: `longest` bytes, or up to that where it need not be `exact`.
-
-    `longest` 0 stands for an exchange that asks for no update.
-    """
+    """How long an update of an exchange is: `longest` bytes, or up to that where it need not be `exact`."""
 
     longest: int
     exact: bool
@@ -38,8 +35,6 @@ class UpdateLimits:
         self._check(f"part {index} of the update", size, part_size(self.longest, index))
 
     def _check(self, what: str, size: int, longest: int) -> None:
-        if not self.longest and size:
-            raise Rejection(ProblemKind.MALFORMED, "this exchange asks for metrics and no model")
         if size > longest:
             raise Rejection(ProblemKind.TOO_LARGE, f"{what} has {longest} bytes at most in this exchange")
         if size < longest and (self.exact or not size):
@@ -117,7 +112,7 @@ class Uploads:
             if incoming.complete:
                 raise ConflictingMessage(f"the update was complete without a part {index}")
             here = sum(part.size for part in incoming.held.values())
-            self._spool.check_room(self.limits.longest - here)
+            self._spool.check_room(self.limits.longest - here if self.limits.exact else body.size)
             await self._write(incoming, index, body, progress)
             admit()
             incoming.held[index] = _Part(body.size, body.sha256)

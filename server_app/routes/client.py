@@ -152,12 +152,12 @@ async def transcript(services: AnyServices, client: Client, after: RecordHash = 
     responses={**_GET, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )
 async def model(exchange: AnyExchange, client: Client) -> ModelResponse:
-    """The global model that the exchange starts from."""
+    """The global model that the exchange starts from; plain: all that this client is sent, as a record file."""
     exchange.require(client.client_id)
-    path, reference = exchange.context.model, exchange.task.model
-    if path is None or reference is None:
+    found = exchange.model_for(client.client_id)
+    if found is None:
         raise Rejection(ProblemKind.NOT_FOUND, "this exchange has no model")
-    return ModelResponse(path, reference)
+    return ModelResponse(*found)
 
 
 @router.put(f"{EXCHANGE}/advertisement", response_model=CohortOut, responses={**_PUT, **_NOT_YET})
@@ -204,7 +204,7 @@ async def dealing(exchange: Secure, client: Client, dealer: ClientId) -> Dealing
         "requestBody": {
             "required": True,
             "description": "8 MiB, the last part what is left; secure: of the masked vector, little-endian 64-bit "
-            "words; plain: of the safetensors file",
+            "words; plain: of the record file",
             "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
         }
     },
@@ -234,7 +234,7 @@ async def parts(
 
 @router.put(f"{EXCHANGE}/manifest", status_code=204, responses=_PUT)
 async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client) -> None:
-    """Ends the upload; in plain mode without a model it is the whole reply."""
+    """Ends the upload; in plain mode an error in the place of a file is the whole reply."""
     await exchange.take_manifest(client.client_id, body, client.content_sha256)
 
 

@@ -23,8 +23,10 @@ from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.output import quiet_flower
+from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
+from fedcore.plain_exchange import PlainReply
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.statistics import Question
 from fedcore.statistics_report import STATISTICS
@@ -41,6 +43,9 @@ from server_app.runs.app_messages import (
     Finished,
     Nodes,
     NodesAsked,
+    PlainAsked,
+    PlainQuestion,
+    PlainReplies,
     Replies,
     Start,
     ToApp,
@@ -86,6 +91,35 @@ class ServerBackend:
                     raise RoundFailed(reason)
                 case _:
                     raise WorkerDied("the server gave an answer to another question")
+
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        """Carry out one plain exchange; blocks. Raises RoundFailed."""
+        with self._lock:
+            self._server.send(self._asked_plainly(request))
+            match self._server.receive():
+                case PlainReplies(replies=replies):
+                    return replies
+                case ExchangeRefused(reason=reason):
+                    raise RoundFailed(reason)
+                case _:
+                    raise WorkerDied("the server gave an answer to another question")
+
+    def _asked_plainly(self, request: PlainRequest) -> PlainAsked:
+        self._count += 1
+        paths = [self._folder / f"message-{self._count}-{index}.safetensors" for index in range(len(request.contents))]
+        for path, content in zip(paths, request.contents, strict=True):
+            content.save(path)
+        return PlainAsked(
+            server_round=request.server_round,
+            weight_key=request.weight_key,
+            timeout=request.timeout,
+            questions=[
+                PlainQuestion(
+                    node=one.node, message_type=one.message_type, head=one.head, content=str(paths[one.content])
+                )
+                for one in request.messages
+            ],
+        )
 
     def _asked(self, request: ExchangeRequest) -> ExchangeAsked:
         self._count += 1

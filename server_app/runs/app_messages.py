@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from fedcore.exchange import ExchangeReply
-from fedcore.wire import ClientId, Message, Name, Scalar
+from fedcore.plain_exchange import PlainReply
+from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar
 
 
 class Start(Message):
@@ -59,6 +60,35 @@ class Replies(Message):
     replies: list[ExchangeReply]
 
 
+class PlainQuestion(Message):
+    """A message to one client: its content is a record file, which several may share."""
+
+    node: int
+    message_type: Name
+    head: MessageHead
+    content: str
+
+
+class PlainAsked(Message):
+    """App to server: carry out one plain exchange, with a message for each of some clients.
+
+    weight_key: as in a Task. timeout: seconds that the app waits.
+    """
+
+    op: Literal["plain-exchange"] = "plain-exchange"
+    server_round: int
+    weight_key: Name
+    timeout: float | None
+    questions: list[PlainQuestion] = Field(min_length=1)
+
+
+class PlainReplies(Message):
+    """Server to app: the replies of a plain exchange, record files by path or errors."""
+
+    op: Literal["plain-replies"] = "plain-replies"
+    replies: list[PlainReply]
+
+
 class ExchangeRefused(Message):
     """Server to app: no attempt succeeded."""
 
@@ -88,8 +118,8 @@ class Broken(Message):
     reason: str
 
 
-FromApp = Annotated[NodesAsked | ExchangeAsked | Finished | Broken, Field(discriminator="op")]
-ToApp = Annotated[Start | Nodes | Replies | ExchangeRefused | BudgetReached, Field(discriminator="op")]
+FromApp = Annotated[NodesAsked | ExchangeAsked | PlainAsked | Finished | Broken, Field(discriminator="op")]
+ToApp = Annotated[Start | Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached, Field(discriminator="op")]
 
 FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)
 TO_APP: TypeAdapter[ToApp] = TypeAdapter(ToApp)

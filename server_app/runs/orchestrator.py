@@ -24,7 +24,6 @@ from fedcore.system.concurrency import guarded
 from fedcore.wire import ModelRef, WithdrawalReason, is_query, is_training
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.plain import PlainExchange
 from server_app.exchanges.secure import UNMASK, SecureExchange
 from server_app.runs.app_messages import (
     Broken,
@@ -35,12 +34,15 @@ from server_app.runs.app_messages import (
     FromApp,
     Nodes,
     NodesAsked,
+    PlainAsked,
+    PlainReplies,
     Replies,
     Start,
 )
 from server_app.runs.app_process import AppConnection
 from server_app.runs.cohort import CohortSelection
 from server_app.runs.event_log import EventLog
+from server_app.runs.plain_exchanges import PlainExchanges
 from server_app.runs.plan import QUESTION, RunPlan
 from server_app.runs.run_files import RunFiles, reference
 from server_app.services import Services
@@ -82,6 +84,9 @@ class RunOrchestrator:
         self._stopped = ""
         self._count = 0
         self._clients = CohortSelection(services, plan, event_log)
+        self._plain = PlainExchanges(
+            services, plan, files, self._clients, event_log=event_log, show=show, explain=self._final_reason
+        )
 
     async def lead(self, app: AppConnection) -> RunEnd:
         """Answer the app until it ends; its final model. Raises FedcoreError."""
@@ -105,13 +110,15 @@ class RunOrchestrator:
                     return RunEnd(model=await self._files.keep_model(model), stopped=self._stopped)
                 case Broken(reason=reason):
                     raise RunFailed(reason)
-                case NodesAsked() | ExchangeAsked():
+                case NodesAsked() | ExchangeAsked() | PlainAsked():
                     await app.send(await _unless_ended(app, self._answer(message)))
 
-    async def _answer(self, message: FromApp) -> Nodes | Replies | ExchangeRefused | BudgetReached:
+    async def _answer(self, message: FromApp) -> Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached:
         try:
             if isinstance(message, ExchangeAsked):
                 return await self._exchange(message)
+            if isinstance(message, PlainAsked):
+                return await self._plain.exchange(message)
             return Nodes(nodes=await self._clients.nodes())
         except RoundFailed as error:
             return ExchangeRefused(reason=str(error))
@@ -190,10 +197,8 @@ class RunOrchestrator:
         whole: bool,
     ) -> Exchange:
         plan, services = self._plan, self._services
-        secure, members, layout = plan.settings.aggregation == "secure", len(roster.members), _layout(request)
-        encoding = None
-        if secure:
-            encoding = self._encodings.encoding(request.message_type, layout, len(cohort), members, whole=whole)
+        members, layout = len(roster.members), _layout(request)
+        encoding = self._encodings.encoding(request.message_type, layout, len(cohort), members, whole=whole)
         self._budget.admit(release_of(encoding))
         task = make_task(
             request,
@@ -220,8 +225,6 @@ class RunOrchestrator:
             model=model,
             event_log=self._event_log,
         )
-        if not secure:
-            return PlainExchange(context)
         return SecureExchange(
             context,
             federation=roster.federation,

@@ -34,7 +34,6 @@ from fedcore.wire import (
     JoinIn,
     ManifestIn,
     Message,
-    MetricSlots,
     ProblemDocument,
     SignaturesOut,
     SurvivorsOut,
@@ -42,6 +41,7 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
 )
+from support.messages import model_in, save_message
 
 POLL_SECONDS = 30.0
 """The longest that the server lets a request wait."""
@@ -170,14 +170,14 @@ class Member:
             )
         return task
 
-    async def _fetch(self, task: Task) -> ModelState:
+    async def _fetch(self, task: Task) -> ModelState | None:
         assert task.model is not None
         response = await self.ask("GET", self.at("model"))
         assert hashlib.sha256(response.content).hexdigest() == task.model.sha256
         assert response.headers["etag"] == f'"{task.model.sha256}"'
         path = self._folder / f"{self.id}-{task.exchange}.safetensors"
         path.write_bytes(response.content)
-        return ModelState.open(path)
+        return model_in(path) if task.aggregation == "plain" else ModelState.open(path)
 
     async def advertise(self) -> None:
         await self.put("advertisement", conversions.advertisement_to_wire(self._session.advertise()))
@@ -275,21 +275,15 @@ class Member:
             await step()
 
     def plain_manifest(self) -> tuple[bytes, ManifestIn]:
-        """The update in clear and its manifest."""
+        """The reply as a record file, and its manifest."""
         assert self.task is not None
-        body = b""
-        if self.task.trains and self._model is not None:
-            path = self._folder / f"{self.id}-local.safetensors"
-            self.local.train(self._model).save(path)
-            body = path.read_bytes()
-        slots = [
-            MetricSlots(name=name, length=len(value) if isinstance(value, list) else 0)
-            for name, value in sorted(self.local.metrics.items())
-        ]
+        path = self._folder / f"{self.id}-local.safetensors"
+        trains = self.task.trains and self._model is not None
+        save_message(path, self.local.train(self._model) if trains and self._model is not None else None)
+        body = path.read_bytes()
         return body, ManifestIn(
             digest=digest_of(body),
             size=len(body),
-            metrics=slots,
             examples=self.local.examples,
             values=self.local.metrics,
         )

@@ -36,6 +36,9 @@ from server_app.runs.app_messages import (
     Finished,
     FromApp,
     NodesAsked,
+    PlainAsked,
+    PlainQuestion,
+    PlainReplies,
     Replies,
     Start,
 )
@@ -45,6 +48,7 @@ from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool
 from server_app.storage.store import Store
 from support.events import told
+from support.messages import head, save_message
 
 from .members import Failure, Member
 
@@ -143,9 +147,11 @@ class ScriptedApp:
         *,
         message_type: str = "train",
         configs: Mapping[str, Any] | None = None,
-    ) -> Replies | ExchangeRefused | BudgetReached:
+    ) -> Replies | PlainReplies | ExchangeRefused | BudgetReached:
         """One `send_and_receive` of the ServerApp."""
         number = next(self._numbers)
+        if self.start is not None and self.start.aggregation == "plain":
+            return await self.ask(dict.fromkeys(nodes, model), message_type=message_type)
         path = self.folder / f"model-{number}.safetensors"
         if model is not None:
             model.save(path)
@@ -163,6 +169,29 @@ class ScriptedApp:
         )
         answer = await self._answers.get()
         assert isinstance(answer, Replies | ExchangeRefused | BudgetReached)
+        return answer
+
+    async def ask(
+        self, models: Mapping[int, ModelState | None], *, message_type: str = "train", wanted_for: float | None = None
+    ) -> PlainReplies | ExchangeRefused:
+        """One plain `send_and_receive`: a message with a model for each of some nodes."""
+        number = next(self._numbers)
+        paths = {id(model): self.folder / f"message-{number}-{id(model)}" for model in models.values()}
+        for model in models.values():
+            save_message(paths[id(model)], model)
+        self._asked.put_nowait(
+            PlainAsked(
+                server_round=number,
+                weight_key="num-examples",
+                timeout=wanted_for,
+                questions=[
+                    PlainQuestion(node=node, message_type=message_type, head=head(node), content=str(paths[id(model)]))
+                    for node, model in models.items()
+                ],
+            )
+        )
+        answer = await self._answers.get()
+        assert isinstance(answer, PlainReplies | ExchangeRefused)
         return answer
 
     def finish(self, model: ModelState | None = None) -> None:

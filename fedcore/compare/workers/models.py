@@ -18,19 +18,21 @@ from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.config import EngineConfig, JobSettings
-from fedcore.errors import AppError, BudgetSpent
-from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
+from fedcore.errors import AppError, BudgetSpent, UsageError
+from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.telling import ToldTest
+from fedcore.plain_exchange import PlainReply
+from fedcore.plain_simulation import PlainSimulation
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
 from fedcore.training.engines import Engine, World, make_engine
 from fedcore.training.engines.batches import TrainingData
 from fedcore.training.loop import Evaluation, evaluate
 from fedcore.training.metrics import Metric
-from fedcore.wire import is_query
 
 START_SECONDS: Final = 600.0
 """How long the app may take to import and to make a model, or to read its data."""
@@ -46,38 +48,37 @@ Models: TypeAlias = Mapping[int, Path]
 
 @dataclass(slots=True)
 class _Ending:
-    """An `ExchangeBackend` that ends the run when the first model is sent; queries before that are answered here."""
+    """An `ExchangeBackend` that ends the run when the first model is sent; questions before that are answered here."""
 
     run: PlannedRun
-    _runners: dict[int, ClientRunner] = field(default_factory=dict)
+    _questions: PlainSimulation | None = None
 
     def nodes(self) -> list[int]:
         return list(range(1, self.run.sites + 1))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        if not is_query(request.message_type):
-            raise BudgetSpent("the first model is known")
-        return [self._answer(request, node) for node in request.nodes]
+        raise UsageError("the first model is looked for in plain mode")
 
-    def _answer(self, request: ExchangeRequest, node: int) -> ExchangeReply:
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        if any(message.message_type.partition(".")[0] in ("train", "evaluate") for message in request.messages):
+            raise BudgetSpent("the first model is known")
+        if self._questions is None:
+            self._questions = self._simulation()
+        return self._questions.ask(request)
+
+    def _simulation(self) -> PlainSimulation:
         app, sites = self.run.app, self.run.sites
-        if node not in self._runners:
-            place = {"partition-id": node - 1, "num-partitions": sites}
-            self._runners[node] = ClientRunner(app=app, client_id=node, node_config=place)
-        task = make_task(
-            request,
-            settings=JobSettings(aggregation="plain"),
+        runners = {
+            node: ClientRunner(app=app, client_id=node, node_config={"partition-id": node - 1, "num-partitions": sites})
+            for node in self.nodes()
+        }
+        return PlainSimulation(
             run="initial model",
-            exchange=1,
-            attempt=1,
-            cohort=[node],
-            app_sha256=AppBundle.from_folder(app.folder).sha256,
+            runners=runners,
+            settings=JobSettings(aggregation="plain"),
             run_config=self.run.config,
-            model=None,
-            encoding=None,
+            app_sha256=AppBundle.from_folder(app.folder).sha256,
         )
-        result = self._runners[node].run(task, None)
-        return ExchangeReply(node=node, state=None, examples=result.examples, metrics=result.metrics)
 
 
 def initial_state(run: PlannedRun) -> ModelState:

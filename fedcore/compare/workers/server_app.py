@@ -10,9 +10,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fedcore.compare.results import as_metrics, number_of
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
@@ -20,13 +18,15 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink
 from fedcore.compare.workers.training import Note, OwnEvaluation, RoundDone, WorkerReady, train_pooled
 from fedcore.config import JobSettings
-from fedcore.errors import ConfigurationError
-from fedcore.exchange import ExchangeReply, ExchangeRequest, make_task
+from fedcore.errors import AppError, ConfigurationError, UsageError
+from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
+from fedcore.plain_exchange import PlainReply
+from fedcore.plain_simulation import PlainSimulation
 from fedcore.record import metric_like
-from fedcore.simulate import model_ref
 from fedcore.state import ModelState
 from fedcore.wire import is_query, is_training
 
@@ -74,44 +74,42 @@ class PooledBackend:
 
     run: PlannedRun
     report: ReportSink
-    _runner: ClientRunner = field(init=False)
-    _app_sha256: str = field(init=False)
-    _exchange: int = field(default=0, init=False)
+    _exchanges: PlainSimulation = field(init=False)
 
     def __post_init__(self) -> None:
         app = self.run.app
-        self._runner = ClientRunner(app=app, client_id=1, node_config={"partition-id": 0, "num-partitions": 1})
-        self._app_sha256 = AppBundle.from_folder(app.folder).sha256
+        runner = ClientRunner(app=app, client_id=1, node_config={"partition-id": 0, "num-partitions": 1})
+        self._exchanges = PlainSimulation(
+            run="centralized",
+            runners={1: runner},
+            settings=replace(_PLAIN, train_seconds=app.settings.train_seconds),
+            run_config=self.run.config,
+            app_sha256=AppBundle.from_folder(app.folder).sha256,
+        )
 
     def nodes(self) -> list[int]:
         """As many as there are sites, so that the ServerApp need not know."""
         return list(range(1, self.run.sites + 1))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        """Do the work once, on all the data."""
-        started = time.monotonic()
-        self._exchange += 1
-        task = make_task(
-            request,
-            settings=replace(_PLAIN, train_seconds=self.run.app.settings.train_seconds),
-            run="centralized",
-            exchange=self._exchange,
-            attempt=1,
-            cohort=[1],
-            app_sha256=self._app_sha256,
-            run_config=self.run.config,
-            model=model_ref(request.model),
-            encoding=None,
-        )
-        result = self._runner.run(task, request.model)
-        self._tell(request, result.examples, result.metrics, time.monotonic() - started)
-        return [ExchangeReply(node=0, state=result.state(), examples=result.examples, metrics=result.metrics)]
+        """Nothing is aggregated here."""
+        raise UsageError("centralized training knows no secure exchanges")
 
-    def _tell(self, request: ExchangeRequest, examples: int, metrics: Mapping[str, Any], seconds: float) -> None:
-        if is_query(request.message_type):
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        """Do the work once, on all the data; the reply is that of the first node that was asked."""
+        started = time.monotonic()
+        first = request.messages[0]
+        (reply,) = self._exchanges.ask(replace(request, messages=(replace(first, node=1),)))
+        if reply.error is not None:
+            raise AppError(f"the ClientApp failed: {reply.error.reason}")
+        self._tell(request.server_round, first.message_type, reply, time.monotonic() - started)
+        return [replace(reply, node=first.node)]
+
+    def _tell(self, number: int, message_type: str, reply: PlainReply, seconds: float) -> None:
+        examples, metrics = reply.examples, reply.metrics
+        if is_query(message_type):
             return
-        number = request.server_round
-        if not is_training(request.message_type):
+        if not is_training(message_type):
             self.report(OwnEvaluation(round=number, metrics=as_metrics(metrics)))
             return
         loss = number_of(as_metrics(metrics), metric_like(metrics, "loss") or "")

@@ -25,15 +25,17 @@ from fedcore.codec import CodecSettings, first_encoding
 from fedcore.compare.measure import clock
 from fedcore.conversions import pack_members
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
+from fedcore.flower.record_file import StoredValues, write_records
 from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.agreement import KeyPair
-from fedcore.state import ModelState
+from fedcore.state import ModelState, sha256_file
 from fedcore.wire import (
     CohortOut,
     DeliveryOut,
     ManifestIn,
     ModelRef,
     Protection,
+    ReplyError,
     SignaturesOut,
     SurvivorsOut,
     Task,
@@ -159,25 +161,58 @@ class TestPlain:
             await take(plain, client)
         assert answered(plain) == []
 
-    async def test_sends_the_model_as_it_is(
-        self, plain: Script, client: Client, allow: Callable[..., Client], log: StringIO, tmp_path: Path
+    async def test_sends_the_reply_as_it_is(
+        self, plain: Script, client: Client, allow: Callable[..., Client], log: StringIO
     ) -> None:
         await offer(plain, allow(client, allow_plain=True))
         manifest = ManifestIn.model_validate_json(plain.bodies["manifest"])
         assert (manifest.examples, manifest.values) == (10, {"loss": 0.5})
-        (tmp_path / "sent").write_bytes(plain.update())
-        base = ModelState.open(plain.model)
-        for name, value in ModelState.open(tmp_path / "sent").items():
-            np.testing.assert_array_equal(value, base[name] + np.float32(1))
+        assert plain.update() == plain.model.read_bytes(), "the file that the app's process left"
         assert all("[plain: the server can read this]" in line for line in log.getvalue().splitlines())
 
-    async def test_an_evaluation_ends_with_its_manifest(
+    @pytest.mark.parametrize(
+        ("error", "code", "reason"),
+        [
+            (AppFailed("Traceback\n  ...\nValueError: no data\n"), 2, "ValueError: no data"),
+            (
+                AppError("the ClientApp returned a dict, not a Message"),
+                2,
+                "the ClientApp returned a dict, not a Message",
+            ),
+            (RankFailed("rank 0 was killed by signal 9", "rank-killed"), 8, "rank 0 was killed by signal 9"),
+        ],
+    )
+    async def test_an_app_that_fails_is_an_error_in_the_place_of_a_reply(
+        self, plain: Script, client: Client, allow: Callable[..., Client], error: Exception, code: int, reason: str
+    ) -> None:
+        client.work.error = error
+        await take(plain, allow(client, allow_plain=True))
+        manifest = ManifestIn.model_validate_json(plain.bodies["manifest"])
+        assert manifest.error == ReplyError(code=code, reason=reason)
+        assert answered(plain) == ["PUT manifest"]
+
+    async def test_a_message_sets_what_the_owner_allows_and_nothing_else(
         self, plain: Script, client: Client, allow: Callable[..., Client], make_task: Callable[..., Task]
     ) -> None:
-        plain.task = make_task(aggregation="plain", encoding=None, protection=None, quorum=1, message_type="evaluate")
-        await take(plain, allow(client, allow_plain=True))
-        assert ManifestIn.model_validate_json(plain.bodies["manifest"]).size == 0
-        assert answered(plain) == ["PUT manifest"]
+        """The same rule as in secure mode, where the configurations are part of the task."""
+        values = StoredValues(key="config", kind="config", values={"lr": 0.5})
+        write_records(plain.model, [values])
+        reference = ModelRef(sha256=sha256_file(plain.model), size=plain.model.stat().st_size)
+        plain.task = plain.task.model_copy(update={"run_config": {"lr": 0.1}, "model": reference})
+        client = replace(
+            allow(client, allow_plain=True, allow_config={}), agreed=replace(client.agreed, run_config={"lr": 0.1})
+        )
+        with pytest.raises(ProtocolViolation, match="config-not-allowed"):
+            await take(plain, client)
+
+    async def test_a_message_that_is_no_record_file_is_refused(
+        self, plain: Script, client: Client, allow: Callable[..., Client]
+    ) -> None:
+        ModelState.from_arrays({"w": np.ones(3)}).save(plain.model)
+        reference = ModelRef(sha256=sha256_file(plain.model), size=plain.model.stat().st_size)
+        plain.task = plain.task.model_copy(update={"model": reference})
+        with pytest.raises(ProtocolViolation, match="model-malformed"):
+            await take(plain, allow(client, allow_plain=True))
 
 
 # --- lies ---------------------------------------------------------------------------------------------------------

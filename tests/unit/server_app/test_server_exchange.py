@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.members import Failure, Local, Member
+from support.members import Failure, Local, Member, digest_of
+from support.messages import model_in
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
+from fedcore.plain_exchange import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedcore.state import ModelState
-from fedcore.wire import HeartbeatIn, JoinIn, WithdrawalReason, WithdrawIn
-from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
+from fedcore.wire import HeartbeatIn, JoinIn, ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
+from server_app.runs.app_messages import ExchangeRefused, Nodes, PlainReplies, Replies
 
 ALL = [1, 2, 3, 4]
 EXAMPLES = {1: 10, 2: 20, 3: 30, 4: 4}
@@ -268,10 +270,12 @@ async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelSt
     members = await here.enter_all()
     await asyncio.gather(*(member.plain() for member in members))
     answer = await asked
-    assert isinstance(answer, Replies)
+    assert isinstance(answer, PlainReplies)
     assert [reply.node for reply in answer.replies] == ALL
     for reply in answer.replies:
-        state = reply.model()
+        assert reply.content is not None
+        state = model_in(reply.content)
+        assert state is not None
         np.testing.assert_array_equal(state["weight"], model["weight"] + np.float32(2.0**-reply.node))
         assert reply.examples == EXAMPLES[reply.node]
         assert reply.metrics["loss"] == reply.node
@@ -282,17 +286,83 @@ async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelSt
     assert done["metrics"]["loss"] == pytest.approx((10 + 40 + 90 + 16) / 64)
 
 
-async def test_plain_evaluation_ends_with_the_manifest(here: Site, model: ModelState) -> None:
+async def test_whoever_leaves_a_plain_exchange_is_an_error_in_it(here: Site, model: ModelState) -> None:
     give_locals(here)
-    _, app = await here.begin({"aggregation": "plain"})
-    asked = asyncio.create_task(app.exchange(model, ALL, message_type="evaluate"))
+    run, app = await here.begin({"aggregation": "plain"})
+    asked = asyncio.create_task(app.exchange(model, [*ALL, 77], message_type="evaluate"))
     members = await here.enter_all()
-    for member in members[:3]:
+    for member in members[:2]:
         await member.plain()
-    await members[3].withdraw()
+    raised = ReplyError(code=APP_RAISED, reason="ValueError: no data")
+    await members[2].put("manifest", ManifestIn(digest=digest_of(b""), size=0, error=raised))
+    await members[3].withdraw(WithdrawalReason.NOT_ELIGIBLE)
     answer = await asked
-    assert isinstance(answer, Replies)
-    assert [(reply.node, reply.state) for reply in answer.replies] == [(1, None), (2, None), (3, None)]
+    assert isinstance(answer, PlainReplies)
+    told = {reply.node: reply.error for reply in answer.replies}
+    assert told[1] is None
+    assert told[2] is None
+    assert told[3] == raised
+    assert told[4] == ReplyError(code=NODE_UNAVAILABLE, reason="client-4: withdrew: not-eligible")
+    assert told[77] == ReplyError(code=NODE_UNAVAILABLE, reason="node 77 is not connected")
+    ended = await here.finish(run, app)
+    assert events_of(ended, "exchange-done")[0]["survivors"] == ["client-1", "client-2"]
+    assert any("ValueError: no data" in dropped["reason"] for dropped in events_of(ended, "dropped"))
+
+
+async def test_each_client_of_a_plain_exchange_gets_its_own_message(here: Site, model: ModelState) -> None:
+    run, app = await here.begin({"aggregation": "plain"})
+    models = {member: ModelState.from_arrays({"weight": np.full(member, member, np.float32)}) for member in ALL}
+    asked = asyncio.create_task(app.ask(models))
+    members = await here.enter_all()
+    assert [member.task.message.message_id for member in members] == [f"message-{number}" for number in ALL]
+    assert len({member.task.model.sha256 for member in members}) == len(ALL)
+    await asyncio.gather(*(member.plain() for member in members))
+    answer = await asked
+    assert isinstance(answer, PlainReplies)
+    for reply in answer.replies:
+        np.testing.assert_array_equal(model_in(reply.content)["weight"], np.full(reply.node, reply.node + 1))
+    assert len(events_of(await here.finish(run, app), "exchange")) == 1
+
+
+@pytest.mark.parametrize("quorum", [0, 3])
+async def test_a_quorum_counts_replies_and_without_one_the_app_gets_the_errors(
+    here: Site, model: ModelState, quorum: int
+) -> None:
+    _, app = await here.begin({"aggregation": "plain", "quorum": quorum, "max-attempts": 1})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await asyncio.gather(*(member.plain() for member in members[:2]))
+    raised = ManifestIn(digest=digest_of(b""), size=0, error=ReplyError(code=APP_RAISED, reason="KeyError: 'x'"))
+    for member in members[2:]:
+        await asyncio.gather(member.put("manifest", raised), return_exceptions=True)
+    answer = await asked
+    assert isinstance(answer, ExchangeRefused if quorum else PlainReplies)
+
+
+@pytest.mark.parametrize("wanted_for", [None, 2.0])
+async def test_who_is_late_is_an_error_unless_the_app_waits_no_longer(
+    here: Site, model: ModelState, wanted_for: float | None
+) -> None:
+    """Flower's `send_and_receive` returns the replies that came within its timeout."""
+    _, app = await here.begin({"aggregation": "plain"})
+    asked = asyncio.create_task(app.ask(dict.fromkeys(ALL, model), wanted_for=wanted_for))
+    members = await here.enter_all()
+    await asyncio.gather(*(member.plain() for member in members[:3]))
+    answer = await here.clock.run_until(asked)
+    assert isinstance(answer, PlainReplies)
+    late = [reply.error for reply in answer.replies if reply.node == 4]
+    assert [error.code for error in late if error] == ([] if wanted_for else [MESSAGE_UNAVAILABLE])
+
+
+async def test_a_plain_run_that_every_owner_refuses_fails_at_once(here: Site, model: ModelState) -> None:
+    _, app = await here.begin({"aggregation": "plain"})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    refusal = WithdrawIn(reason=WithdrawalReason.POLICY, check="plain-not-allowed")
+    for member in await here.enter_all():
+        await member.ask("POST", member.at("withdrawal"), refusal)
+    answer = await asked
+    assert isinstance(answer, ExchangeRefused)
+    assert "plain-not-allowed" in answer.reason
 
 
 async def exchange(here: Site, app: Any, model: ModelState) -> Any:

@@ -25,17 +25,16 @@ from fedcore.errors import ConfigurationError, StorageFull, UsageError
 from fedcore.exchange import quorum_for
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
-from fedcore.wire import MetricSlots, ProblemKind, RunIn, WithdrawIn
+from fedcore.wire import ProblemKind, ReplyError, RunIn, WithdrawIn
 from server_app.exchanges import secure
 from server_app.exchanges.fold import fold_file
 from server_app.http.audience import Audiences
 from server_app.http.problems import STATUS, Rejection, rejection_for
-from server_app.runs.app_messages import Replies
+from server_app.runs.app_messages import PlainReplies, Replies
 from server_app.runs.plan import RunPlan
 from server_app.storage import blobs
 
 ALL = [1, 2, 3, 4]
-MANY = [MetricSlots(name=f"metric-{number}", length=4096) for number in range(2)]
 
 
 @dataclass
@@ -320,7 +319,7 @@ async def test_uploads_that_do_not_fit_are_refused_whole(opened: Open) -> None:
     settings = opened.site.services.settings
     assert list(settings.spool_dir.iterdir()) == []
     await member.send(body)
-    for change in ({"size": 8}, {"examples": 10}, {"values": {"loss": 1.0}}, {"metrics": MANY}):
+    for change in ({"size": 8}, {"examples": 10}, {"values": {"loss": 1.0}}, {"error": ReplyError(code=2, reason="x")}):
         await problem(member.ask("PUT", member.at("manifest"), manifest.model_copy(update=change)), "malformed")
     wrong = manifest.model_copy(update={"digest": "ab" * 32})
     await problem(member.ask("PUT", member.at("manifest"), wrong), "digest-mismatch", "of the manifest")
@@ -410,30 +409,25 @@ async def test_a_full_disk_takes_nothing_and_the_upload_can_come_again(
     assert reply.examples == 40
 
 
-async def test_plain_updates_are_checked_against_the_model(here: Site, model: ModelState) -> None:
+async def test_plain_replies_are_files_or_errors(here: Site, model: ModelState) -> None:
+    """What is in a file is for the ServerApp's process to judge: the server passes it on unread."""
     run, app = await here.begin({"aggregation": "plain"})
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
     first = members[0]
     _, manifest = first.plain_manifest()
-    other = ModelState.from_arrays({"weight": np.zeros(3, np.float32)})
-    path = here.services.settings.data_dir / "other.safetensors"
-    other.save(path)
-    for bad, kind in ((b"\x08" + bytes(200), "malformed"), (path.read_bytes(), "bad-configuration")):
-        update = {"digest": digest_of(bad), "size": len(bad)}
-        await members[1].send(bad)
-        await problem(members[1].put("manifest", manifest.model_copy(update=update)), kind)
-        await members.pop(1).withdraw()
-    huge = manifest.model_copy(update={"size": 1 << 40})
+    huge = manifest.model_copy(update={"size": (1 << 40) + 1})
     await problem(first.ask("PUT", first.at("manifest"), huge), "too-large")
-    hidden = manifest.model_copy(update={"examples": None})
-    await problem(first.ask("PUT", first.at("manifest"), hidden), "malformed", "plain mode")
+    empty = manifest.model_copy(update={"size": 0, "digest": digest_of(b"")})
+    await problem(first.ask("PUT", first.at("manifest"), empty), "malformed")
+    both = manifest.model_copy(update={"error": ReplyError(code=2, reason="x")})
+    await problem(first.ask("PUT", first.at("manifest"), both), "malformed", "not both")
     await asyncio.gather(*(member.plain() for member in members))
     answer = await asked
-    assert isinstance(answer, Replies)
-    assert [reply.node for reply in answer.replies] == [1, 4]
+    assert isinstance(answer, PlainReplies)
+    assert [reply.node for reply in answer.replies] == ALL
     folder = here.services.settings.runs_dir / run / "exchanges" / "1" / "uploads"
-    assert sorted(item.name for item in folder.iterdir()) == ["1.upload", "4.upload"]
+    assert sorted(item.name for item in folder.iterdir()) == [f"{number}.upload" for number in ALL]
 
 
 # --- who belongs to an exchange -----------------------------------------------------------------

@@ -1,0 +1,22 @@
+"""Whether a message of a plain exchange holds what the client's owner agreed to: its content is a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedcore.admission.agreed import Agreed
+from fedcore.errors import PeerError, ProtocolViolation
+from fedcore.federation import Policy
+from fedcore.flower.record_file import config_values, read_records
+from fedcore.wire import Task
+
+
+def check_message(task: Task, content: Path | None, agreed: Agreed, policy: Policy) -> None:
+    """Raise ProtocolViolation for a message that is none, or sets what the owner does not allow."""
+    if content is None or task.message is None:
+        raise ProtocolViolation("message-missing", "a plain exchange sends every client a message")
+    try:
+        configs = config_values(read_records(content))
+    except PeerError as error:
+        raise ProtocolViolation("model-malformed", str(error)) from None
+    agreed.check(task.model_copy(update={"configs": configs}), policy)

@@ -1,0 +1,47 @@
+"""What the Grid of plain mode asks of whoever carries exchanges out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import RecordDict
+
+from fedcore.flower.records import save_records
+from fedcore.wire import MessageHead
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """All records of a message, which may be written to a record file."""
+
+    records: RecordDict
+
+    def save(self, path: Path) -> None:
+        """Write the records; raises AppError where their values take too much, StorageFull."""
+        save_records(path, self.records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message to one node; content: its place among the contents of the request."""
+
+    node: int
+    message_type: str
+    head: MessageHead
+    content: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRequest:
+    """Messages to different nodes, which get them at the same time; equal contents are there once.
+
+    weight_key: the metric with the number of examples, for the record of the run. timeout: seconds after which no reply
+    is wanted any more.
+    """
+
+    server_round: int
+    messages: tuple[Outgoing, ...]
+    contents: tuple[Content, ...]
+    weight_key: str
+    timeout: float | None = None

@@ -1,0 +1,154 @@
+"""Plain exchanges in memory: the real files, tasks and replies, with clients that answer one after the other."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from fedcore.config import JobSettings
+from fedcore.errors import RoundFailed
+from fedcore.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
+from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.plain_request import PlainRequest
+from fedcore.plain_exchange import (
+    INPUT,
+    NODE_UNAVAILABLE,
+    PlainReply,
+    Question,
+    check_quorum,
+    error_of,
+    mean_metrics,
+    plain_task,
+    reply_error,
+)
+from fedcore.state import sha256_file
+from fedcore.wire import ModelRef, ReplyError, Scalar, Task
+
+
+@dataclass(slots=True, kw_only=True, weakref_slot=True)
+class PlainSimulation:
+    """The plain exchanges of one simulated run.
+
+    admit: raises what ends a run whose messages (record files) the owners do not allow. drop: probability that a client
+    drops out of an exchange. emit: takes the events. name: of a client. count: exchanges so far, repeated ones too.
+    """
+
+    run: str
+    runners: Mapping[int, ClientRunner]
+    settings: JobSettings
+    run_config: Mapping[str, Scalar]
+    app_sha256: str
+    admit: Callable[[Task, Sequence[Path]], None] = lambda task, contents: None
+    drop: float = 0.0
+    chance: Random = field(default_factory=Random)
+    emit: EventSink = ignore
+    name: Callable[[int], str] = str
+    clock: Callable[[], float] = time.monotonic
+    count: int = field(default=0, init=False)
+    _folder: Path | None = field(default=None, init=False)
+
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        """One exchange, tried again with new dropouts where a quorum was set and not met; raises RoundFailed."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="fedcore-plain-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        folder = self._folder
+        questions = _questions(request, folder)
+        for attempt in range(1, self.settings.max_attempts + 1):
+            self.count += 1
+            try:
+                return self._attempt(request, questions, folder, attempt)
+            except RoundFailed as error:
+                again = attempt < self.settings.max_attempts
+                number, reason = request.server_round, str(error)
+                self.emit(ExchangeFailed(exchange=self.count, server_round=number, reason=reason, retry=again))
+                if not again:
+                    raise
+        raise AssertionError("max_attempts is at least 1")
+
+    def _attempt(
+        self, request: PlainRequest, questions: Mapping[int, Question], folder: Path, attempt: int
+    ) -> list[PlainReply]:
+        started = self.clock()
+        cohort = [node for node in questions if node in self.runners]
+        task = plain_task(
+            settings=self.settings,
+            run=self.run,
+            exchange=self.count,
+            attempt=attempt,
+            server_round=request.server_round,
+            message_type=request.messages[0].message_type,
+            cohort=cohort,
+            app_sha256=self.app_sha256,
+            run_config=self.run_config,
+            weight_key=request.weight_key,
+            timeout=request.timeout,
+        )
+        first = next(iter(questions.values()))
+        self.admit(first.to(task), list({question.content for question in questions.values()}))
+        lost = {client for client in sorted(cohort) if self.chance.random() < self.drop}
+        replies = []
+        for client, question in sorted(questions.items()):
+            if client not in self.runners:
+                absent = reply_error(NODE_UNAVAILABLE, f"node {client} is not connected")
+                replies.append(PlainReply.failed(client, absent))
+            elif client in lost:
+                replies.append(self._dropped(client, reply_error(NODE_UNAVAILABLE, "simulated dropout")))
+            else:
+                replies.append(self._answer(client, question.to(task), question, folder / f"{client}.reply"))
+        check_quorum(replies, self.settings.quorum)
+        self._done(task, replies, questions, started)
+        return replies
+
+    def _answer(self, client: int, task: Task, question: Question, out: Path) -> PlainReply:
+        try:
+            answer = self.runners[client].answer(task, question.content, out)
+        except Exception as error:  # the user's own code: anything can come out of it
+            traceback.print_exc()
+            return self._dropped(client, error_of(error))
+        if answer.error is not None:
+            return self._dropped(client, answer.error)
+        return PlainReply(node=client, content=out, examples=answer.examples or 0, metrics=answer.metrics)
+
+    def _dropped(self, client: int, error: ReplyError) -> PlainReply:
+        reason = error.reason or f"error {error.code}"
+        self.emit(ClientDropped(exchange=self.count, client=self.name(client), stage=INPUT, reason=reason))
+        return PlainReply.failed(client, error)
+
+    def _done(self, task: Task, replies: list[PlainReply], questions: Mapping[int, Question], started: float) -> None:
+        answered = [reply for reply in replies if reply.error is None]
+        self.emit(
+            ExchangeDone(
+                exchange=task.exchange,
+                server_round=task.server_round,
+                message_type=task.message_type,
+                aggregation="plain",
+                survivors=[self.name(reply.node) for reply in answered],
+                examples=sum(reply.examples for reply in answered),
+                metrics=mean_metrics(answered) if answered else {},
+                seconds=self.clock() - started,
+                bytes_up={self.name(one.node): one.content.stat().st_size for one in answered if one.content},
+                bytes_down={self.name(one.node): questions[one.node].reference.size for one in answered},
+            )
+        )
+
+
+def _questions(request: PlainRequest, folder: Path) -> dict[int, Question]:
+    paths = [folder / f"message-{place}" for place in range(len(request.contents))]
+    references = []
+    for path, content in zip(paths, request.contents, strict=True):
+        content.save(path)
+        references.append(ModelRef(sha256=sha256_file(path), size=path.stat().st_size))
+    return {
+        one.node: Question(
+            message_type=one.message_type, head=one.head, content=paths[one.content], reference=references[one.content]
+        )
+        for one in request.messages
+    }
