@@ -21,8 +21,15 @@ def row(title: str) -> Row:
 @pytest.mark.parametrize(
     ("title", "mode"),
     [
+        ("legacy: `client_fn`", "plain"),
+        ("legacy: `client_fn`", "secure"),
         ("`push_messages`", "plain"),
+        ("U8 arrays", "plain"),
+        ("two ArrayRecords", "plain"),
+        ("vertical", "plain"),
+        ("patients' rows", "plain"),
         ("`@sum_only`", "secure"),
+        ("`secaggplus_mod`", "plain"),
         ("own maximum", "plain"),
         ("`maximum` over a grid", "secure"),
     ],

@@ -1,0 +1,95 @@
+"""Writes the table of docs/flower.md: small apps (tests/flower_apps) in each mode, beside Flower's own runtime.
+
+    python docs/make_flower_table.py                         # simulates each app
+    python docs/make_flower_table.py --processes [PART ...]  # also runs them in real processes, and keeps the outcomes
+
+With parts only the rows are run anew whose keys have one of them. Outcomes are kept in tests/flower_apps/results.json.
+
+What Flower's own simulation gives is kept there, too: python -P tests/support/flower_results.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "flower.md"
+KEPT = ROOT / "tests" / "flower_apps" / "results.json"
+BEGIN, END = "<!-- made by make_flower_table.py -->\n", "<!-- end -->\n"
+REASON_LENGTH = 150
+
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from support.flower_processes import in_processes  # noqa: E402 - not before the path is set
+from support.flower_rows import MODES, ROWS, Outcome, Row, simulated, verdict  # noqa: E402
+
+
+def render() -> str:
+    """The table as Markdown; simulates every app."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    lines = [
+        "| app | simulated, plain | simulated, secure | processes, plain | processes, secure |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    reasons: list[str] = []
+    for row in ROWS:
+        flower = Outcome.from_json(kept["flower"][row.key])
+        cells = [_cell(row, mode, simulated(row, mode), flower, reasons) for mode in MODES]
+        for mode in MODES:
+            run = kept["processes"][mode].get(row.key)
+            cells.append(_cell(row, mode, Outcome.from_json(run), flower, reasons) if run else "")
+        lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
+    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _cell(row: Row, mode: str, outcome: Outcome, flower: Outcome, reasons: list[str]) -> str:
+    """The verdict, with the number of its reason."""
+    said = verdict(row, mode, outcome, flower)
+    if said == "same":
+        return said
+    reason = _reason(outcome.error or said)
+    if reason not in reasons:
+        reasons.append(reason)
+    return f"{said.partition(':')[0]} ({reasons.index(reason) + 1})"
+
+
+def _reason(error: str) -> str:
+    """The part of an error that says why, without the app's names and lines."""
+    text = error.partition(" cannot run with secure aggregation: ")[2] or error
+    text = re.sub(r"^\S+:\d+: ", "", text)
+    text = re.sub(r" \([\w/.]+:\d+\)", "", text)
+    text = re.split(r"\. |; (?=with)", text)[0]
+    return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH].rsplit(" ", 1)[0] + " ..."
+
+
+def keep_processes(parts: Sequence[str]) -> None:
+    """Run rows in real processes, and keep the outcomes."""
+    rows = [row for row in ROWS if not parts or any(part in row.key for part in parts)]
+    with tempfile.TemporaryDirectory() as folder:
+        found = in_processes(rows, Path(folder))
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    for mode in MODES:
+        kept["processes"][mode] |= {key: outcome.to_json() for key, outcome in found[mode].items()}
+    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Write the page."""
+    if sys.argv[1:2] == ["--processes"]:
+        keep_processes(sys.argv[2:])
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(before + BEGIN + render() + END + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
