@@ -175,14 +175,6 @@ async def test_sizes_are_checked_before_a_body_is_read(desk: Desk, index: int, s
     assert desk.left() == []
 
 
-def test_an_exchange_without_updates_takes_none() -> None:
-    limits = UpdateLimits(longest=0, exact=True)
-    limits.check_size(0)
-    for check in (lambda: limits.check_size(1), lambda: limits.check_part(0, 1)):
-        with pytest.raises(Rejection, match="metrics and no model"):
-            check()
-
-
 @pytest.mark.parametrize(("size", "kind"), [(0, "malformed"), (101, "too-large")])
 def test_an_update_that_may_be_shorter_still_has_a_length(size: int, kind: str) -> None:
     limits = UpdateLimits(longest=100, exact=False)
