@@ -61,14 +61,15 @@ def test_a_secure_run_lowers_the_loss_and_moves_the_adapter_alone():
     assert all(".lora_A." in name or ".lora_B." in name for name in start)
     assert state.layout.nbytes == 4 * ADAPTER_PARAMETERS
     trainings = [exchange for exchange in exchanges if exchange["message_type"] == "train"]
-    # The first exchange takes 32 bits a parameter and tells the metrics' names; those after it take 16, but for small
-    # tensors, and a little is for the metrics.
+    # The first exchange takes 64 bits a parameter and has room for metrics and their names. Those after it take 16, but
+    # small tensors 32; a little is for the metrics.
     small = sum(spec.size for spec in state.layout.specs if spec.size < SMALL_TENSOR)
-    for exchange, width, names in zip(trainings, (4, 2, 2), (8 * NAMES_BYTES, 0, 0), strict=True):
+    first = 8 * ADAPTER_PARAMETERS + 8 * (NAMES_BYTES + JobSettings().max_metrics)
+    later = 2 * (ADAPTER_PARAMETERS - small) + 4 * small
+    for exchange, size in zip(trainings, (first, later, later), strict=True):
         assert len(exchange["survivors"]) == 3
         assert set(exchange["bytes_down"].values()) == {4 * ADAPTER_PARAMETERS}
-        size = width * (ADAPTER_PARAMETERS - small) + 4 * small + names
-        assert size < max(exchange["bytes_up"].values()) < size + 1000 < BASE_PARAMETERS
+        assert size < max(exchange["bytes_up"].values()) < size + 1000 < 4 * BASE_PARAMETERS
 
     # Every client of the simulation trained on this one engine: the frozen part of its model is what it was.
     now = dict(client.app._warm.engine.module.named_parameters())
