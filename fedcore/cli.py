@@ -135,7 +135,7 @@ def simulate_command(
     from fedcore.flower.output import quiet_flower
     from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
-    from fedcore.results_home import Home
+    from fedcore.results_home import Home, saved_lines
     from fedcore.simulate import Simulation
     from fedcore.system.files import private_folder
 
@@ -173,11 +173,16 @@ def simulate_command(
             folder=folder,
             emit=emit,
         )
-        outcome = simulation.run()
-        places = home.write(outcome.results, folder) if home is not None else {}
+        try:
+            outcome = simulation.run()
+        except BaseException:
+            for line in saved_lines(home.write(simulation.results, folder)) if home is not None else ():
+                print(line)
+            raise
+        places = home.write(simulation.results, folder) if home is not None else {}
         if home is not None and outcome.state is not None:
             outcome.state.save(home.model)
-    summary = {"app": flower.name, "clients": clients, **record.summary(), "results": outcome.results}
+    summary = {"app": flower.name, "clients": clients, **record.summary(), "results": simulation.results}
     summary |= {"model": str(out) if out else None, **places}
     _print_json(summary) if as_json else _print_metrics(record, summary)
     if record.reason:  # finished, but by its privacy budget

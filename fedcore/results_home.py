@@ -56,6 +56,12 @@ class Home:
         return {"results_file": str(self.results) if results else None, "files": str(self.files) if count else None}
 
 
+def saved_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Where a run's model, results and files were saved, as far as there are any."""
+    places = (("model", "model"), ("results", "results_file"), ("files of the ServerApp", "files"))
+    return [f"{what} saved to {summary[key]}" for what, key in places if summary.get(key)]
+
+
 def server_line(results: Mapping[str, Any]) -> str:
     """What the ServerApp's own evaluation ended with; "" where there was none."""
     rounds = results.get("server")

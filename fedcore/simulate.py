@@ -54,6 +54,7 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.results import Results
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.needs import check_asked, check_needs
@@ -78,6 +79,7 @@ class Simulation:
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
+    results: what the ServerApp found, as `results_of` has it, also of a run that failed.
     """
 
     app: FlowerApp
@@ -90,6 +92,7 @@ class Simulation:
     folder: Path | None = None
     emit: EventSink = ignore
     clock: Callable[[], float] = time.monotonic
+    results: Results = field(default_factory=dict, init=False)
     _runners: dict[int, ClientRunner] = field(init=False)
     _identities: dict[int, Ed25519PrivateKey] = field(init=False)
     _owners: SimulatedOwners = field(init=False)
@@ -149,6 +152,7 @@ class Simulation:
                 run=RUN,
                 run_config=dict(self.run_config),
                 aggregation=self.settings.aggregation,
+                on_results=self.results.update,
             )
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
         return outcome

@@ -38,7 +38,7 @@ from fedcore.federation import OperatorKit, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
 from fedcore.record import RunRecord
-from fedcore.results_home import Home, server_line
+from fedcore.results_home import Home, saved_lines, server_line
 from fedcore.system.files import replacing
 from fedcore.transcript import SignedRecord, TranscriptOut, record_hash
 from fedcore.wire import ModelRef, RosterIn, RosterOut, RostersOut, RunFilesOut, RunIn, RunStatus, ServerOut
@@ -74,6 +74,8 @@ def run_app(
         if final.status is not RunStatus.FINISHED:
             if as_json:
                 _print_summary(record, summary, as_json)
+            else:
+                _print_lines(Console(), saved_lines(summary))
             raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
     _print_summary(record, summary, as_json)
     if final.reason:  # finished, but by its privacy budget
@@ -114,15 +116,17 @@ def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool)
     console = Console()
     metrics = metrics_text(summary["metrics"])
     shown = [f"run {summary['run']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
-    for what, key in (("model", "model"), ("results", "results_file"), ("files of the ServerApp", "files")):
-        shown += [f"{what} saved to {summary[key]}"] if summary[key] else []
-    for line in filter(None, shown):
-        console.print(escape(line), highlight=False, soft_wrap=True)
+    _print_lines(console, [*filter(None, shown), *saved_lines(summary)])
     if record.privacy is not None:
         line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
         console.print(line, highlight=False, soft_wrap=True)
     if summary["aggregation"] == "plain":
         console.print(f"[yellow]{PLAIN_WARNING}[/]")
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def make_submission(app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> RunIn:

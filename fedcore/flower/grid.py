@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.server import History
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
@@ -50,13 +51,14 @@ class ExchangeBackend(Protocol):
 class ExchangeGrid(Grid):
     """Flower's Grid over exchanges; a mode says in `deliver` how messages become replies.
 
-    weight_key: the metric with the number of examples. result: of the strategy that used this grid last.
+    weight_key: the metric with the number of examples. found: by Flower's own loop that used
+    this grid last, so far.
     """
 
     backend: ExchangeBackend
     run_id: int = field(kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
-    result: Result | None = field(default=None, init=False)
+    found: Result | History | None = field(default=None, init=False)
     _layout: Layout | None = field(default=None, init=False)
     _last_state: ModelState | None = field(default=None, init=False)
     _final: ArrayRecord | None = field(default=None, init=False)
@@ -114,12 +116,12 @@ class ExchangeGrid(Grid):
 
     def final_arrays(self) -> ArrayRecord | None:
         """What the strategy or the legacy Server ended with, if there was one."""
-        return (self.result.arrays if self.result is not None else None) or self._final
+        return (self.found.arrays if isinstance(self.found, Result) else None) or self._final
 
     def _delivered(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         asking = receiver()
         self.weight_key = asking.weight_key
-        self.result = asking.result or self.result
+        self.found = asking.found or self.found
         try:
             replies = self.deliver(messages, timeout)
         except FedcoreError as error:
@@ -133,9 +135,9 @@ class ExchangeGrid(Grid):
                 self._replied.add(_purpose(reply))
         return replies
 
-    def note_final(self, arrays: ArrayRecord) -> None:
-        """The parameters that Flower's legacy Server ended with, which has no result."""
-        self._final = arrays
+    def note_final(self, arrays: ArrayRecord, history: History) -> None:
+        """The parameters that a legacy Server ended with, and what it found."""
+        self._final, self.found = arrays, history
 
     def check_success(self) -> None:
         """Raise RunFailed where no client ever gave a reply, or none to a training that was asked for."""

@@ -16,6 +16,7 @@ from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from flwr import server as legacy
+from flwr.server import workflow
 from flwr import serverapp
 from flwr.server import strategy as legacy_strategies
 from flwr.serverapp import strategy as strategies
@@ -73,18 +74,20 @@ def _known() -> dict[int, CodeType]:
 
 _KNOWN = _known()
 _START = Strategy.start.__code__
+_LEGACY_FIT = legacy.Server.fit.__code__
+_WORKFLOW = workflow.DefaultWorkflow.__call__.__code__
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
     """Who gets the replies.
 
-    weight_key: the metric that weighs them. result: what Flower's own loop returns in the end, and fills until then;
-    None where the loop is the app's.
+    weight_key: the metric that weighs them. found: what one of Flower's own loops returns in the end, and fills until
+    then; None where the loop is the app's.
     """
 
     weight_key: str = DEFAULT_WEIGHT_KEY
-    result: Result | None = None
+    found: Result | legacy.History | None = None
 
 
 def receiver() -> Receiver:
@@ -93,6 +96,10 @@ def receiver() -> Receiver:
         if frame.f_code is _START:
             strategy, result = frame.f_locals["self"], frame.f_locals["result"]
             return Receiver(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY), result)
+        if frame.f_code is _LEGACY_FIT:
+            return Receiver(found=frame.f_locals["history"])
+        if frame.f_code is _WORKFLOW:
+            return Receiver(found=frame.f_locals["context"].history)
     return Receiver()
 
 

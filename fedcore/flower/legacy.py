@@ -136,7 +136,7 @@ def _mean_of(content: RecordDict) -> tuple[int, dict[str, Any]]:
 def _watched(grid: ExchangeGrid, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(server: Server, config: Any) -> Any:
         history = original(server, config)
-        grid.note_final(compat.parameters_to_arrayrecord(server.parameters, keep_input=True))
+        grid.note_final(compat.parameters_to_arrayrecord(server.parameters, keep_input=True), history)
         return history
 
     return run

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
@@ -16,7 +15,7 @@ from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object
 from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.records import SERVER_NODE, run_id_of
-from fedcore.flower.results import results_of
+from fedcore.flower.results import OnResults, results_of
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.state import ModelState
 from fedcore.wire import Scalar
@@ -26,12 +25,11 @@ from fedcore.wire import Scalar
 class ServerAppOutcome:
     """What a ServerApp ended with: the final global model, None if it never had one.
 
-    stopped: why it was ended before its own end; empty where it was not. results: as `results_of` has them.
+    stopped: why it was ended before its own end; empty where it was not.
     """
 
     state: ModelState | None = None
     stopped: str = ""
-    results: dict[str, Any] = field(default_factory=dict)
 
 
 def run_server_app(
@@ -41,10 +39,11 @@ def run_server_app(
     run: str,
     run_config: dict[str, Scalar],
     aggregation: Aggregation,
+    on_results: OnResults | None = None,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
-    Raises RunFailed where it came to its end although no exchange gave a reply.
+    on_results: gets what there is by then when the run ends, be it by an error or its privacy budget. Raises RunFailed where it came to its end although no exchange gave a reply.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
@@ -61,5 +60,8 @@ def run_server_app(
             load_object(app.folder, app.serverapp, ServerApp)(grid, context)
     except BudgetSpent as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
+    finally:
+        if on_results is not None:
+            on_results(results_of(grid.found))
     grid.check_success()
-    return ServerAppOutcome(state=grid.final_state(), results=results_of(grid.result))
+    return ServerAppOutcome(state=grid.final_state())

@@ -24,6 +24,7 @@ from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.results import Results
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
 from fedcore.plain_exchange import PlainReply
@@ -168,14 +169,18 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         run=start.run,
         run_config=start.run_config,
         aggregation=start.aggregation,
+        on_results=lambda results: _keep(results, folder),
     )
-    if outcome.results:
-        write_file(folder / RESULTS_FILE, json.dumps(outcome.results))
     if outcome.state is None:
         return Finished(model=None)
     path = folder / "final.safetensors"
     outcome.state.save(path)
     return Finished(model=str(path))
+
+
+def _keep(results: Results, folder: Path) -> None:
+    if results:
+        write_file(folder / RESULTS_FILE, json.dumps(results))
 
 
 def _ask(start: Start, question: Mapping[str, Any], backend: ServerBackend) -> Finished:

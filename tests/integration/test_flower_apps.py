@@ -57,6 +57,8 @@ def test_a_legacy_app_trains(legacy: Deployment, aggregation: str) -> None:
     assert [event["survivors"] for event in done.of("exchange-done")] == [CLIENTS] * 4
     for array in done.arrays().values():
         np.testing.assert_allclose(array, 2 * ROUND, atol=1e-4)
+    assert sorted(done.summary["results"]["evaluate"]) == ["1", "2"]
+    assert done.summary["results"]["evaluate"]["2"]["loss"] == pytest.approx(2 * ROUND, abs=1e-4)
 
 
 @pytest.mark.parametrize("aggregation", ["secure", "plain"])

@@ -38,3 +38,17 @@ def test_results_prints_and_files_come_home(tmp_path: Path) -> None:
     assert f"files of the ServerApp saved to {person.parent}/m.files" in shown.stdout
     assert again.returncode == 2
     assert "exists already" in again.stderr
+
+
+def test_a_run_that_fails_half_way_says_where_its_results_are(tmp_path: Path) -> None:
+    with Deployment.open(tmp_path / "two", clients=2) as here:
+        here.app = reporting_app(tmp_path, raises=1)
+        here.start()
+        model = tmp_path / "m.safetensors"
+        shown = fedcore("run", here.app, "--operator", here.federation.operator, "--out", model)
+    assert shown.returncode == 5, shown.stdout
+    assert "the ServerApp raised ValueError: no test data" in shown.stderr
+    assert f"results saved to {tmp_path}/m.results.json" in shown.stdout
+    assert "model saved" not in shown.stdout
+    results = json.loads((tmp_path / "m.results.json").read_text())
+    assert [sorted(results[part]) for part in ("server", "train")] == [["0"], ["1"]]

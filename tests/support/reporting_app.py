@@ -20,9 +20,12 @@ from flwr.serverapp.strategy import FedAvg
 from reporting_app.problem import initial
 
 app = ServerApp()
+RAISES = None
 
 
 def evaluate(server_round, arrays):
+    if server_round == RAISES:
+        raise ValueError("no test data")
     print(f"centrally evaluated round {server_round}")
     norm = float(sum(np.square(array.numpy().astype(np.float64)).sum() for array in arrays.values()))
     return MetricRecord({"norm": norm, "steps": [float(server_round)] * 6})
@@ -39,12 +42,16 @@ def main(grid, context):
 """
 
 
-def reporting_app(folder: Path) -> Path:
-    """The app, in a new folder."""
+def reporting_app(folder: Path, *, name: str = "reporting_app", raises: int | None = None) -> Path:
+    """The app, in a new folder. raises: the round in which its evaluation does.
+
+    name: of its package, another one for each app that one process runs.
+    """
     app = folder / "reporting"
     shutil.copytree(TINY, app, ignore=shutil.ignore_patterns("__pycache__"))
-    package = (app / "tiny_app").rename(app / "reporting_app")  # one process may have imported the tiny one
+    package = (app / "tiny_app").rename(app / name)  # one process may have imported the tiny one
     for path in (app / "pyproject.toml", *package.glob("*.py")):
-        path.write_text(path.read_text().replace("tiny_app", "reporting_app"))
-    (package / "server_app.py").write_text(SERVER)
+        path.write_text(path.read_text().replace("tiny_app", name))
+    server = SERVER.replace("RAISES = None", f"RAISES = {raises}").replace("reporting_app", name)
+    (package / "server_app.py").write_text(server)
     return app

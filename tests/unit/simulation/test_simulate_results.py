@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from flwr.server import History
 from support.reporting_app import reporting_app
 from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.flower.output import quiet_flower
+from fedcore.flower.results import results_of
 from fedcore.progress import metrics_text
 from fedcore.results_home import Home
+
+APPS = Path(__file__).parents[2] / "apps"
+STEADY, LEGACY = APPS / "steady", APPS / "legacy"
 
 
 def test_results_and_files_stand_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +44,55 @@ def test_results_and_files_stand_beside_the_model(tmp_path: Path, monkeypatch: p
     assert again.exit_code == 2
     assert "exists already" in again.output
     assert CliRunner().invoke(app, [*command, "--force"]).exit_code == 0
+
+
+def test_a_run_that_fails_half_way_leaves_what_there_is(tmp_path: Path) -> None:
+    failing = reporting_app(tmp_path, name="failing_app", raises=1)
+    command = ["simulate", str(failing), "--clients", "3", "--out", str(tmp_path / "m.safetensors")]
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, ValueError)
+    results = json.loads((tmp_path / "m.results.json").read_text())
+    assert [sorted(results[part]) for part in ("server", "train")] == [["0"], ["1"]]
+    assert f"results saved to {tmp_path}/m.results.json" in done.stderr
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_spent_budget_leaves_what_there_is(tmp_path: Path) -> None:
+    noised = [word for pair in ("dp-epsilon=4", "dp-rounds=3") for word in ("--set", pair)]
+    command = ["simulate", str(STEADY), "--clients", "7", "--policy", "own", "--out", str(tmp_path / "m.safetensors")]
+    config = ["--run-config", "size=10 num-server-rounds=50 fraction-evaluate=0.0"]
+    done = CliRunner().invoke(app, [*command, *noised, *config, "--json"])
+    assert done.exit_code == 6, done.output
+    summary = json.loads(done.stdout)
+    assert len(summary["results"]["train"]) == summary["rounds"] > 0
+    assert json.loads((tmp_path / "m.results.json").read_text()) == summary["results"]
+
+
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+def test_a_legacy_app_leaves_its_history(tmp_path: Path, aggregation: str) -> None:
+    command = ["simulate", str(LEGACY), "--clients", "3", "--set", f"aggregation={aggregation}", "--json"]
+    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "m.safetensors")])
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "m.results.json").read_text())
+    assert {part: sorted(rounds) for part, rounds in results.items()} == {
+        "train": [],
+        "evaluate": ["1", "2"],
+        "server": [],
+    }
+    assert results["evaluate"]["2"]["loss"] == pytest.approx(2 * 0.25 * (10 + 40 + 90) / 60, rel=1e-3)
+
+
+def test_a_history_becomes_metrics_by_round() -> None:
+    history = History()
+    history.add_loss_centralized(0, 2.5)
+    history.add_metrics_centralized(0, {"accuracy": cast(Any, np.float32(0.5)), "note": b"raw"})
+    history.add_metrics_distributed_fit(1, {"train_loss": 3.0})
+    history.add_loss_distributed(1, 1.5)
+    assert json.loads(json.dumps(results_of(history))) == {
+        "train": {"1": {"train_loss": 3.0}},
+        "evaluate": {"1": {"loss": 1.5}},
+        "server": {"0": {"accuracy": 0.5, "note": "b'raw'", "loss": 2.5}},
+    }
 
 
 @pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files"])
