@@ -177,7 +177,7 @@ def simulate_command(
             outcome = simulation.run()
         except BaseException:
             for line in saved_lines(home.write(simulation.results, folder)) if home is not None else ():
-                print(line)
+                typer.echo(line, err=True)
             raise
         places = home.write(simulation.results, folder) if home is not None else {}
         if home is not None and outcome.state is not None:

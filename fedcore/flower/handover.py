@@ -16,9 +16,9 @@ from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from flwr import server as legacy
-from flwr.server import workflow
 from flwr import serverapp
 from flwr.server import strategy as legacy_strategies
+from flwr.server import workflow
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy import fedavg as fedavg_module

@@ -43,7 +43,8 @@ def run_server_app(
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
-    on_results: gets what there is by then when the run ends, be it by an error or its privacy budget. Raises RunFailed where it came to its end although no exchange gave a reply.
+    on_results: gets what there is by then when the run ends, be it by an error or its privacy budget. Raises RunFailed
+    where it came to its end although no exchange gave a reply.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
