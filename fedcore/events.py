@@ -75,7 +75,11 @@ class RunStarted(Message):
 
 
 class ExchangeStarted(Message):
-    """A cohort was asked. field_bits: of the packed update, None without one. model: SHA-256 of what clients fetch."""
+    """A cohort was asked.
+
+    field_bits: of the packed update, None without one. model: SHA-256 of the global model's file. content: in plain
+    mode, of the message that all clients fetch in its place; None where they are sent different ones.
+    """
 
     kind: Literal["exchange"] = "exchange"
     exchange: int
@@ -87,6 +91,7 @@ class ExchangeStarted(Message):
     field_bits: int | None
     aggregation: Aggregation
     model: str | None
+    content: str | None = None
 
 
 class StageProgress(Message):

@@ -278,9 +278,10 @@ class Given:
         """Take an event of the run."""
         if isinstance(event, ExchangeStarted):
             self._model = event.model or ""
-            self._fetching = frozenset(name for name in event.cohort if self.held.get(name) != self._model)
-            if self._model:
-                self.held.update(dict.fromkeys(event.cohort, self._model))
+            fetched = event.content or self._model
+            self._fetching = frozenset(name for name in event.cohort if self.held.get(name) != fetched)
+            if fetched:
+                self.held.update(dict.fromkeys(event.cohort, fetched))
         elif isinstance(event, ExchangeDone):
             self.models.append(self._model)
             self.fetched.append(self._fetching)

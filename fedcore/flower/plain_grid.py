@@ -83,7 +83,18 @@ class PlainGrid(ExchangeGrid):
             contents=tuple(map(Content, contents)),
             weight_key=self.weight_key,
             timeout=timeout,
+            model=self._model_in(contents),
         )
+
+    def _model_in(self, contents: Sequence[RecordDict]) -> str | None:
+        """SHA-256 of the one model in a message that all get, named as it would be in secure mode."""
+        records = list(contents[0].array_records.values())
+        if len(contents) > 1 or len(records) != 1 or self._layout is None:
+            return None
+        try:
+            return self.conform(records[0]).sha256()
+        except AppError:
+            return None  # trees, or bytes of the app's own
 
     def _reply(self, reply: PlainReply, message: Message) -> Message:
         asked = message.metadata

@@ -37,7 +37,8 @@ class PlainRequest:
     """Messages to different nodes, which get them at the same time; equal contents are there once.
 
     weight_key: the metric with the number of examples, for the record of the run. timeout: seconds after which no reply
-    is wanted any more.
+    is wanted any more. model: SHA-256 of the model in all of them, as the safetensors file that secure mode would send;
+    None where they hold none, or different ones.
     """
 
     server_round: int
@@ -45,3 +46,4 @@ class PlainRequest:
     contents: tuple[Content, ...]
     weight_key: str
     timeout: float | None = None
+    model: str | None = None

@@ -40,6 +40,15 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_tensors(layout: Layout, tensors: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of the file that these tensors of `layout` would be written to, in lower-case hexadecimal."""
+    header, _ = _make_header(layout, None)
+    digest = hashlib.sha256(header)
+    for spec in _in_file(layout):
+        digest.update(np.ascontiguousarray(tensors[spec.name]).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 def read_header(path: Path) -> tuple[Layout, dict[str, int]]:
     """The layout of a file, in the order of its header, and the offset of each tensor in bytes.
 
@@ -147,7 +156,7 @@ def _make_header(layout: Layout, metadata: Mapping[str, str] | None) -> tuple[by
     """The length-prefixed header of a file, and the offset of each tensor in bytes."""
     places = {}
     end = 0
-    for spec in sorted(layout.specs, key=lambda spec: -spec.storage.itemsize):
+    for spec in _in_file(layout):
         places[spec.name] = (end, end + spec.nbytes)
         end += spec.nbytes
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -163,6 +172,11 @@ def _make_header(layout: Layout, metadata: Mapping[str, str] | None) -> tuple[by
     text += b" " * (-len(text) % 8)
     header = struct.pack("<Q", len(text)) + text
     return header, {name: len(header) + start for name, (start, _) in places.items()}
+
+
+def _in_file(layout: Layout) -> list[TensorSpec]:
+    """The tensors in the order of their data."""
+    return sorted(layout.specs, key=lambda spec: -spec.storage.itemsize)
 
 
 def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

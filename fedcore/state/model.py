@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import UsageError
-from fedcore.state.files import FileSink, read_header
+from fedcore.state.files import FileSink, read_header, sha256_tensors
 from fedcore.state.layout import STORAGE, Layout, TensorSpec
 
 NAME_OF = {dtype: name for name, dtype in STORAGE.items() if name != "BF16"}
@@ -94,6 +94,10 @@ class ModelState(Mapping[str, NDArray[Any]]):
         """
         with FileSink(path, self.layout) as sink:
             self.write_to(sink)
+
+    def sha256(self) -> str:
+        """SHA-256 of the file that `save` would write, in lower-case hexadecimal."""
+        return sha256_tensors(self.layout, self)
 
     def only(self, names: Collection[str]) -> ModelState:
         """The named tensors, in their order here; views of this state."""

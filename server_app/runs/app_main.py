@@ -114,6 +114,7 @@ class ServerBackend:
             server_round=request.server_round,
             weight_key=request.weight_key,
             timeout=request.timeout,
+            model=request.model,
             questions=[
                 PlainQuestion(
                     node=one.node, message_type=one.message_type, head=one.head, content=str(paths[one.content])

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from fedcore.exchange import ExchangeReply
 from fedcore.plain_exchange import PlainReply
-from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar
+from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar, Sha256
 
 
 class Start(Message):
@@ -72,13 +72,15 @@ class PlainQuestion(Message):
 class PlainAsked(Message):
     """App to server: carry out one plain exchange, with a message for each of some clients.
 
-    weight_key: as in a Task. timeout: seconds that the app waits.
+    weight_key: as in a Task. timeout: seconds that the app waits. model: SHA-256 of the model in all of them, as the
+    safetensors file that secure mode would send; None where they are sent no model, or different ones.
     """
 
     op: Literal["plain-exchange"] = "plain-exchange"
     server_round: int
     weight_key: Name
     timeout: float | None
+    model: Sha256 | None = None
     questions: list[PlainQuestion] = Field(min_length=1)
 
 

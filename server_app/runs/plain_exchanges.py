@@ -56,7 +56,7 @@ class PlainExchanges:
             with self._services.roster.held() as roster:
                 exchange = self._make(asked, questions, cohort, attempt, roster.version)
                 try:
-                    result = await self._carry_out(exchange)
+                    result = await self._carry_out(exchange, asked.model)
                 except RoundFailed as error:
                     self._retry_or_raise(exchange, error)
                     continue
@@ -108,7 +108,7 @@ class PlainExchanges:
         )
         return PlainExchange(context, questions, timeout=asked.timeout)
 
-    async def _carry_out(self, exchange: PlainExchange) -> ExchangeResult:
+    async def _carry_out(self, exchange: PlainExchange, model: str | None) -> ExchangeResult:
         task = exchange.task
         started = ExchangeStarted(
             exchange=task.exchange,
@@ -119,7 +119,8 @@ class PlainExchanges:
             quorum=task.quorum,
             field_bits=None,
             aggregation="plain",
-            model=exchange.common_content,
+            model=model,
+            content=exchange.common_content,
         )
         self._event_log.add(started)
         start = self._services.clock()

@@ -39,6 +39,7 @@ COMMANDS = (
     "transcript",
     "transcript verify",
     "simulate",
+    "stats",
     "compare",
 )
 
@@ -84,8 +85,10 @@ def test_the_public_names() -> None:
         "carry_out",
         "local_app",
         "make_strategy",
+        "mean_only",
         "parse_modes",
         "provision",
+        "sum_only",
         "supervised_app",
     ]
     assert set(fedcore.__all__) <= set(dir(fedcore))
