@@ -9,6 +9,9 @@ run_over_bound: after each of 20 rounds of FedAvg, FedAdam and FedYogi over site
 examples: the largest difference between the secure and the plain model, element by element, over the bound that is
 carried along the run (benchmarks/codec_runs.py says how). Repeats are exchanges that were asked for again since an
 update was too large.
+
+outlier_over_update: 20 exchanges, in one of which one element of one client changes by 1e5: the largest error of any
+other element in any of them, over the size of a typical update.
 """
 
 from __future__ import annotations
@@ -50,6 +53,9 @@ STEP = 0.01
 """Size of a typical element of an update."""
 SPARSITY = 0.999
 MOST_ROUNDS = 16
+OUTLIER, OUTLIER_ROUND = 1e5, 6
+OUTLIER_AIM = 1 / 8
+"""1/32 of a client's largest element, which is about four times as large as a typical one."""
 
 
 def _sparse(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -138,6 +144,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         figures=(
             Figure(name="error_over_bound", value=max(found.ratio for found in errors), aim=1.0),
             Figure(name="run_over_bound", value=worst, aim=1.0),
+            Figure(name="outlier_over_update", value=max(map(outlier_error, WIDTHS)) / STEP, aim=OUTLIER_AIM),
         ),
         tables=(Table(title="Secure against plain, where the ratio is largest", header=header, rows=tuple(rows)),),
     )
@@ -177,6 +184,30 @@ def _largest_error(cohort: _Cohort, bits: int) -> Found:
         error=float(error),
         bound=bound["weight"],
     )
+
+
+def outlier_error(bits: int) -> float:
+    """The largest error of elements that do not change by OUTLIER, in a run in which one does once."""
+    usual = _cohort("Gaussian", 4, 2_000, seed=1)
+    changed = usual.locals[0]["weight"].copy()
+    changed[0] += OUTLIER
+    outlying = dataclasses.replace(usual, locals=[ModelState.from_arrays({"weight": changed}), *usual.locals[1:]])
+    track, largest = ScaleTrack(), 0.0
+    for number in range(1, ROUNDS + 1):
+        cohort, decoded = outlying if number == OUTLIER_ROUND else usual, None
+        while decoded is None:
+            encoding = track.encoding(
+                CodecSettings(field_bits=bits, w_max=W_MAX), cohort.base.layout, 4, metrics=None, failures=0
+            )
+            try:
+                decoded = cohort.round(encoding)
+            except UpdateTooLarge as error:
+                track.learn_overflow(encoding, error.statistics)
+        track.learn(decoded.statistics)
+        assert decoded.state is not None
+        errors = np.abs(decoded.state["weight"].astype(np.float64) - cohort.exact())
+        largest = max(largest, float(errors[1:].max()))
+    return largest
 
 
 def _settled(cohort: _Cohort, settings: CodecSettings) -> tuple[Encoding, int]:

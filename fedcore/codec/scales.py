@@ -7,9 +7,10 @@ half an exchange at most. They may rise at any time. What keeps a scan of the sc
 a client locks the sum, or sends no update of which much would be clipped (`encoder`).
 
 The next scale is the largest that the clients' updates were of late, times a headroom. "Of late" fades slowly, by half
-in eight exchanges: a large client that misses some finds room when it comes back. Where fields are wide the headroom is
-large as well, since their steps stay fine enough. An update that grows by more than the headroom all the same is too
-large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). Where it is clipped instead, the
+in eight exchanges: a large client that misses some finds room when it comes back. A peak so far above the updates since
+that it would make narrow fields coarse fades by half in one, and fields are wide until it has. Where fields are wide the
+headroom is large as well, since their steps stay fine enough. An update that grows by more than the headroom all the
+same is too large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). Where it is clipped instead, the
 next scales have more room; so have those after a failure, which may have been for want of room: scales double while
 clients fail, up to a limit.
 """
@@ -54,6 +55,9 @@ MOST_HEADROOM = 64.0
 FADING = 2.0 ** (-1 / 8)
 """What is left of a peak after one exchange more."""
 
+FAR = 2.0**5
+"""A peak so many times as large as the last one fades by half: its scale costs wide fields."""
+
 UNTOLD_RISE = 2.0**20
 """How much larger a scale becomes where an update exceeded that of a first exchange by more than statistics tell.
 Those of other exchanges tell 2^14. Steps of 64-bit fields are fine enough for that."""
@@ -63,9 +67,14 @@ FREE_FALLS = 2
 cohorts, and that after it, which knows the tight one."""
 
 _COARSEST_STEP = 1 / 32
+_COARSEST_WIDE_STEP = 1 / 256
+"""The same for 32-bit fields: about what 16 bits give where nothing holds a scale up."""
 _FINE_BITS = 16
 _HELD = 4.0
-"""A scale is held up where it is so many times what the last round alone needs."""
+"""A scale is held up where it is so many times what the updates need that are usual."""
+
+_GROWTH = 2.0
+"""How fast that which is usual grows in an exchange: slower than one outlier, and it shrinks at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +149,14 @@ def first_encoding(
 class Known:
     """What the next scales follow from: the statistics of the last sum that opened, and of those before.
 
-    lasting: for each scale the largest peak, as far as it has not faded. last: the scales that were asked with last.
-    least: none is to be below these. settled: the free falls are used up, so no scale falls by more than half.
+    lasting: for each scale the largest peak, as far as it has not faded. usual: the mean client's largest value, without
+    what is larger than in the exchanges before; 0 where nobody knows. last: the scales that were asked with last. least:
+    none is to be below these. settled: the free falls are used up, so no scale falls by more than half.
     """
 
     latest: Statistics
     lasting: tuple[float, ...]
+    usual: tuple[float, ...]
     last: tuple[float, ...]
     least: tuple[float, ...]
     settled: bool
@@ -168,21 +179,21 @@ def next_encoding(
     A tensor that never changed (frozen, or all zero) says nothing; it gets the median scale of the others, the
     best guess for when it changes. Zeros are exact at any scale, so the guess costs nothing until then.
 
-    Fields are wide where a scale is much larger than the last round alone would make it, or its peak only the loose
-    bound, sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value: in large
-    cohorts after the first round, in all while a large client is away.
+    Fields are wide where a scale is much larger than usual updates would make it, or its peak only the loose bound,
+    sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value, as it usually is: in
+    large cohorts after the first round, in all while a large client is away, and with an outlier and after it. Where 32
+    bits are coarse as well they have 64.
     """
     groups, latest = scale_groups(layout), known.latest
     if len(latest.scales) != len(groups):
         raise UsageError("the statistics belong to a model with other tensors")
     peaks = tuple(map(max, latest.peaks, known.lasting))
     needed = _needed_scales(settings, groups, n_max, latest, peaks)
-    alone = _needed_scales(settings, groups, n_max, latest, latest.peaks)
     scales = tuple(
         max(_within_rule(settings, need, last, known), least)
         for need, last, least in zip(needed, known.last, known.least, strict=True)
     )
-    encoding = Encoding(
+    narrow = Encoding(
         settings=settings,
         layout=layout,
         n_max=n_max,
@@ -191,10 +202,7 @@ def next_encoding(
         metrics=metrics,
         failures=failures,
     )
-    held = [scale >= _HELD * need for scale, need in zip(scales, alone, strict=True)]
-    if any(_is_coarse(encoding, latest, index, held[index]) for index in range(len(scales)) if latest.sizes[index]):
-        encoding = dataclasses.replace(encoding, field_bits=WIDE_BITS)
-    return encoding
+    return _wide_enough(narrow, known)
 
 
 def headroom(settings: CodecSettings, group: ScaleGroup, n_max: int) -> float:
@@ -230,11 +238,28 @@ def _within_rule(settings: CodecSettings, needed: float, last: float, known: Kno
     return max(needed, last / 2)
 
 
-def _is_coarse(encoding: Encoding, latest: Statistics, index: int, held: bool) -> bool:
-    """Whether a tensor whose scale is larger than it need be would lose too much to the width of the fields."""
-    mean = latest.sizes[index] / latest.contributors
-    loose = held or not latest.measured[index]
-    return loose and not encoding.groups[index].small and encoding.step(index) > mean * _COARSEST_STEP
+def _wide_enough(encoding: Encoding, known: Known) -> Encoding:
+    """The same with the narrowest fields in which nothing usual is lost."""
+    latest = known.latest
+    changed = [index for index, size in enumerate(latest.sizes) if size]
+    held = [index for index in changed if _is_held(encoding, known, index)]
+    loose = [index for index in changed if not latest.measured[index] and not encoding.groups[index].small]
+    for bits, suspects, coarsest in (
+        (WIDE_BITS, {*held, *loose}, _COARSEST_STEP),
+        (FIRST_BITS, held, _COARSEST_WIDE_STEP),
+    ):
+        if not any(encoding.step(index) > known.usual[index] * coarsest for index in suspects):
+            break
+        encoding = dataclasses.replace(encoding, field_bits=max(bits, encoding.field_bits))
+    return encoding
+
+
+def _is_held(encoding: Encoding, known: Known, index: int) -> bool:
+    """Whether a scale is far above what the usual updates need."""
+    latest = known.latest
+    shrunk = known.usual[index] * latest.contributors / latest.sizes[index]
+    room = headroom(encoding.settings, encoding.groups[index], encoding.n_max)
+    return encoding.scales[index] >= _HELD * power_of_two(latest.peaks[index] * shrunk * room)
 
 
 @dataclass(slots=True)
@@ -247,6 +272,7 @@ class ScaleTrack:
 
     _latest: Statistics | None = None
     _lasting: tuple[float, ...] = ()
+    _usual: tuple[float, ...] = ()
     _asked: Encoding | None = None
     _raised: tuple[float, ...] = ()
     _falls: int = 0
@@ -273,6 +299,7 @@ class ScaleTrack:
             known = Known(
                 latest=self._latest,
                 lasting=self._lasting,
+                usual=self._usual,
                 last=last,
                 least=least,
                 settled=self._falls >= FREE_FALLS,
@@ -286,12 +313,19 @@ class ScaleTrack:
         """Keep what a sum told that opened. One in which nothing changed tells nothing."""
         if not any(statistics.sizes):
             return
-        self._remember(statistics, fading=FADING)
+        self._remember(statistics, fades=True)
+        means = [size / statistics.contributors for size in statistics.sizes]
+        if self._latest is None and self._raised:  # too large for a first exchange, so what is usual is yet to be seen
+            means = [0.0 if peak > FIRST_SCALE else mean for mean, peak in zip(means, statistics.peaks, strict=True)]
+        before = self._usual or (0.0,) * len(means)
+        self._usual = tuple(
+            min(mean, old * _GROWTH) if mean and old else mean or old for mean, old in zip(means, before, strict=True)
+        )
         self._latest, self._raised = statistics, ()
 
     def learn_overflow(self, encoding: Encoding, statistics: Statistics) -> None:
         """Make the next scales hold every update of a sum that `encoding` had too little room for."""
-        self._remember(statistics, fading=1.0)
+        self._remember(statistics, fades=False)
         absent = max((encoding.n_max / statistics.contributors) ** (1 / POWER), 1.0)
         raised = []
         for index, group in enumerate(encoding.groups):
@@ -302,8 +336,15 @@ class ScaleTrack:
             raised.append(min(max(power_of_two(needed), scale), MAX_SCALE))
         self._raised = tuple(map(max, raised, self._raised)) if self._raised else tuple(raised)
 
-    def _remember(self, statistics: Statistics, *, fading: float) -> None:
+    def _remember(self, statistics: Statistics, *, fades: bool) -> None:
         """Peaks that are loose bounds are not kept: the next sum that opens knows a tight one."""
         before = self._lasting or (0.0,) * len(statistics.peaks)
         told = zip(before, statistics.peaks, statistics.measured, strict=True)
-        self._lasting = tuple(max(old * fading if peak else old, peak if sure else 0.0) for old, peak, sure in told)
+        self._lasting = tuple(
+            max(old * _left_of(old, peak) if fades else old, peak if sure else 0.0) for old, peak, sure in told
+        )
+
+
+def _left_of(old: float, peak: float) -> float:
+    """What part of a peak lasts after an exchange whose own peak was `peak`; 0 says nothing."""
+    return 1.0 if not peak else FADING if old <= FAR * peak else 0.5
