@@ -8,11 +8,11 @@ a client locks the sum, or sends no update of which much would be clipped (`enco
 
 The next scale is the largest that the clients' updates were of late, times a headroom. "Of late" fades slowly, by half
 in eight exchanges: a large client that misses some finds room when it comes back. A peak so far above the updates since
-that it would make narrow fields coarse fades by half in one, and fields are wide until it has. Where fields are wide the
-headroom is large as well, since their steps stay fine enough. An update that grows by more than the headroom all the
-same is too large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). Where it is clipped instead, the
-next scales have more room; so have those after a failure, which may have been for want of room: scales double while
-clients fail, up to a limit.
+that it would make narrow fields coarse fades by half in one, and fields are wide until it has. Where fields are wide
+the headroom is large as well, since their steps stay fine enough. An update that grows by more than the headroom all
+the same is too large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). Where it is clipped
+instead, the next scales have more room; so have those after a failure, which may have been for want of room: scales
+double while clients fail, up to a limit.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ def first_encoding(
 class Known:
     """What the next scales follow from: the statistics of the last sum that opened, and of those before.
 
-    lasting: for each scale the largest peak, as far as it has not faded. usual: the mean client's largest value, without
-    what is larger than in the exchanges before; 0 where nobody knows. last: the scales that were asked with last. least:
-    none is to be below these. settled: the free falls are used up, so no scale falls by more than half.
+    lasting: for each scale the largest peak, as far as it has not faded. usual: the mean client's largest value, but
+    for what is far larger than in the exchanges before; 0 where nobody knows. last: the scales that were asked with
+    last. least: none is to be below these. settled: the free falls are used up, so no scale falls by more than half.
     """
 
     latest: Statistics
@@ -180,9 +180,9 @@ def next_encoding(
     best guess for when it changes. Zeros are exact at any scale, so the guess costs nothing until then.
 
     Fields are wide where a scale is much larger than usual updates would make it, or its peak only the loose bound,
-    sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value, as it usually is: in
-    large cohorts after the first round, in all while a large client is away, and with an outlier and after it. Where 32
-    bits are coarse as well they have 64.
+    sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value, as it usually is:
+    in large cohorts after the first round, in all while a large client is away, and with an outlier and after it. Where
+    32 bits are coarse as well they have 64.
     """
     groups, latest = scale_groups(layout), known.latest
     if len(latest.scales) != len(groups):
