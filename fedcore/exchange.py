@@ -50,7 +50,8 @@ class ExchangeRequest:
     """One `send_and_receive` of a ServerApp: the same content for every node.
 
     nodes: client ids. model: None where the message holds no ArrayRecord. configs: every ConfigRecord by its key,
-    bytes as {"base64": ...}. weight_key: the metric that holds the number of examples.
+    bytes as {"base64": ...}. weight_key: the metric that holds the number of examples. ahead: message type -> how many
+    nodes the strategy asks in a round, as it was when it sent its first message; empty where nobody knows.
     """
 
     message_type: str
@@ -61,6 +62,7 @@ class ExchangeRequest:
     configs: Mapping[str, Mapping[str, Any]]
     weight_key: str
     timeout: float | None = None
+    ahead: Mapping[str, int] = field(default_factory=dict)
 
 
 def _path_of(state: ModelState | Path | None) -> str | None:

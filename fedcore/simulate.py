@@ -152,6 +152,7 @@ class Simulation:
                 run=RUN,
                 run_config=dict(self.run_config),
                 aggregation=self.settings.aggregation,
+                most_nodes=self.clients,
                 on_results=self.results.update,
             )
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
@@ -164,7 +165,10 @@ class Simulation:
         """One exchange, tried again with new dropouts after a failure."""
         if self._account.withholds(is_training(request.message_type) or is_query(request.message_type)):
             return []
-        check_asked(len(request.nodes), self.settings, self.clients, self._least, message_type=request.message_type)
+        self._check_asked(len(request.nodes), request.message_type)
+        for message_type, nodes in request.ahead.items():
+            if not self._account.withholds(is_training(message_type)):
+                self._check_asked(nodes, message_type)
         attempts = Attempts(settings=self.settings, has_room=self._has_room)
         with KeptResults() as kept, contextlib.chdir(self._home):
             for number in itertools.count(1):
@@ -180,6 +184,9 @@ class Simulation:
                     if not self._try_again(request, attempt, error, again and not self._owners.all_refused):
                         raise RunFailed(self._final_reason(request, attempt, error)) from error
         raise AssertionError("there is always another number")
+
+    def _check_asked(self, nodes: int, message_type: str) -> None:
+        check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type)
 
     def _try_again(self, request: ExchangeRequest, attempt: _Attempt, error: RoundFailed, again: bool) -> bool:
         """Tell of an attempt without a sum; returns `again`."""

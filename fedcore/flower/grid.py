@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -14,11 +14,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 
-from fedcore.errors import FedcoreError, RunFailed, UsageError
+from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import cast_to_layout, state_from_arrays
+from fedcore.flower.sampling import samples, waited_for
 from fedcore.plain_exchange import PlainReply
 from fedcore.state import Layout, ModelState
 
@@ -52,13 +53,19 @@ class ExchangeGrid(Grid):
     """Flower's Grid over exchanges; a mode says in `deliver` how messages become replies.
 
     weight_key: the metric with the number of examples. found: by Flower's own loop that used
-    this grid last, so far.
+    this grid last, so far. most_nodes: that there can ever be; None where
+    others may come. ahead: message type -> how many nodes the strategy will ask, while
+    it has its first message.
     """
 
     backend: ExchangeBackend
     run_id: int = field(kw_only=True)
+    most_nodes: int | None = field(default=None, kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
     found: Result | History | None = field(default=None, init=False)
+    ahead: Mapping[str, int] = field(default_factory=dict, init=False)
+    _present: int = field(default=0, init=False)
+    _looked_ahead: bool = field(default=False, init=False)
     _layout: Layout | None = field(default=None, init=False)
     _last_state: ModelState | None = field(default=None, init=False)
     _final: ArrayRecord | None = field(default=None, init=False)
@@ -91,8 +98,11 @@ class ExchangeGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Ids of the clients that are connected now."""
-        return self.backend.nodes()
+        """Ids of the clients that are connected now; raises ConfigurationError for a strategy that waits in vain."""
+        nodes = self.backend.nodes()
+        self._present = len(nodes)
+        self.check_wait(waited_for())
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Deliver the messages at once; `pull_messages` then hands out the replies. Returns the messages' ids."""
@@ -122,6 +132,7 @@ class ExchangeGrid(Grid):
         asking = receiver()
         self.weight_key = asking.weight_key
         self.found = asking.found or self.found
+        self._look_ahead()
         try:
             replies = self.deliver(messages, timeout)
         except FedcoreError as error:
@@ -134,6 +145,23 @@ class ExchangeGrid(Grid):
             else:
                 self._replied.add(_purpose(reply))
         return replies
+
+    def check_wait(self, nodes: int) -> None:
+        """Refuse to wait for so many nodes where there will never be as many; raises ConfigurationError."""
+        if self.most_nodes is not None and nodes > self.most_nodes:
+            raise ConfigurationError(
+                f"the strategy waits for {nodes} nodes; --clients {self.most_nodes}: it would wait for ever. Name more "
+                "clients, or let it wait for fewer (min_available_nodes, min_train_nodes, min_evaluate_nodes; of the "
+                "legacy API min_available_clients, min_fit_clients, min_evaluate_clients)"
+            )
+
+    def _look_ahead(self) -> None:
+        """What cannot be asked later in the first round is refused before its first message."""
+        coming = [] if self._looked_ahead else samples(self._present)
+        for sample in coming:
+            self.check_wait(sample.least)
+        self.ahead = {sample.message_type: sample.size for sample in coming}
+        self._looked_ahead |= bool(coming)
 
     def note_final(self, arrays: ArrayRecord, history: History) -> None:
         """The parameters that a legacy Server ended with, and what it found."""

@@ -37,7 +37,9 @@ _LEGACY_METRICS = ("fit_metrics_aggregation_fn", "evaluate_metrics_aggregation_f
 _LEGACY_SERVER = ("fit", "fit_round", "evaluate_round")
 _UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_message_reply_consistency")
 _FLOWER = Path(str(serverapp.__file__)).parents[1]
-_OURS = frozenset(f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy"))
+_OURS = frozenset(
+    f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling")
+)
 
 _REASONS = {
     "Bulyan": "it selects among single updates",
@@ -92,7 +94,7 @@ class Receiver:
 
 def receiver() -> Receiver:
     """Who called the grid: the strategy that Flower's own loop runs, if there is one on the stack."""
-    for frame in _callers():
+    for frame in callers():
         if frame.f_code is _START:
             strategy, result = frame.f_locals["self"], frame.f_locals["result"]
             return Receiver(getattr(strategy, "weighted_by_key", DEFAULT_WEIGHT_KEY), result)
@@ -103,6 +105,19 @@ def receiver() -> Receiver:
     return Receiver()
 
 
+def looping_strategy() -> object | None:
+    """The strategy that one of Flower's own loops on the stack trains and evaluates with; None without one."""
+    for frame in callers():
+        if frame.f_code is _START:
+            strategy: object = frame.f_locals["self"]
+            return strategy
+        if frame.f_code is _LEGACY_FIT:
+            server = frame.f_locals["self"]
+            own = any(not of_flower(code_of(getattr(server, name))) for name in _LEGACY_SERVER)
+            return None if own else server.strategy
+    return None
+
+
 def check_handover(message_type: str) -> None:
     """Refuse to hand one reply for all clients to code that is not known to want nothing else; raises AppError.
 
@@ -110,7 +125,7 @@ def check_handover(message_type: str) -> None:
     """
     wants: Wants = "sum" if message_type.partition(".")[0] == QUERY else "mean"
     check_callers()
-    frames = list(_callers())
+    frames = list(callers())
     if frames and frames[0].f_code is _START and wants == "mean":
         return
     if frames and isinstance(server := _first_argument(frames[0]), legacy.Server) and wants == "mean":
@@ -125,7 +140,7 @@ def check_callers() -> None:
     So an app may put a grid of its own around ours, or write a strategy's loop anew. Call it as soon as a strategy asks
     for anything: it may wait for clients for long before it has a message for them.
     """
-    for frame in _callers():
+    for frame in callers():
         if isinstance(strategy := _first_argument(frame), Strategy | legacy_strategies.Strategy):
             check_strategy(strategy)
 
@@ -163,7 +178,7 @@ def _check(holder: object, names: tuple[str, ...], title: str, remedy: str) -> N
         value = getattr(holder, name, None)
         if value is None or _accepted(holder, name, value):
             continue
-        flower = _of_flower(code_of(value))
+        flower = of_flower(code_of(value))
         if flower:
             raise AppError(_flowers_own(title, type(holder)))
         raise AppError(
@@ -176,7 +191,7 @@ def _accepted(holder: object, name: str, value: object) -> bool:
     code = code_of(value)
     if code is not None and (id(code) in _KNOWN or declared_code(code, "mean")):
         return True
-    if _of_flower(code):
+    if of_flower(code):
         return False  # nobody can declare a median to be a mean
     if name in getattr(holder, "__dict__", {}):  # set on this very object: its class does not speak for it
         return _declared_value(value, code)
@@ -213,7 +228,7 @@ def _first_argument(frame: FrameType) -> object:
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
 
-def _callers() -> Iterator[FrameType]:
+def callers() -> Iterator[FrameType]:
     """The frames outside of the grid, from its caller outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -240,7 +255,7 @@ _METRICS_REMEDY = (
 def _flowers_own(title: str, kind: type) -> str:
     reasons = [_REASONS[base.__name__] for base in kind.__mro__ if base.__name__ in _REASONS]
     reason = reasons[0] if reasons else "it is not known to need nothing but the mean"
-    place = _app_frame(list(_callers()))
+    place = _app_frame(list(callers()))
     return (
         f"{title} cannot run with secure aggregation: {reason}{place}. Choose a strategy that uses only the mean "
         f"({_SOME}), or {_PLAIN}"
@@ -285,10 +300,11 @@ def _where(value: object) -> str:
 
 
 def _of_app(frame: FrameType) -> bool:
-    return not _of_flower(frame.f_code) and not str(frame.f_globals.get("__name__")).startswith("fedcore.")
+    return not of_flower(frame.f_code) and not str(frame.f_globals.get("__name__")).startswith("fedcore.")
 
 
-def _of_flower(code: CodeType | None) -> bool:
+def of_flower(code: CodeType | None) -> bool:
+    """Whether a function is Flower's own."""
     return code is not None and Path(code.co_filename).is_relative_to(_FLOWER)
 
 

@@ -15,6 +15,7 @@ from flwr.app import Message, RecordDict
 from flwr.common import Code, EvaluateIns, EvaluateRes, FitIns, FitRes, Status
 from flwr.compat.common import recorddict_compat as compat
 from flwr.server import server as legacy_server
+from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat import app as legacy_app
 from flwr.server.compat.grid_client_proxy import GridClientProxy
@@ -35,6 +36,7 @@ def legacy_rounds(grid: ExchangeGrid) -> Iterator[None]:
         (legacy_server, "fit_clients"): _one_exchange("train", legacy_server.fit_clients, _fit_result),
         (legacy_server, "evaluate_clients"): _one_exchange("evaluate", legacy_server.evaluate_clients, _test_result),
         (legacy_app, "run_fl"): _watched(grid, run_fl),
+        (SimpleClientManager, "wait_for"): _never_in_vain(grid, SimpleClientManager.wait_for),
     }
     originals = {(module, name): getattr(module, name) for module, name in replaced}
     for (module, name), function in replaced.items():
@@ -131,6 +133,16 @@ def _mean_of(content: RecordDict) -> tuple[int, dict[str, Any]]:
     (record,) = content.metric_records.values()
     metrics: dict[str, Any] = dict(record)
     return int(metrics.pop("num-examples")), metrics
+
+
+def _never_in_vain(grid: ExchangeGrid, original: Callable[..., bool]) -> Callable[..., bool]:
+    """Flower's waiting, which lasts a day, but not for nodes that never come."""
+
+    def wait_for(manager: SimpleClientManager, num_clients: int, timeout: int = 86400) -> bool:
+        grid.check_wait(num_clients)
+        return original(manager, num_clients, timeout)
+
+    return wait_for
 
 
 def _watched(grid: ExchangeGrid, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -94,6 +94,7 @@ class SecureGrid(ExchangeGrid):
             configs=configs,
             weight_key=self.weight_key,
             timeout=timeout,
+            ahead=self.ahead,
         )
 
     def _reply(self, reply: ExchangeReply, message: Message, request: ExchangeRequest) -> Message:

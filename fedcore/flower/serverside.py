@@ -39,16 +39,20 @@ def run_server_app(
     run: str,
     run_config: dict[str, Scalar],
     aggregation: Aggregation,
+    most_nodes: int | None = None,
     on_results: OnResults | None = None,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
-    on_results: gets what there is by then when the run ends, be it by an error or its privacy budget. Raises RunFailed
-    where it came to its end although no exchange gave a reply.
+    most_nodes: that there can ever be, where that is known: a strategy that waits for more is refused. on_results: gets
+    what there is by then when the run ends, be it by an error or its privacy budget. Raises RunFailed where it came to
+    its end although no exchange gave a reply.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
-    grid: ExchangeGrid = (SecureGrid if aggregation == "secure" else PlainGrid)(backend, run_id=run_id)
+    grid: ExchangeGrid = (SecureGrid if aggregation == "secure" else PlainGrid)(
+        backend, run_id=run_id, most_nodes=most_nodes
+    )
     context = Context(
         run_id=run_id,
         node_id=SERVER_NODE,

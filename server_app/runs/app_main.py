@@ -138,6 +138,7 @@ class ServerBackend:
             configs={key: dict(value) for key, value in request.configs.items()},
             weight_key=request.weight_key,
             timeout=request.timeout,
+            ahead=dict(request.ahead),
         )
 
 

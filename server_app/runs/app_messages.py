@@ -51,6 +51,7 @@ class ExchangeAsked(Message):
     configs: dict[str, dict[str, Any]]
     weight_key: Name
     timeout: float | None
+    ahead: dict[str, int] = Field(default_factory=dict)
 
 
 class Replies(Message):

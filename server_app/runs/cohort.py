@@ -43,6 +43,10 @@ class CohortSelection:
         least = self._least(len(self._members))
         return sorted(await self._wait(self._members, least, least))
 
+    def check(self, asked: int, message_type: str) -> None:
+        """Refuse what asks too few clients; raises CohortBelowMinimum."""
+        check_asked(asked, self._settings, *self._sizes, message_type=message_type)
+
     async def cohort(
         self, asked: tuple[int, ...], attempt: int, *, message_type: str, same: tuple[int, ...] | None = None
     ) -> list[int]:
@@ -55,7 +59,7 @@ class CohortSelection:
         asked = asked if same is None else same
         wanted, members = frozenset(asked), self._members
         least = self._least(len(wanted))
-        check_asked(len(wanted), self._settings, *self._sizes, message_type=message_type)
+        self.check(len(wanted), message_type)
         pool = wanted & members
         if self._settings.aggregation == "secure" and same is None and (attempt > 1 or pool < wanted):
             pool = members

@@ -132,6 +132,9 @@ class RunOrchestrator:
         """All attempts at one exchange."""
         if self._budget.withholds(is_training(asked.message_type) or is_query(asked.message_type)):
             return Replies(replies=[])
+        for message_type, nodes in asked.ahead.items():
+            if not self._budget.withholds(is_training(message_type)):
+                self._clients.check(nodes, message_type)
         await self._files.clean()
         model = self._files.from_app(asked.model) if asked.model else None
         state = await asyncio.to_thread(ModelState.open, model) if model else None

@@ -147,6 +147,7 @@ class ScriptedApp:
         *,
         message_type: str = "train",
         configs: Mapping[str, Any] | None = None,
+        ahead: Mapping[str, int] | None = None,
     ) -> Replies | PlainReplies | ExchangeRefused | BudgetReached:
         """One `send_and_receive` of the ServerApp."""
         number = next(self._numbers)
@@ -165,6 +166,7 @@ class ScriptedApp:
                 configs=dict(configs or {"config": {"server-round": number}}),
                 weight_key="num-examples",
                 timeout=None,
+                ahead=dict(ahead or {}),
             )
         )
         answer = await self._answers.get()

@@ -56,10 +56,12 @@ def simulate() -> Simulate:
         seed: int = 0,
         policy: Policy | None = None,
         away: Mapping[int, Collection[int]] | None = None,
+        events: list[RunEvent] | None = None,
         **run_config: Any,
     ) -> Finished:
+        """events: where to put them, so that they stay when the run fails."""
         flower = FlowerApp.load(app)
-        events: list[RunEvent] = []
+        events = [] if events is None else events
         simulation = Absences(
             app=flower,
             clients=clients,

@@ -84,7 +84,12 @@ class _Ending:
 def initial_state(run: PlannedRun) -> ModelState:
     """Run the ServerApp in this process up to the first model that it sends; raises AppError where it sends none."""
     outcome = run_server_app(
-        run.app, backend=_Ending(run), run="initial model", run_config=dict(run.config), aggregation="plain"
+        run.app,
+        backend=_Ending(run),
+        run="initial model",
+        run_config=dict(run.config),
+        aggregation="plain",
+        most_nodes=run.sites,
     )
     if outcome.state is None:
         raise AppError(f"the ServerApp of {run.app.name} sends no model before it needs an answer")

@@ -63,6 +63,7 @@ def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
         run="centralized",
         run_config=dict(run.config),
         aggregation="plain",
+        most_nodes=run.sites,
     )
     if outcome.state is not None:
         outcome.state.save(run.folder / MODEL_FILE)

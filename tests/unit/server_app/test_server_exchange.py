@@ -510,6 +510,14 @@ async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, mo
     assert "fraction_train=0.75" in answer.reason
 
 
+async def test_what_a_strategy_will_ask_later_is_refused_before_anybody_trains(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    answer = await app.exchange(model, ALL, ahead={"train": 4, "evaluate": 2})
+    assert isinstance(answer, ExchangeRefused)
+    assert answer.reason.startswith("cohort-below-minimum: the strategy asks 2 of 4 clients to evaluate, a sum needs 3")
+    assert not events_of(await here.finish(run, app), "exchange")
+
+
 async def test_an_app_that_dies_ends_its_exchange(here: Site, model: ModelState) -> None:
     run, app = await here.begin()
     asked = asyncio.create_task(app.exchange(model, ALL))

@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 from fedcore.admission.refusals import SENTENCES
 from fedcore.cli import app
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
+from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.wire import NUMBERED_CHECKS
 
-STEADY = Path(__file__).parents[2] / "apps" / "steady"
+APPS = Path(__file__).parents[2] / "apps"
+STEADY, LEGACY = APPS / "steady", APPS / "legacy"
 
 
 def test_the_sentences_with_numbers_are_those_that_may_travel() -> None:
@@ -27,8 +29,10 @@ def test_the_sentences_with_numbers_are_those_that_may_travel() -> None:
 
 def test_a_fraction_that_evaluates_is_refused_with_both_numbers_and_the_remedy(simulate: Simulate) -> None:
     """Flower's quickstart: half of the nodes evaluate."""
+    events: list[RunEvent] = []
     with pytest.raises(CohortBelowMinimum) as refused:
-        simulate(4, app=STEADY, fraction_evaluate=0.5)
+        simulate(4, app=STEADY, fraction_evaluate=0.5, events=events)
+    assert [event.kind for event in events if event.kind != "warning"] == ["started"], "nobody trained before that"
     assert str(refused.value) == (
         "cohort-below-minimum: the strategy asks 2 of 4 clients to evaluate, a sum needs 3 (min-cohort 3 of the "
         "clients' policies): of fewer it would show single updates. Let the strategy ask more: min_evaluate_nodes=3 "
@@ -36,6 +40,24 @@ def test_a_fraction_that_evaluates_is_refused_with_both_numbers_and_the_remedy(s
     )
     done = simulate(4, app=STEADY, fraction_evaluate=0.75)
     assert [len(event["survivors"]) for event in done.of("exchange-done")] == [4, 3]
+
+
+def test_an_evaluation_that_nobody_is_asked_for_is_not_refused(simulate: Simulate) -> None:
+    """Without a bound for metrics private runs evaluate nothing."""
+    done = simulate(4, app=STEADY, fraction_evaluate=0.5, size=10, settings={"dp-noise-multiplier": 1.0})
+    assert [event["message_type"] for event in done.of("exchange-done")] == ["train"]
+
+
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+@pytest.mark.parametrize("app", [TINY, LEGACY], ids=["message-api", "legacy"])
+def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(
+    simulate: Simulate, app: Path, aggregation: str
+) -> None:
+    events: list[RunEvent] = []
+    words = r"the strategy waits for 5 nodes; --clients 4: .* \(min_available_nodes, "
+    with pytest.raises(ConfigurationError, match=words):
+        simulate(4, app=app, settings={"aggregation": aggregation}, events=events, min_nodes=5)
+    assert not [event for event in events if event.kind == "exchange-done"]
 
 
 def test_more_may_collude_in_a_large_federation(simulate: Simulate) -> None:
