@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.codec.metrics import MetricValue
@@ -210,5 +210,5 @@ def test_an_averaging_server_finishes_the_metrics_of_its_app(monkeypatch: pytest
     config: dict[str, Any] = {"num-server-rounds": 1, "min-nodes": 2, "seed": 1}
     grid = SecureGrid(Cohort(), run_id=1)
     averaging_server(client)(grid, Context(1, 0, {}, RecordDict(), config))
-    assert grid.result is not None
-    assert grid.result.evaluate_metrics_clientapp[1] == MetricRecord({"half": 0.5})
+    assert isinstance(grid.found, Result)
+    assert grid.found.evaluate_metrics_clientapp[1] == MetricRecord({"half": 0.5})
