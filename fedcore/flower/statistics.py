@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -28,12 +29,14 @@ from fedcore.codec.names import NAMES_BYTES, names_json
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
 from fedcore.exchange import QUERY_VALUES
+from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.records import merged_values
 from fedcore.flower.tensor_app import LocalJob
 from fedcore.statistics import BINS, PREFIX, Bounds, Column, Question, Statistics, pooled, standardised
+from fedcore.statistics_report import bounds_from
 
-__all__ = ["Statistics", "TrainingColumns", "add_statistics", "federated_statistics", "standardised"]
+__all__ = ["Statistics", "TrainingColumns", "add_statistics", "app_bounds", "federated_statistics", "standardised"]
 
 ACTION: Final = "statistics"
 _TYPE: Final = f"query.{ACTION}"
@@ -95,6 +98,17 @@ class TrainingColumns:
         asked = dict(_config(question))
         parts = [_columns_of(data(replace(job, message={**job.message, **asked}))[0], self.names) for job in jobs]
         return pooled(question, parts).as_config()
+
+
+def app_bounds(folder: Path) -> dict[str, tuple[float, float]]:
+    """The bounds in the pyproject.toml of an app's folder, `[tool.fedcore.statistics.bounds]`, in their order there.
+
+    So app and `fedcore stats` have the same ones. Raises AppError or ConfigurationError where there are none by column.
+    """
+    bounds = bounds_from((), FlowerApp.load(folder).statistics)
+    if not isinstance(bounds, Mapping):
+        raise ConfigurationError("[tool.fedcore.statistics] has bounds for all columns alike, not one line for each")
+    return dict(bounds)
 
 
 UNNAMED: Final = TrainingColumns()

@@ -5,27 +5,18 @@ numbers of the weather, of which some are missing. Stations share the weather an
 level, and in what they miss: one has almost no ozone.
 """
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from fedcore.data import Split
+from fedcore.flower.statistics import app_bounds
 from fedcore.training import derive_seed, seeded
 
 STATIONS, HOURS, HIDDEN = 12, 600, 32
-BOUNDS = {
-    "PM10": (0.0, 1000.0),
-    "SO2": (0.0, 300.0),
-    "NO2": (0.0, 300.0),
-    "CO": (0.0, 10000.0),
-    "O3": (0.0, 500.0),
-    "TEMP": (-30.0, 45.0),
-    "PRES": (950.0, 1070.0),
-    "DEWP": (-45.0, 35.0),
-    "RAIN": (0.0, 100.0),
-    "WSPM": (0.0, 20.0),
-    "HOUR": (0.0, 24.0),
-}
+BOUNDS = app_bounds(Path(__file__).parents[1])
 COLUMNS = tuple(BOUNDS)
 
 

@@ -5,22 +5,21 @@ largest has eight times the patients of the smallest. Sites differ in age, in ho
 long patients are followed.
 """
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from fedcore.data import Split
+from fedcore.flower.statistics import app_bounds
 from fedcore.training import derive_seed
 
 SITES = (250, 196, 164, 129, 80, 30)
 """Patients of each site, a fifth of them in its test part. A seventh site would be as large as the first."""
 FINDINGS = 30
 LABS = 8
-BOUNDS = {
-    "age": (0.0, 120.0),
-    **{f"lab{i}": (0.0, 1000.0) for i in range(LABS)},
-    **{f"finding{i}": (0.0, 1.0) for i in range(FINDINGS)},
-}
+BOUNDS = app_bounds(Path(__file__).parents[1])
 COLUMNS = tuple(BOUNDS)
 
 

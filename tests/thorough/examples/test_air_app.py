@@ -5,7 +5,9 @@ import pytest
 import torch
 from sklearn.metrics import r2_score, root_mean_squared_error
 from support.simulated import simulate
+from typer.testing import CliRunner
 
+from fedcore.cli import app as command
 from tests.thorough.examples.flower_messages import EXAMPLES, app_modules
 
 __all__ = ["simulate"]
@@ -45,3 +47,10 @@ def test_the_figures_are_those_of_all_stations_hours_together(simulate, task, st
     r2, rmse = r2_score(y, output), root_mean_squared_error(y, output)
     assert f"round 15: r2 {r2:.4f}  rmse {rmse:.4f}" in capfd.readouterr().out
     assert r2 > 0.8
+
+
+def test_its_statistics_need_no_options() -> None:
+    done = CliRunner().invoke(command, ["stats", str(EXAMPLES / "air"), "--clients", "12"])
+    assert done.exit_code == 0, done.output
+    assert "HOUR " in done.stdout
+    assert "of 12 clients" in done.output

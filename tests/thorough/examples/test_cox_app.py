@@ -5,7 +5,9 @@ import pytest
 import torch
 from support.simulated import simulate
 from torch import nn
+from typer.testing import CliRunner
 
+from fedcore.cli import app as command
 from fedcore.data import Split
 from fedcore.flower.tensor_app import LocalJob
 from fedcore.statistics import standardised
@@ -76,3 +78,10 @@ def test_statistics_come_from_training_parts_alone_and_travel_with_every_task(ta
         train, _ = client.data(LocalJob(config={"seed": 42}, node={"partition-id": 2}, message=message, client=3))
         np.testing.assert_allclose(train.x, (sites[2][0].x - mean) / std, atol=1e-4)
         assert np.array_equal(train.x, standardised(sites[2][0].x, message, task.COLUMNS))
+
+
+def test_its_statistics_need_no_options() -> None:
+    done = CliRunner().invoke(command, ["stats", str(EXAMPLES / "cox"), "--clients", "6"])
+    assert done.exit_code == 0, done.output
+    assert "finding29 " in done.stdout
+    assert "of 6 clients" in done.output

@@ -11,16 +11,19 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.config import JobSettings
-from fedcore.errors import FedcoreError
+from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.statistics import app_bounds
 from fedcore.flower.statistics_run import run_statistics
 from fedcore.simulate import Simulation
 from fedcore.statistics import Question, Statistics
+from fedcore.statistics_report import bounds_from
 
 APP = Path(__file__).parents[2] / "apps" / "columns"
 sys.path.insert(0, str(APP))
 from columns_app.table import table  # noqa: E402
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 BOUNDS = {"age": (0.0, 100.0), "dose": (-1.0, 1.0)}
 
 
@@ -87,3 +90,22 @@ def test_noise_for_every_record_leaves_a_federation_near_the_truth() -> None:
         assert found.count[name] != exact.count[name]
         assert found.count[name] == pytest.approx(exact.count[name], rel=0.02)
         assert found.mean[name] == pytest.approx(exact.mean[name], abs=0.02 * (BOUNDS[name][1] - BOUNDS[name][0]))
+
+
+@pytest.mark.parametrize(("name", "first", "count"), [("cox", "age", 39), ("air", "PM10", 11)])
+def test_an_app_reads_the_bounds_that_the_command_reads(name: str, first: str, count: int) -> None:
+    folder = EXAMPLES / name
+    bounds = app_bounds(folder)
+    assert (next(iter(bounds)), len(bounds)) == (first, count)
+    assert bounds == bounds_from((), FlowerApp.load(folder).statistics)
+
+
+def test_bounds_for_all_columns_alike_name_none(tmp_path: Path) -> None:
+    text = (EXAMPLES / "cox" / "pyproject.toml").read_text()
+    (tmp_path / "pyproject.toml").write_text(text.partition("[tool.fedcore.statistics")[0])
+    with pytest.raises(ConfigurationError, match="nobody says within which bounds"):
+        app_bounds(tmp_path)
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write("[tool.fedcore.statistics]\nbounds = [0, 1]\n")
+    with pytest.raises(ConfigurationError, match="not one line for each"):
+        app_bounds(tmp_path)
