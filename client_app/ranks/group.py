@@ -27,6 +27,7 @@ from fedcore.errors import AppError
 from fedcore.system.concurrency import end
 from fedcore.system.files import full_disk_named, make_private_folder, remove_tree
 from fedcore.system.json_lines import printed_lines
+from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.wire import Scalar, Task
 
@@ -204,7 +205,7 @@ class RankGroup(ABC):
         finally:
             private, self._private = self._private, None
             if private is not None:
-                shutil.rmtree(private, ignore_errors=True)
+                remove_left(private)
 
     async def _stop_ranks(self) -> None:
         await self._stop_watching()

@@ -205,10 +205,14 @@ def config_values(records: Sequence[StoredRecord]) -> dict[str, dict[str, Value]
 
 @dataclass(slots=True)
 class _Reader:
-    """Checks that what the JSON of a file says and the tensors that are there are the same."""
+    """Checks that what the JSON of a file says and the tensors that are there are the same.
+
+    _taken: how many of the bytes belong to the values so far; each belongs to one, so they take no more than the file.
+    """
 
     path: Path
     state: ModelState
+    _taken: int = 0
 
     def records(self, document: Any) -> tuple[StoredRecord, ...]:
         if not isinstance(document, dict) or list(document) != ["records"] or not isinstance(document["records"], list):
@@ -219,6 +223,8 @@ class _Reader:
         named = sum(len(record.arrays) for record in records if isinstance(record, StoredArrays))
         if named + 1 != len(self.state) or BYTES not in self.state:
             raise _unsound(self.path, "it holds tensors that no record names")
+        if self._taken != self.state[BYTES].size:
+            raise _unsound(self.path, "it holds bytes that no value names")
         return records
 
     def _record(self, place: int, entry: Any) -> StoredRecord:
@@ -259,8 +265,9 @@ class _Reader:
             return value
         start, end = value[BYTES]
         held = self.state[BYTES]
-        if list(value) != [BYTES] or held.dtype != np.uint8 or not 0 <= start <= end <= held.size:
-            raise _unsound(self.path, "a value lies outside of the file")
+        if list(value) != [BYTES] or held.dtype != np.uint8 or start != self._taken or not start <= end <= held.size:
+            raise _unsound(self.path, "a value lies outside of the file, or in another one")
+        self._taken = end
         return held[start:end].tobytes()
 
 

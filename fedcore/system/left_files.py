@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ class LeftFiles:
     """The files below a folder. left_out: how many were passed over, once all were read.
 
     Passed over are links, also hard ones, what is no file, names that are hidden or cannot be printed, and what is
-    beyond MOST_FILES or MOST_BYTES.
+    beyond MOST_FILES or MOST_BYTES; folders whose files would have no plain path count once.
     """
 
     folder: Path
@@ -32,9 +34,12 @@ class LeftFiles:
         files, size = 0, 0
         for current, folders, names, descriptor in os.fwalk(self.folder, follow_symlinks=False):
             below = os.path.relpath(current, self.folder)
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+            wanted = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+            # Below others no file has a plain path; and Python walks no deeper than its stack.
+            folders[:] = [name for name in wanted if is_plain_path(_joined(below, name))]
+            self.left_out += len(wanted) - len(folders)
             for name in sorted(names):
-                path = name if below == "." else f"{below}/{name}"
+                path = _joined(below, name)
                 file = _open(name, descriptor) if is_plain_path(path) else None
                 if file is None:
                     self.left_out += 1
@@ -58,6 +63,42 @@ def open_left(path: Path) -> BinaryIO | None:
         return _open(path.name, descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_left(folder: Path) -> None:
+    """Remove a folder that somebody else's code may write to, or may have; what cannot be removed stays.
+
+    Folders may be nested deeper than Python's stack and the length of paths allow, so each is first moved beside
+    `folder`, where that code cannot exchange it for a link.
+    """
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        with contextlib.suppress(OSError):
+            if current.is_symlink():
+                current.unlink()
+                continue
+            with os.scandir(current) as entries:
+                found = list(entries)
+            for entry in found:
+                pending += _taken_out(entry, folder)
+            current.rmdir()
+
+
+def _taken_out(entry: os.DirEntry[str], folder: Path) -> list[Path]:
+    """Remove a file or a link; move a folder beside `folder`, and say where it is."""
+    with contextlib.suppress(OSError):
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+            return []
+        target = folder.with_name(f"{folder.name}-{secrets.token_hex(8)}")
+        os.rename(entry.path, target)
+        return [target]
+    return []
+
+
+def _joined(below: str, name: str) -> str:
+    return name if below == "." else f"{below}/{name}"
 
 
 def _open(name: str, folder: int) -> BinaryIO | None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedcore.errors import WorkerDied
 from fedcore.system.concurrency import end
 from fedcore.system.files import make_private_folder
 from fedcore.system.json_lines import AsyncConnection, printed_lines, start_process
+from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.wire import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
@@ -82,7 +82,7 @@ class AppProcess:
                 "server_app.runs.app_main", expected=FROM_APP, environment=environment, sandbox=sandbox, folder=folder
             )
         except BaseException:
-            shutil.rmtree(private, ignore_errors=True)
+            remove_left(private)
             raise
         return cls(process, connection, on_line, private)
 
@@ -122,7 +122,7 @@ class AppProcess:
         await self._process.wait()
         # What was printed last is still in the pipes; only something that left the group can keep them open.
         await end(*self._readers, within=LINES_SECONDS)
-        await asyncio.to_thread(shutil.rmtree, self._private, ignore_errors=True)
+        await asyncio.to_thread(remove_left, self._private)
 
     def _signal(self, number: signal.Signals) -> None:
         # To the group, which outlives its leader while something that the app started is alive.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import stat
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 from fedcore.errors import RunFailed, WorkerDied
 from fedcore.flower.app import AppBundle
 from fedcore.state import sha256_file
+from fedcore.system.left_files import remove_left
 from fedcore.wire import ModelRef
 from server_app.runs.app_files import keep_app_files
 
@@ -99,6 +99,6 @@ async def reference(path: Path) -> ModelRef:
 def _remove(paths: list[Path]) -> None:
     for path in paths:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            remove_left(path)
         else:
             path.unlink(missing_ok=True)

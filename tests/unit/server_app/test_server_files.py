@@ -87,6 +87,45 @@ async def test_a_folder_that_is_a_link_holds_nothing(here: Site, tmp_path: Path,
     assert (await listed(here, run)).files == []
 
 
+def nest(folder: Path, depth: int) -> None:
+    """Folders in folders, beyond the length of any path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        outer = inner
+        os.mkdir("a", dir_fd=outer)
+        inner = os.open("a", os.O_RDONLY, dir_fd=outer)
+        os.close(outer)
+    os.close(inner)
+
+
+async def test_folders_nested_without_end_keep_no_run_from_ending(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    lay(app.folder, "files/kept")
+    nest(app.folder / "files", 3000)
+    await here.finish(run, app, model)
+    found = await listed(here, run)
+    assert ([file.path for file in found.files], found.left_out) == (["files/kept"], 1)
+    assert not app.folder.exists()
+
+
+def test_what_is_removed_is_the_folder_and_nothing_that_it_leads_to(tmp_path: Path) -> None:
+    secret, left = tmp_path / "secret", tmp_path / "left"
+    secret.mkdir()
+    (secret / "token").write_text("token")
+    nest(left / "deep", 3000)
+    lay(left, "folder/file")
+    (left / "link").symlink_to(secret)
+    (left / "folder" / "link").symlink_to(secret)
+    os.mkfifo(left / "pipe")
+    left_files.remove_left(left)
+    left.symlink_to(secret)
+    left_files.remove_left(left)
+    assert sorted(tmp_path.iterdir()) == [secret]
+    assert (secret / "token").read_text() == "token"
+    left_files.remove_left(left)
+
+
 @pytest.mark.parametrize(
     "path",
     [
