@@ -262,7 +262,7 @@ class _Secure(_Grid):
 
 
 @dataclass(slots=True)
-class _Element:
+class Element:
     """One tensor along the plain run, and how far the secure one may be from it: model, moments, each [size]."""
 
     apart: Vector
@@ -276,7 +276,7 @@ def bounds(strategy: FedAvg, sites: Sites, secure: _Secure, plain: _Plain) -> li
     """How far the models may be apart after each round, by tensor."""
     found: list[dict[str, Vector]] = [{} for _ in secure.bounds]
     for name, size in SHAPES.items():
-        state = _Element(*(np.zeros(size) for _ in range(5)))
+        state = Element(*(np.zeros(size) for _ in range(5)))
         for number, codec in enumerate(secure.bounds, start=1):
             before, present = plain.models[number - 1][name].astype(np.float64), sites.story.present(number)
             weights = [sites.story.sizes[site] for site in present]
@@ -285,12 +285,12 @@ def bounds(strategy: FedAvg, sites: Sites, secure: _Secure, plain: _Plain) -> li
             largest = np.abs(before) + np.max(np.abs(targets), axis=0)
             # Three operations at each site of either run, and Flower's mean of as many terms as there are sites.
             rounding = codec[name] + (len(present) + 12) * UNIT * largest
-            _follow(state, strategy, number, delta, largest, rounding)
+            follow(state, strategy, number, delta, largest, rounding)
             found[number - 1][name] = state.apart.copy()
     return list(found)
 
 
-def _follow(state: _Element, strategy: FedAvg, number: int, delta: Vector, largest: Vector, rounding: Vector) -> None:
+def follow(state: Element, strategy: FedAvg, number: int, delta: Vector, largest: Vector, rounding: Vector) -> None:
     """One round. delta: the exact mean update of the plain run; rounding: how far both may be from their exact ones."""
     if not isinstance(strategy, FedOpt):
         state.apart = (1 - APPROACH) * state.apart + rounding
@@ -310,7 +310,7 @@ def _follow(state: _Element, strategy: FedAvg, number: int, delta: Vector, large
     state.apart = state.apart + rate * step_apart + SLACK * UNIT * (largest + rate * np.abs(state.first) * high)
 
 
-def _follow_second(state: _Element, strategy: FedOpt, delta: Vector, delta_apart: Vector) -> None:
+def _follow_second(state: Element, strategy: FedOpt, delta: Vector, delta_apart: Vector) -> None:
     square, square_apart = delta**2, 2 * np.abs(delta) * delta_apart + delta_apart**2
     added = 1 - strategy.beta_2
     if isinstance(strategy, FedYogi):

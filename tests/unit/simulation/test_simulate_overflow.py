@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import FedAdam
+from numpy.typing import NDArray
+from support.error_bound import error_bound
 
+from benchmarks.codec_runs import UNIT, Element, follow
 from fedcore.attempts import MOST_REPEATS
+from fedcore.codec import Decoded, Encoding
 from fedcore.errors import RunFailed
+from fedcore.exchange import EncodingPlan
+from fedcore.state import ModelState
 
 Simulate = Callable[..., Any]
 UNEVEN = Path(__file__).parents[2] / "apps" / "uneven"
@@ -55,6 +62,50 @@ def test_a_sudden_step_is_repeated_with_wider_scales(
     assert difference < (STEP if strategy == "FedAdam" else STEP * 100)
     simulate(4, app=UNEVEN, settings={"w-max": 64}, runs=str(tmp_path), **run)
     assert Counter(map(tuple, runs_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6): 4}
+
+
+def test_one_element_beyond_its_scale_moves_no_fedadam_by_more_than_the_codec(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secure and plain, element by element, within the codec's bound as the strategy carries it along."""
+    sums: list[tuple[Encoding, Decoded]] = []
+    learn = EncodingPlan.learn
+
+    def listen(plan: EncodingPlan, message_type: str, encoding: Encoding, decoded: Decoded) -> None:
+        sums.append((encoding, decoded))
+        learn(plan, message_type, encoding, decoded)
+
+    monkeypatch.setattr(EncodingPlan, "learn", listen)
+    run = {"strategy": "FedAdam", "num_server_rounds": 6, "large_round": 4, "large_site": 3, "large_by": 100.0}
+    secure = simulate(4, app=UNEVEN, settings={"w-max": 64}, **run)
+    plain = simulate(4, app=UNEVEN, settings=PLAIN, **run)
+    assert len(secure.of("exchange-repeated")) == 1
+    assert len(sums) == 6
+    model, bound = fedadam_by_hand(sums, large_round=4, large_site=3, large_by=100.0)
+    np.testing.assert_allclose(plain.state["weight"], model, rtol=1e-5, atol=1e-5)
+    apart = np.abs(secure.state["weight"].astype(np.float64) - plain.state["weight"])
+    assert np.all(apart <= bound)
+    assert np.median(bound) < 0.03, "a bound that says something, of steps that add up to 0.5"
+
+
+def fedadam_by_hand(
+    sums: list[tuple[Encoding, Decoded]], *, large_round: int, large_site: int, large_by: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The plain run of the app in float64, and how far the secure one may be from it; each [2000]."""
+    strategy, model, state = FedAdam(), np.zeros(2000), Element(*(np.zeros(2000) for _ in range(5)))
+    points = [np.random.default_rng(site).normal(loc=5.0, size=2000) for site in range(4)]
+    for number, (encoding, decoded) in enumerate(sums, start=1):
+        trained = [model + 0.5 * (point - model) for point in points]
+        if number == large_round:
+            trained[large_site][0] += large_by
+        base = ModelState.from_arrays({"weight": model.astype(np.float32)})
+        codec = error_bound(encoding, survivors=4, examples=85, statistics=decoded.statistics, base=base)["weight"]
+        largest = np.abs(model) + np.abs(points).max(axis=0) + np.abs(trained).max(axis=0)
+        delta = np.average(trained, axis=0, weights=(1, 4, 16, 64)) - model
+        follow(state, strategy, number, delta, largest, codec + 16 * UNIT * largest)
+        rate = strategy.eta * np.sqrt(1 - strategy.beta_2 ** (number + 1)) / (1 - strategy.beta_1 ** (number + 1))
+        model = model + rate * state.first / (np.sqrt(state.second) + strategy.tau)
+    return model, state.apart
 
 
 def test_a_step_in_the_first_round(simulate: Simulate) -> None:
