@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from fedcore.compare.app_facts import AppFacts, find_facts
 from fedcore.compare.folder import OutFolder
-from fedcore.compare.judging import choose, known_by_name
+from fedcore.compare.judging import Known, choose, known_by_name
 from fedcore.compare.modes import Trained
 from fedcore.compare.plan import PARTITION, CompareJob, plan
 from fedcore.compare.report import Comparison, ModeTitle, machine
@@ -87,13 +87,25 @@ def carry_out(
 
 def check_metric(job: CompareJob, facts: AppFacts, result: RunResult) -> None:
     """Raise ConfigurationError for a metric that the app's own evaluation does not report, as soon as that is known."""
-    if job.metric is None or facts.metrics or not result.metrics:
+    if job.metric is None or facts.metrics or result.status == "failed" or not result.metrics:
         return
     try:
-        choose(job.metric, known_by_name(result.metrics))
+        choose(job.metric, reported([result]))
     except ConfigurationError as error:
         kept = "runs that finished are kept, and the same command with another --metric goes on"
         raise ConfigurationError(f"{error}; {kept}") from None
+
+
+def reported(results: Sequence[RunResult]) -> Known:
+    """The metrics of the last models that the app reports itself.
+
+    Those of its ServerApp come first: they are of the same examples in every mode.
+    """
+    done = [one for one in results if one.status == "finished"]
+    names = {name for one in done for name in one.by_server}
+    found = [name for one in done for name in one.metrics]
+    server = known_by_name(name for name in found if name in names)
+    return {**server, **known_by_name(name for name in found if name not in names)}
 
 
 def _unseen(result: RunResult) -> None:
@@ -170,6 +182,7 @@ def build_comparison(
     """What the report is made from."""
     fixed = {key: values[0] for key, values in job.sweep.items() if len(values) == 1}
     config, settings = job.config(), job.app.settings.to_mapping()
+    known = facts.metrics or reported(results)
     return Comparison(
         app=job.app.name,
         sites=job.sites,
@@ -181,7 +194,8 @@ def build_comparison(
         machine=machine(),
         modes=tuple(ModeTitle(label=one.label, kind=one.mode.name, title=one.mode.title) for one in job.modes),
         runs=tuple(results),
-        judged_by=choose(job.metric, facts.metrics or known_by_name(name for one in results for name in one.metrics)),
+        # Where nothing was evaluated there is nothing to judge by, and the report says so.
+        judged_by=choose(job.metric, known) if known else None,
         own_evaluation=not facts.metrics,
         network=job.network,
         cost=runs[0].cost,

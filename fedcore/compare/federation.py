@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from fedcore.compare.local_federation import LocalFederation, ProcessGroup, run_command
 from fedcore.compare.results import LostWorker
@@ -38,6 +38,7 @@ from fedcore.federation import Policy
 from fedcore.flower.telling import VARIABLE as TELLING
 from fedcore.flower.telling import Told, ToldTest, ToldTraining, heard
 from fedcore.record import RunRecord
+from fedcore.results_home import Home
 from fedcore.wire import Scalar
 
 START_SECONDS: Final = 600.0
@@ -58,7 +59,7 @@ class Followed:
     models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
     fetched: for each of them, who fetched that model in it; the others had it from the exchange before. taken: client
     -> round -> examples that it trained on, repetitions counted. tested: likewise, what the round's model gave on its
-    test part. Both {} for apps that do not tell.
+    test part. Both {} for apps that do not tell. results: what the run left in its results.json.
     """
 
     record: RunRecord
@@ -67,6 +68,7 @@ class Followed:
     fetched: tuple[frozenset[str], ...]
     taken: Taken = field(default_factory=dict)
     tested: Mapping[str, Mapping[int, ToldTest]] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -182,7 +184,14 @@ class _Running:
             fetched=tuple(given.fetched),
             taken={name: taken_in(one) for name, one in told.items()},
             tested={name: told_tests(one) for name, one in told.items()},
+            results=_results(out),
         )
+
+
+def _results(model: Path) -> dict[str, Any]:
+    """What a run left beside its model; {} where it left none."""
+    path = Home.beside(model).results
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def told_since(log: Path, start: int) -> list[Told]:

@@ -100,6 +100,7 @@ class RunResult:
     were lost. failures: attempts at a round that failed. privacy, epsilon_spent: None without differential privacy.
     precision: data types of the trained model, as in its file. samples: examples that all workers trained on, as they
     were counted, repetitions with them; None where the app's own loop takes them, or where they are private.
+    by_server: the names of the metrics that the ServerApp's own evaluation gave.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -130,6 +131,7 @@ class RunResult:
     failures: tuple[ExchangeFailed, ...] = ()
     privacy: PrivacyTerms | None = None
     epsilon_spent: float | None = None
+    by_server: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> Metrics:

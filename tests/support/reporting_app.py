@@ -42,8 +42,43 @@ def main(grid, context):
 """
 
 
-def reporting_app(folder: Path, *, name: str = "reporting_app", raises: int | None = None) -> Path:
-    """The app, in a new folder. raises: the round in which its evaluation does.
+JUDGING = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedcore import mean_only
+from reporting_app.problem import initial, loss, part
+
+app = ServerApp()
+
+
+def evaluate(server_round, arrays):
+    off = loss(arrays["weight"].numpy(), *part(0, 1))
+    return MetricRecord({"accuracy": 1 / (1 + off), "eval_loss": off})
+
+
+@mean_only
+def aggregated(contents, weight_key):
+    (*_, last) = contents
+    return MetricRecord({"eval_loss": last["metrics"]["eval_loss"], "own": 7.0})
+
+
+@app.main()
+def main(grid, context):
+    arrays = ArrayRecord({key: Array(np.asarray(value)) for key, value in initial().items()})
+    nodes = {"min_train_nodes": 2, "min_evaluate_nodes": 2, "min_available_nodes": 2}
+    strategy = FedAvg(evaluate_metrics_aggr_fn=aggregated, **nodes)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2, evaluate_fn=evaluate)
+"""
+"""A ServerApp that evaluates on all examples, under a name that its clients use, too, whose metrics it aggregates."""
+
+
+def reporting_app(
+    folder: Path, *, name: str = "reporting_app", raises: int | None = None, server: str = SERVER
+) -> Path:
+    """The app, in a new folder. raises: the round in which its evaluation does. server: the code of its ServerApp.
 
     name: of its package, another one for each app that one process runs.
     """
@@ -52,6 +87,6 @@ def reporting_app(folder: Path, *, name: str = "reporting_app", raises: int | No
     package = (app / "tiny_app").rename(app / name)  # one process may have imported the tiny one
     for path in (app / "pyproject.toml", *package.glob("*.py")):
         path.write_text(path.read_text().replace("tiny_app", name))
-    server = SERVER.replace("RAISES = None", f"RAISES = {raises}").replace("reporting_app", name)
+    server = server.replace("RAISES = None", f"RAISES = {raises}").replace("reporting_app", name)
     (package / "server_app.py").write_text(server)
     return app

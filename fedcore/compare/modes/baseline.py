@@ -18,12 +18,21 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes.base import Mode, Option, Trained
+from fedcore.compare.own_figures import OwnFigures
 from fedcore.compare.results import LostWorker, Point
 from fedcore.compare.run import INITIAL_FILE, PlannedRun
 from fedcore.compare.workers.models import Models, everywhere, save_initial
 from fedcore.compare.workers.processes import Ended, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.compare.workers.training import LOOPBACK, Note, OwnEvaluation, RoundDone, WorkerReady, snapshot
+from fedcore.compare.workers.training import (
+    LOOPBACK,
+    Note,
+    OwnEvaluation,
+    OwnResults,
+    RoundDone,
+    WorkerReady,
+    snapshot,
+)
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import EnvironmentFailure
 from fedcore.events import AppPrinted, EventSink, ExchangeDone
@@ -78,6 +87,7 @@ class Baseline(Mode):
             bytes_down=log.bytes_of("received"),
             curve=curve,
             losses=tuple(log.losses),
+            by_server=log.own_figures().server,
         )
         if not log.counts():  # the app was trained, and evaluated, by its own ServerApp
             return Trained(result=result)
@@ -159,14 +169,15 @@ class RoundLog:
     """What the workers have reported up to now. A round is whole when every worker that was not lost has reported it.
 
     names: the workers, in the order of their sites. ready: what each said before its first round. rounds: the whole
-    rounds, each by worker. evaluations: by round, where a worker evaluates the model itself. reason: why the run ended
-    before its time, empty where it did not.
+    rounds, each by worker. evaluations: by round, where a worker evaluates the model itself. results: what its strategy
+    found. reason: why the run ended before its time, empty where it did not.
     """
 
     names: tuple[str, ...]
     ready: dict[str, WorkerReady] = field(default_factory=dict)
     rounds: list[dict[str, RoundDone]] = field(default_factory=list)
     evaluations: dict[int, OwnEvaluation] = field(default_factory=dict)
+    results: OwnResults = field(default_factory=lambda: OwnResults(results={}))
     losses: list[LostWorker] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     reason: str = ""
@@ -187,6 +198,8 @@ class RoundLog:
                 self._open.setdefault(report.round, {})[name] = report
             case OwnEvaluation():
                 self.evaluations[report.round] = report
+            case OwnResults():
+                self.results = report
 
     def close_rounds(self) -> Iterator[int]:
         """The rounds that have become whole, numbered from 1 on."""
@@ -218,6 +231,10 @@ class RoundLog:
             bytes_down={name: report.received for name, report in reports.items()},
         )
 
+    def own_figures(self) -> OwnFigures:
+        """What the app's own evaluation found; nothing where there was none."""
+        return OwnFigures.of(self.results.results, {number: own.metrics for number, own in self.evaluations.items()})
+
     def curve(self, simulated: Sequence[float]) -> tuple[Point, ...]:
         """The start and all whole rounds; evaluated only where a worker did so."""
         samples: Iterator[int | None] = accumulate(map(_counted, self.rounds))
@@ -226,6 +243,7 @@ class RoundLog:
         seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
         rows = [(0, 0.0, 0.0, 0.0), *zip(samples, seconds, self._mean("sent"), self._mean("received"), strict=True)]
         clock = [0.0, *simulated] if simulated else [None] * len(rows)
+        own = self.own_figures().rounds
         return tuple(
             Point(
                 round=number,
@@ -234,7 +252,7 @@ class RoundLog:
                 simulated_seconds=then,
                 bytes_up=sent,
                 bytes_down=received,
-                metrics=own.metrics if (own := self.evaluations.get(number)) else {},
+                metrics=own.get(number, {}),
             )
             for number, ((seen, at, sent, received), then) in enumerate(zip(rows, clock, strict=True))
         )

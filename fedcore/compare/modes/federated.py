@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final, Literal
 from fedcore.compare.federation import Federation, Followed, Taken
 from fedcore.compare.measure.clock import Exchanged, federated_seconds
 from fedcore.compare.modes.base import InReport, Mode, Trained
-from fedcore.compare.results import Point, RunResult, as_metrics
+from fedcore.compare.own_figures import OwnFigures
+from fedcore.compare.results import Metrics, Point, RunResult, as_metrics
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
 from fedcore.compare.workers.models import START_SECONDS, everywhere, initial_state
 from fedcore.compare.workers.problem import Problem
@@ -85,11 +86,11 @@ class Federated(Mode):
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
         # Every model is evaluated in one way, and without the noise that clients may add to what they report.
-        rest = tuple(replace(point, metrics={}) for point in result.curve)
+        rest = tuple(replace(point, metrics={}) for point in result.curve if point.round)
         start = Point(round=0, simulated_seconds=0.0 if result.simulated_seconds is not None else None)
         models = {0: run.folder / INITIAL_FILE, rest[-1].round: run.folder / MODEL_FILE}
         return Trained(
-            result=replace(result, curve=(start, *rest)),
+            result=replace(result, curve=(start, *rest), by_server=()),
             models={number: everywhere(run, model) for number, model in models.items()},
             tested=rounds_tested(followed, run.sites, but=models),
         )
@@ -107,11 +108,12 @@ def rounds_tested(followed: Followed, sites: int, *, but: Container[int]) -> dic
 class Description(WorkerReport):
     """What the app says of a run. model_bytes: of the file that clients fetch; 0 where the run begins without a model.
 
-    schedule: None for an app that does its own training.
+    initial_sha256: likewise. schedule: None for an app that does its own training.
     """
 
     parameters: int = 0
     model_bytes: int = 0
+    initial_sha256: str = ""
     schedule: Schedule | None = None
 
 
@@ -124,16 +126,17 @@ def describe(run: PlannedRun, workers: Workers) -> Description:
 
 def _describe(report: ReportSink, run: PlannedRun) -> None:
     parameters = model_bytes = 0
-    schedule = None
+    initial, schedule = "", None
     # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
     with contextlib.suppress(AppError):
         state = initial_state(run)
         state.save(run.folder / INITIAL_FILE)
         parameters = sum(spec.size for spec in state.layout.specs)
         model_bytes = (run.folder / INITIAL_FILE).stat().st_size
+        initial = sha256_file(run.folder / INITIAL_FILE)
     with contextlib.suppress(ConfigurationError):
         schedule = Problem.of(run).schedule
-    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))
+    report(Description(parameters=parameters, model_bytes=model_bytes, initial_sha256=initial, schedule=schedule))
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------
@@ -145,7 +148,8 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
     training = _training(followed, about.model_bytes)
     schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.taken) else None
     simulated = _simulated(run, record, training, schedule)
-    curve = _curve(run, record, training, {} if record.privacy else followed.taken, simulated)
+    own = OwnFigures.of(followed.results, _evaluations(record))
+    curve = _curve(run, training, {} if record.privacy else followed.taken, simulated, own)
     finished = record.status == "finished"
     model = run.folder / MODEL_FILE
     return run.result(
@@ -159,14 +163,27 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
         bytes_down=_total(run, [exchange.bytes_down for exchange in training]),
-        initial_sha256=next(filter(None, followed.models), ""),
+        initial_sha256=_first_model(followed, about),
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,
         losses=followed.losses,
         failures=tuple(record.failures),
         privacy=record.privacy,
         epsilon_spent=record.epsilon_spent(),
+        by_server=own.server,
     )
+
+
+def _first_model(followed: Followed, about: Description) -> str:
+    """Its SHA-256. Messages of plain mode are not read, so that it is that of the model that the ServerApp makes."""
+    if followed.record.aggregation == "plain":
+        return about.initial_sha256
+    return next(filter(None, followed.models), "")
+
+
+def _evaluations(record: RunRecord) -> dict[int, Metrics]:
+    """Round -> what its evaluation gave, as the exchange had it."""
+    return {done.server_round: as_metrics(done.metrics) for done in record.exchanges if done.evaluates}
 
 
 def _training(followed: Followed, size: int) -> list[ExchangeDone]:
@@ -190,14 +207,16 @@ def _training(followed: Followed, size: int) -> list[ExchangeDone]:
 
 
 def _curve(
-    run: PlannedRun, record: RunRecord, training: Sequence[ExchangeDone], taken: Taken, simulated: Sequence[float]
+    run: PlannedRun, training: Sequence[ExchangeDone], taken: Taken, simulated: Sequence[float], own: OwnFigures
 ) -> tuple[Point, ...]:
-    found = {done.server_round: as_metrics(done.metrics) for done in record.exchanges if not done.trains}
+    """A point for each round, and one for the first model where the app evaluated it."""
     seconds = accumulate(exchange.seconds for exchange in training)
     up = accumulate(sum(exchange.bytes_up.values()) / run.sites for exchange in training)
     down = accumulate(sum(exchange.bytes_down.values()) / run.sites for exchange in training)
     clock: Sequence[float | None] = simulated or [None] * len(training)
-    return tuple(
+    first = own.rounds.get(0)
+    start = [] if first is None else [Point(round=0, simulated_seconds=0.0 if simulated else None, metrics=first)]
+    points = [
         Point(
             round=exchange.server_round,
             samples=seen,
@@ -205,12 +224,13 @@ def _curve(
             simulated_seconds=then,
             bytes_up=sent,
             bytes_down=received,
-            metrics=found.get(exchange.server_round, {}),
+            metrics=own.rounds.get(exchange.server_round, {}),
         )
         for exchange, seen, at, then, sent, received in zip(
             training, _samples(training, taken), seconds, clock, up, down, strict=True
         )
-    )
+    ]
+    return (*start, *points)
 
 
 def _samples(training: Sequence[ExchangeDone], taken: Taken) -> list[int | None]:

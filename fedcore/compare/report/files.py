@@ -29,8 +29,7 @@ from fedcore.compare.report.drawing import PALETTE, Drawing, looks
 from fedcore.compare.report.findings import FairnessCheck, broken, fairness, headline, machine_text
 from fedcore.compare.report.summary import Summary, best_points, point_text, summarize
 from fedcore.compare.report.tables import (
-    CAPTION,
-    SIMULATED,
+    caption,
     failure_rows,
     loss_rows,
     main_table,
@@ -161,7 +160,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "broken": broken(checks),
         "head": head,
         "rows": rows,
-        "caption": CAPTION + (f" {SIMULATED}" if comparison.simulated else ""),
+        "caption": caption(comparison),
         "colors": {label: f"var(--c{_color_index(look.color)})" for label, look in styles.items()},
         "dashes": {label: _dash(look.dash) for label, look in styles.items()},
         "palette": PALETTE,

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from fedcore.compare.judging import known_by_name, listed
 from fedcore.compare.modes import in_report
+from fedcore.compare.own_figures import CLIENTS
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.summary import (
     Metric,
@@ -35,6 +36,7 @@ Status: TypeAlias = Literal["holds", "differs", "unknown"]
 # With a number of steps instead of epochs, a round of large batches meets the budget to within a batch.
 SAMPLES_TOLERANCE = 0.01
 _HASH_DIGITS = 12
+_ROUNDS_NAMED = 8
 OWN_EVALUATION = "The metrics are those that the app's own evaluation reports, weighted as the app says."
 
 
@@ -55,8 +57,39 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
         *_secrecy(runs, metric),
         *_privacy(runs),
         *_readable(runs),
-        *([OWN_EVALUATION] if comparison.own_evaluation else []),
+        *_gaps(runs, metric, own=comparison.own_evaluation),
+        *([_own_evaluation(comparison, metric)] if comparison.own_evaluation else []),
     )
+
+
+def _own_evaluation(comparison: Comparison, metric: Metric) -> str:
+    """Whose evaluation the metric is from, where it is not ours."""
+    if metric.name not in {name for run in comparison.runs for name in run.by_server}:
+        return OWN_EVALUATION
+    text = f"{metric.name} is what the evaluate_fn of the ServerApp gives, on the same examples in every mode"
+    apart = any(name.startswith(CLIENTS) for run in comparison.runs for name in run.metrics)
+    return f"{text}{f'; {CLIENTS}{metric.name} and the like are what its clients report' if apart else ''}."
+
+
+def _gaps(runs: Runs, metric: Metric, *, own: bool) -> list[str]:
+    """Rounds whose models nobody evaluated, or too few."""
+    labels: dict[tuple[int, ...], list[str]] = {}
+    for label, of in runs.items():
+        points = [point for run in of for point in run.curve if point.round]
+        absent = {point.round for point in points if metric.at(point) is None}
+        if absent and absent < {point.round for point in points}:
+            labels.setdefault(tuple(sorted(absent)), []).append(label)
+    why = f"the app reports no {metric.name} of" if own else "not every site evaluated the models of"
+    return [
+        f"In {_listed(names)} {why} {_rounds(absent)}, which have no point on the curves."
+        for absent, names in labels.items()
+    ]
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    if len(numbers) > _ROUNDS_NAMED:
+        return f"{len(numbers)} rounds between {numbers[0]} and {numbers[-1]}"
+    return f"round{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
 
 
 def _nothing_to_judge_by(comparison: Comparison) -> str:

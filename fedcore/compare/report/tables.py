@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcore.compare.judging import LOSS
+from fedcore.compare.modes import in_report
 from fedcore.compare.report.details import by_site
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.findings import broken, fairness, headline
@@ -31,12 +32,22 @@ from fedcore.compare.report.summary import (
 )
 from fedcore.record import metric_like
 
-CAPTION = (
-    "Metrics of the last model on the test examples of all sites, mean ± standard deviation over the seeds. "
+_CAPTION = (
+    "Metrics of the last model {where}, mean ± standard deviation over the seeds. "
     "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the "
     "workers. Seconds: of training on this machine; wall: with the start of all processes and evaluation."
 )
-SIMULATED = "Simulated: seconds on the machines and links of the network model."
+_OURS, _APPS = "on the test examples of all sites", "as the app's own evaluation reports them"
+_ALONE = " In {}, of each site's own model on the site's own test examples."
+_SIMULATED = " Simulated: seconds on the machines and links of the network model."
+
+
+def caption(comparison: Comparison) -> str:
+    """What the numbers of the main table are."""
+    text = _CAPTION.format(where=_APPS if comparison.own_evaluation else _OURS)
+    if alone := [mode.label for mode in comparison.modes if in_report(mode.kind).alone]:
+        text += _ALONE.format(", ".join(alone))
+    return text + (_SIMULATED if comparison.simulated else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +98,9 @@ def _metric_columns(comparison: Comparison) -> list[Column]:
 
 def loss_name(comparison: Comparison) -> str:
     """Under which name the loss is, "" where there is none."""
-    return metric_like({name for run in comparison.runs for name in run.metrics}, LOSS) or ""
+    names = {name for run in comparison.runs for name in run.metrics}
+    server = {name for run in comparison.runs for name in run.by_server}
+    return metric_like(names & server, LOSS) or metric_like(names, LOSS) or ""
 
 
 def metrics_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:

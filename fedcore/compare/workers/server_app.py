@@ -16,7 +16,7 @@ from fedcore.compare.results import as_metrics, number_of
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink
-from fedcore.compare.workers.training import Note, OwnEvaluation, RoundDone, WorkerReady, train_pooled
+from fedcore.compare.workers.training import Note, OwnEvaluation, OwnResults, RoundDone, WorkerReady, train_pooled
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, UsageError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
@@ -65,6 +65,7 @@ def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
         aggregation="plain",
         most_nodes=run.sites,
     )
+    report(OwnResults(results=outcome.results))
     if outcome.state is not None:
         outcome.state.save(run.folder / MODEL_FILE)
 

@@ -68,6 +68,12 @@ class OwnEvaluation(WorkerReport):
     metrics: dict[str, float | tuple[float, ...]]
 
 
+class OwnResults(WorkerReport):
+    """At the end, where the app's ServerApp drives the training: what its strategy found, as `results_of` has it."""
+
+    results: dict[str, dict[str, dict[str, float | tuple[float, ...]]]]
+
+
 class Note(WorkerReport):
     """A line for who watches the run."""
 

@@ -94,3 +94,21 @@ def test_the_metric_of_an_app_of_its_own_is_looked_for_in_its_first_run() -> Non
     check_metric(replace(asked, metric=Wanted(name="eval_acc")), facts, evaluated)
     made = build_comparison(replace(asked, metric=None), [run], [evaluated], facts)
     assert (made.judged_by, made.own_evaluation) == (JudgedBy(name="eval_acc", better="max"), True)
+
+
+def test_a_failed_run_does_not_say_which_metrics_there_are() -> None:
+    """Its ServerApp did not come to its end, and its figures are not there."""
+    asked = replace(job("federated"), metric=Wanted(name="accuracy"))
+    run, *_ = plan(asked)
+    failed = replace(result(run, status="failed"), curve=(Point(round=1, metrics={"eval_acc": 0.5}),))
+    check_metric(asked, AppFacts(refusal="own loop"), failed)
+    assert build_comparison(asked, [run], [failed], AppFacts(refusal="own loop")).judged_by is None
+
+
+def test_figures_of_the_server_app_come_before_those_of_clients() -> None:
+    asked = job("federated")
+    run, *_ = plan(asked)
+    metrics = {"eval_acc": 0.5, "loss": 1.0, "clients/loss": 2.0}
+    evaluated = replace(result(run), curve=(Point(round=1, metrics=metrics),), by_server=("loss",))
+    made = build_comparison(asked, [run], [evaluated], AppFacts(refusal="own loop"))
+    assert made.judged_by == JudgedBy(name="loss", better="min")

@@ -11,7 +11,7 @@ from fedcore.compare.report import Comparison
 from fedcore.compare.report.curves import curve_drawings
 from fedcore.compare.report.findings import OWN_EVALUATION, fairness, headline
 from fedcore.compare.report.summary import best_points
-from fedcore.compare.report.tables import main_table, metrics_table, sites_table
+from fedcore.compare.report.tables import caption, loss_name, main_table, metrics_table, sites_table
 from fedcore.compare.results import Metrics, Point, RunResult, SiteResult
 from fedcore.errors import ConfigurationError
 
@@ -126,7 +126,33 @@ def test_models_of_single_sites_are_also_told_on_everybodys_examples() -> None:
 def test_what_the_app_evaluates_itself_is_said_to_be_its_own() -> None:
     own = comparison(run("federated", {"c_index": 0.7}, sites=(), samples=None), own_evaluation=True)
     assert headline(own)[-1] == OWN_EVALUATION
+    assert "as the app's own evaluation reports them" in caption(own)
     checks = {check.name: check for check in fairness(own)}
     assert (checks["Test examples"].status, checks["Examples trained on"].status) == ("unknown", "unknown")
     assert checks["Test examples"].detail.endswith("not known of federated: the app's own evaluation")
     assert checks["Examples trained on"].detail.endswith("not known of federated: the app's own loop takes them")
+
+
+def test_the_report_says_whose_evaluation_is_judged_by() -> None:
+    metrics: Metrics = {"c_index": 0.7, "loss": 1.0, "clients/c_index": 0.6, "clients/loss": 2.0}
+    own = comparison(run("federated", metrics, by_server=("c_index", "loss")), own_evaluation=True)
+    assert headline(own)[-1] == (
+        "c_index is what the evaluate_fn of the ServerApp gives, on the same examples in every mode; clients/c_index "
+        "and the like are what its clients report."
+    )
+    assert loss_name(own) == "loss"
+
+
+def test_rounds_without_a_point_on_the_curves_are_named() -> None:
+    whole = run("centralized", {"c_index": 0.7})
+    first, last = whole.curve
+    gap = replace(run("federated", {"c_index": 0.7}), curve=(replace(first, metrics={}), last))
+    plain = replace(gap, mode="federated-plain", kind="federated-plain")
+    assert headline(comparison(whole, gap, plain))[-1] == (
+        "In federated and federated-plain not every site evaluated the models of round 1, which have no point on the "
+        "curves."
+    )
+    assert "In federated the app reports no c_index of round 1" in " ".join(
+        headline(comparison(whole, gap, own_evaluation=True))
+    )
+    assert not any("no point" in sentence for sentence in headline(comparison(whole)))
