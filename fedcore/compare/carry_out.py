@@ -300,7 +300,7 @@ def _evaluation(result: RunResult) -> ExchangeDone:
         server_round=result.curve[-1].round,
         message_type="evaluate",
         aggregation="none",
-        survivors=[site.site for site in result.sites],
+        survivors=[site.site for site in result.sites] or sorted(result.bytes_up),
         examples=sum(site.examples for site in result.sites),
         metrics={name: list(v) if isinstance(v, tuple) else v for name, v in result.metrics.items()},
         seconds=0.0,

@@ -43,4 +43,14 @@ def _apart(metrics: Metrics, names: Mapping[str, None]) -> dict[str, float | tup
 
 
 def _by_round(results: Mapping[str, Any], part: str) -> dict[int, Metrics]:
-    return {int(number): as_metrics(metrics) for number, metrics in results.get(part, {}).items() if metrics}
+    found = {int(number): as_metrics(_numbers(metrics)) for number, metrics in results.get(part, {}).items()}
+    return {number: metrics for number, metrics in found.items() if metrics}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that can be compared; Flower's legacy API lets an app report anything."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if all(isinstance(number, int | float) for number in (value if isinstance(value, list | tuple) else [value]))
+    }

@@ -238,7 +238,7 @@ class RoundLog:
     def curve(self, simulated: Sequence[float]) -> tuple[Point, ...]:
         """The start and all whole rounds; evaluated only where a worker did so."""
         samples: Iterator[int | None] = accumulate(map(_counted, self.rounds))
-        if any(not report.counted for reports in self.rounds for report in reports.values()):
+        if not self._counted:
             samples = repeat(None, len(self.rounds))
         seconds = accumulate(max(report.seconds for report in reports.values()) for reports in self.rounds)
         rows = [(0, 0.0, 0.0, 0.0), *zip(samples, seconds, self._mean("sent"), self._mean("received"), strict=True)]
@@ -258,7 +258,9 @@ class RoundLog:
         )
 
     def steps(self) -> dict[str, int]:
-        """Optimizer steps of each worker in all whole rounds."""
+        """Optimizer steps of each worker in all whole rounds; {} where nobody counted them."""
+        if not self._counted:
+            return {}
         return self._total("steps", start=dict.fromkeys(self.names, 0))
 
     def bytes_of(self, way: Way) -> dict[str, int]:
@@ -269,6 +271,10 @@ class RoundLog:
         """Bytes that one worker sent for each of so many occasions; without the first model."""
         sent = sum(report.sent for reports in self.rounds for report in reports.values())
         return sent / len(self.names) / max(1, occasions)
+
+    @property
+    def _counted(self) -> bool:
+        return all(report.counted for reports in self.rounds for report in reports.values())
 
     def _mean(self, way: Way) -> Iterator[float]:
         """Bytes up to the end of each round, mean over the workers."""

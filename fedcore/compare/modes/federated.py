@@ -108,12 +108,11 @@ def rounds_tested(followed: Followed, sites: int, *, but: Container[int]) -> dic
 class Description(WorkerReport):
     """What the app says of a run. model_bytes: of the file that clients fetch; 0 where the run begins without a model.
 
-    initial_sha256: likewise. schedule: None for an app that does its own training.
+    schedule: None for an app that does its own training.
     """
 
     parameters: int = 0
     model_bytes: int = 0
-    initial_sha256: str = ""
     schedule: Schedule | None = None
 
 
@@ -126,17 +125,16 @@ def describe(run: PlannedRun, workers: Workers) -> Description:
 
 def _describe(report: ReportSink, run: PlannedRun) -> None:
     parameters = model_bytes = 0
-    initial, schedule = "", None
+    schedule = None
     # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
     with contextlib.suppress(AppError):
         state = initial_state(run)
         state.save(run.folder / INITIAL_FILE)
         parameters = sum(spec.size for spec in state.layout.specs)
         model_bytes = (run.folder / INITIAL_FILE).stat().st_size
-        initial = sha256_file(run.folder / INITIAL_FILE)
     with contextlib.suppress(ConfigurationError):
         schedule = Problem.of(run).schedule
-    report(Description(parameters=parameters, model_bytes=model_bytes, initial_sha256=initial, schedule=schedule))
+    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------
@@ -163,7 +161,7 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
         bytes_down=_total(run, [exchange.bytes_down for exchange in training]),
-        initial_sha256=_first_model(followed, about),
+        initial_sha256=next(filter(None, followed.models), ""),
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,
         losses=followed.losses,
@@ -172,13 +170,6 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         epsilon_spent=record.epsilon_spent(),
         by_server=own.server,
     )
-
-
-def _first_model(followed: Followed, about: Description) -> str:
-    """Its SHA-256. Messages of plain mode are not read, so that it is that of the model that the ServerApp makes."""
-    if followed.record.aggregation == "plain":
-        return about.initial_sha256
-    return next(filter(None, followed.models), "")
 
 
 def _evaluations(record: RunRecord) -> dict[int, Metrics]:

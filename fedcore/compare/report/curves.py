@@ -116,7 +116,12 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
 
 
 def mean_line(runs: Sequence[RunResult], metric: Metric, x: Callable[[Point], float | None]) -> Line | None:
-    """The mean of the runs' curves, point by point up to the end of the shortest; None if nothing is known."""
+    """The mean of the runs' curves, point by point up to the end of the shortest; None if nothing is known.
+
+    Where x is not known to the end, the first model's alone would be no curve.
+    """
+    if any(run.curve and x(run.curve[-1]) is None for run in runs):
+        return None
     found = []
     for points in zip(*(run.curve for run in runs), strict=False):
         where = Spread.of(x(point) for point in points)

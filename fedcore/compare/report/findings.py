@@ -67,8 +67,9 @@ def _own_evaluation(comparison: Comparison, metric: Metric) -> str:
     if metric.name not in {name for run in comparison.runs for name in run.by_server}:
         return OWN_EVALUATION
     text = f"{metric.name} is what the evaluate_fn of the ServerApp gives, on the same examples in every mode"
-    apart = any(name.startswith(CLIENTS) for run in comparison.runs for name in run.metrics)
-    return f"{text}{f'; {CLIENTS}{metric.name} and the like are what its clients report' if apart else ''}."
+    apart = dict.fromkeys(name for run in comparison.runs for name in run.metrics if name.startswith(CLIENTS))
+    own = f"; {_listed(list(apart))} {'are' if len(apart) > 1 else 'is'} what its clients report" if apart else ""
+    return f"{text}{own}."
 
 
 def _gaps(runs: Runs, metric: Metric, *, own: bool) -> list[str]:

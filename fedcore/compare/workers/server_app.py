@@ -64,8 +64,8 @@ def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
         run_config=dict(run.config),
         aggregation="plain",
         most_nodes=run.sites,
+        on_results=lambda results: report(OwnResults(results=results)),
     )
-    report(OwnResults(results=outcome.results))
     if outcome.state is not None:
         outcome.state.save(run.folder / MODEL_FILE)
 

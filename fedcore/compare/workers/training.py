@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -69,9 +69,9 @@ class OwnEvaluation(WorkerReport):
 
 
 class OwnResults(WorkerReport):
-    """At the end, where the app's ServerApp drives the training: what its strategy found, as `results_of` has it."""
+    """At the end, where the app's ServerApp drives the training: what it found, as `results_of` has it."""
 
-    results: dict[str, dict[str, dict[str, float | tuple[float, ...]]]]
+    results: dict[str, Any]
 
 
 class Note(WorkerReport):

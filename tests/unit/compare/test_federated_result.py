@@ -56,13 +56,12 @@ def run(tmp_path: Path, **changes: Any) -> PlannedRun:
 
 
 def test_the_model_counts_for_every_training_exchange(tmp_path: Path) -> None:
-    about = Description(parameters=3, model_bytes=100, initial_sha256="first", schedule=SCHEDULE)
+    about = Description(parameters=3, model_bytes=100, schedule=SCHEDULE)
     result = result_of(run(tmp_path), followed(), about)
     assert result.bytes_down == {"client-1": 110 + 110, "client-2": 110 + 110}
     assert result.bytes_up == {"client-1": 30, "client-2": 30}
     assert [point.bytes_up for point in result.curve] == [10, 30]
-    assert (result.initial_sha256, result.model_sha256) == ("first", ""), "messages of plain mode are not read"
-    assert result_of(run(tmp_path), followed(aggregation="secure"), about).initial_sha256 == "a"
+    assert (result.initial_sha256, result.model_sha256) == ("a", "")
     found = [(point.metrics["eval_acc"], point.metrics["eval_loss"], point.seconds) for point in result.curve]
     assert found == [(0.5, 1.0, 2.0), (1.0, 0.5, 4.0)]
 
@@ -72,7 +71,10 @@ def test_figures_of_the_server_app_are_points_of_the_curve(tmp_path: Path) -> No
     results = {
         "train": {"1": {"train_loss": 3.0}},
         "evaluate": {"1": {"eval_acc": 0.6, "auc": 0.7}, "2": {"eval_acc": 0.7, "auc": 0.8}},
-        "server": {"0": {"eval_acc": 0.1}, "2": {"eval_acc": 0.9, "per_class": [1, 0]}},
+        "server": {
+            "0": {"eval_acc": 0.1, "note": "legacy", "table": [[1]]},
+            "2": {"eval_acc": 0.9, "per_class": [1, 0]},
+        },
     }
     about = Description(parameters=3, model_bytes=100, schedule=None)
     result = result_of(run(tmp_path), replace(followed(), results=results), about)

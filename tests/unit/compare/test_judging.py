@@ -138,7 +138,7 @@ def test_the_report_says_whose_evaluation_is_judged_by() -> None:
     own = comparison(run("federated", metrics, by_server=("c_index", "loss")), own_evaluation=True)
     assert headline(own)[-1] == (
         "c_index is what the evaluate_fn of the ServerApp gives, on the same examples in every mode; clients/c_index "
-        "and the like are what its clients report."
+        "and clients/loss are what its clients report."
     )
     assert loss_name(own) == "loss"
 
@@ -156,3 +156,11 @@ def test_rounds_without_a_point_on_the_curves_are_named() -> None:
         headline(comparison(whole, gap, own_evaluation=True))
     )
     assert not any("no point" in sentence for sentence in headline(comparison(whole)))
+
+
+def test_a_quantity_that_is_not_known_has_no_figure() -> None:
+    own = run("federated", {"c_index": 0.7})
+    curve = (Point(round=0, metrics={"c_index": 0.5}), *(replace(point, samples=None) for point in own.curve))
+    names = [drawing.name for drawing in curve_drawings(comparison(replace(own, curve=curve)))]
+    assert "c-index-samples" not in names
+    assert "c-index-rounds" in names

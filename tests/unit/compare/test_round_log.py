@@ -31,4 +31,5 @@ def test_a_training_loss_that_nobody_reported_is_not_zero() -> None:
 def test_what_an_app_says_of_itself_is_not_counted_as_examples() -> None:
     log = log_of(done(4000, 1.0, counted=False))
     assert [point.samples for point in log.curve([])] == [0, None]
+    assert log.steps() == {}
     assert log.event(1).examples == 4000
