@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +18,14 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.messages import check_message
 from fedcore.admission.refusals import refused_by_all
-from fedcore.admission.simulated import AdmittedExchange, SimulatedOwners
+from fedcore.admission.simulated import SimulatedOwners
 from fedcore.admission.tasks import refused_choices
 from fedcore.attempts import Attempts, attempt_ended, final_reason
-from fedcore.codec import AnyEncoding, Decoded, decode, encode, release_of
+from fedcore.codec import AnyEncoding, Decoded, decode, release_of
 from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import ConfigurationError, ProtocolViolation, RoundFailed, RunFailed, UpdateTooLarge
 from fedcore.events import (
@@ -57,17 +55,16 @@ from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
+from fedcore.memory_round import STEPS, MemoryRound
 from fedcore.needs import check_asked, check_needs
 from fedcore.plain_exchange import PlainReply
 from fedcore.plain_simulation import PlainSimulation
 from fedcore.privacy import PrivacyBudget
-from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Survivors, Verify, apply_masks, verifies
+from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, verifies
 from fedcore.state import ModelState
 from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_query, is_training
 
-STEPS = ("advertise", "share", "input", "consistency", "unmask")
 FEDERATION = "simulation"
-SIMULATED = "simulated dropout"
 RUN = "simulation"
 
 
@@ -377,76 +374,6 @@ class _Attempt:
         return self.kept.result(runner.client_id, lambda: runner.run(task, model))
 
 
-@dataclass(slots=True, kw_only=True)
-class MemoryRound:
-    """One secure round between real sessions and a real ServerRound, step by step, with dropouts.
-
-    doomed: client id -> the step before which it disappears. admitted: what the owners agreed to, and go on checking.
-    """
-
-    admitted: AdmittedExchange
-    server: ServerRound
-    sessions: dict[int, ClientSession]
-    doomed: Mapping[int, str]
-    on_dropout: Callable[[int, str, str], None]
-
-    def collect(
-        self, encoding: AnyEncoding, model: ModelState | None, work: Callable[[int], LocalResult]
-    ) -> NDArray[np.uint64]:
-        """R0 to R2: the sum of all masked vectors, uint64 [words]."""
-        for client in self._present("advertise"):
-            self.server.receive_advertisement(self.sessions[client].advertise())
-        self.server.close_stage()
-        for client in self._present("share"):
-            self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised(client)))
-        self.server.close_stage()
-        total = np.zeros(encoding.words, np.uint64)
-        for client in self._present("input"):
-            self.sessions[client].receive_shares(self.server.delivery(client))
-            words = _encoded(encoding, model, work(client))
-            self.admitted.before_upload(client, self.sessions[client].heard)
-            self.sessions[client].mask(words)
-            np.add(total, words, out=total)
-            self.server.receive_input(client, hashlib.sha256(words.data).digest())
-        self.server.close_stage()
-        return total
-
-    def unmask(self, total: NDArray[np.uint64]) -> tuple[int, ...]:
-        """R3 and R4: take all masks off `total`, in place; returns whose updates are in it."""
-        survivors = self.server.survivors()
-        self._sign(survivors)
-        signatures = self.server.signatures()
-        for client in self._present("unmask"):
-            self.server.receive_unmask(self.sessions[client].unmask(signatures))
-        self.server.close_stage()
-        apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
-        return survivors.survivors
-
-    def _sign(self, survivors: Survivors) -> None:
-        """R3: from the first signature on the exchange is in the transcript, whatever becomes of it."""
-        signers: list[int] = []
-        try:
-            for client in self._present("consistency"):
-                if refusal := self.admitted.before_signature(client, survivors.survivors):
-                    self.server.drop(client)
-                    self.on_dropout(client, "consistency", f"withdrew: {refusal}")
-                    continue
-                self.server.receive_consistency(self.sessions[client].sign_survivors(survivors))
-                signers.append(client)
-            self.server.close_stage()
-        finally:
-            if signers:
-                self.admitted.record(self.sessions[signers[0]].outcome, signers)
-
-    def _present(self, step: str) -> list[int]:
-        """Those who answer this step; the doomed are reported once and leave."""
-        for client in sorted(self.server.expected):
-            if self.doomed.get(client) == step:
-                self.server.drop(client)
-                self.on_dropout(client, step, SIMULATED)
-        return sorted(self.server.expected)
-
-
 def client_name(client: int) -> str:
     """The name of a simulated client, as provisioning gives it."""
     return f"client-{client}"
@@ -460,14 +387,3 @@ def model_ref(model: ModelState | None) -> ModelRef | None:
     for array in model.values():
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
-
-
-def _encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResult) -> NDArray[np.uint64]:
-    return encode(
-        encoding,
-        base=model if encoding.layout else None,
-        local=result.state(),
-        examples=result.examples,
-        metrics=result.metrics,
-        randomness=os.urandom,
-    ).words

@@ -1,0 +1,102 @@
+"""One secure round in memory: real sessions and the real ServerRound, step by step, without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.admission.simulated import AdmittedExchange
+from fedcore.codec import AnyEncoding, encode
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.secagg import ClientSession, ServerRound, Survivors, apply_masks
+from fedcore.state import ModelState
+
+STEPS: Final = ("advertise", "share", "input", "consistency", "unmask")
+SIMULATED: Final = "simulated dropout"
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryRound:
+    """One secure round between real sessions and a real ServerRound, step by step, with dropouts.
+
+    doomed: client id -> the step before which it disappears. admitted: what the owners agreed to, and go on checking.
+    """
+
+    admitted: AdmittedExchange
+    server: ServerRound
+    sessions: dict[int, ClientSession]
+    doomed: Mapping[int, str]
+    on_dropout: Callable[[int, str, str], None]
+
+    def collect(
+        self, encoding: AnyEncoding, model: ModelState | None, work: Callable[[int], LocalResult]
+    ) -> NDArray[np.uint64]:
+        """R0 to R2: the sum of all masked vectors, uint64 [words]."""
+        for client in self._present("advertise"):
+            self.server.receive_advertisement(self.sessions[client].advertise())
+        self.server.close_stage()
+        for client in self._present("share"):
+            self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised(client)))
+        self.server.close_stage()
+        total = np.zeros(encoding.words, np.uint64)
+        for client in self._present("input"):
+            self.sessions[client].receive_shares(self.server.delivery(client))
+            words = _encoded(encoding, model, work(client))
+            self.admitted.before_upload(client, self.sessions[client].heard)
+            self.sessions[client].mask(words)
+            np.add(total, words, out=total)
+            self.server.receive_input(client, hashlib.sha256(words.data).digest())
+        self.server.close_stage()
+        return total
+
+    def unmask(self, total: NDArray[np.uint64]) -> tuple[int, ...]:
+        """R3 and R4: take all masks off `total`, in place; returns whose updates are in it."""
+        survivors = self.server.survivors()
+        self._sign(survivors)
+        signatures = self.server.signatures()
+        for client in self._present("unmask"):
+            self.server.receive_unmask(self.sessions[client].unmask(signatures))
+        self.server.close_stage()
+        apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
+        return survivors.survivors
+
+    def _sign(self, survivors: Survivors) -> None:
+        """R3: from the first signature on the exchange is in the transcript, whatever becomes of it."""
+        signers: list[int] = []
+        try:
+            for client in self._present("consistency"):
+                if refusal := self.admitted.before_signature(client, survivors.survivors):
+                    self.server.drop(client)
+                    self.on_dropout(client, "consistency", f"withdrew: {refusal}")
+                    continue
+                self.server.receive_consistency(self.sessions[client].sign_survivors(survivors))
+                signers.append(client)
+            self.server.close_stage()
+        finally:
+            if signers:
+                self.admitted.record(self.sessions[signers[0]].outcome, signers)
+
+    def _present(self, step: str) -> list[int]:
+        """Those who answer this step; the doomed are reported once and leave."""
+        for client in sorted(self.server.expected):
+            if self.doomed.get(client) == step:
+                self.server.drop(client)
+                self.on_dropout(client, step, SIMULATED)
+        return sorted(self.server.expected)
+
+
+def _encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResult) -> NDArray[np.uint64]:
+    return encode(
+        encoding,
+        base=model if encoding.layout else None,
+        local=result.state(),
+        examples=result.examples,
+        metrics=result.metrics,
+        randomness=os.urandom,
+    ).words
