@@ -19,10 +19,14 @@ OnResults: TypeAlias = Callable[[Results], None]
 def results_of(found: Result | History | None) -> Results:
     """Metrics by round: "train" and "evaluate" of the clients, aggregated, and "server" for what `evaluate_fn` said.
 
-    Lists are whole. The losses of a History are metrics named "loss". Nothing where no loop of Flower's ran.
+    Lists are whole. The losses of a History are metrics named "loss". Nothing where no loop of Flower's ran, or found
+    anything.
     """
-    if found is None:
-        return {}
+    results = _all_of(found) if found is not None else {}
+    return results if any(results.values()) else {}
+
+
+def _all_of(found: Result | History) -> Results:
     if isinstance(found, History):
         return {
             "train": _of_history((), found.metrics_distributed_fit),

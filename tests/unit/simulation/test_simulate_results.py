@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from flwr.server import History
+from flwr.serverapp.strategy import Result
 from support.reporting_app import reporting_app
 from typer.testing import CliRunner
 
@@ -93,6 +94,10 @@ def test_a_history_becomes_metrics_by_round() -> None:
         "evaluate": {"1": {"loss": 1.5}},
         "server": {"0": {"accuracy": 0.5, "note": "b'raw'", "loss": 2.5}},
     }
+
+
+def test_a_run_that_found_nothing_leaves_no_results() -> None:
+    assert results_of(Result()) == results_of(History()) == results_of(None) == {}
 
 
 @pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files"])
