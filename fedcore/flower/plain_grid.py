@@ -13,7 +13,7 @@ from flwr.app.metadata import Metadata
 from fedcore.errors import AppError, PeerError
 from fedcore.flower.grid import ExchangeGrid
 from fedcore.flower.plain_request import Content, Outgoing, PlainRequest
-from fedcore.flower.records import SERVER_NODE, error_from, load_records, message_from
+from fedcore.flower.records import SERVER_NODE, error_from, load_records, message_from, round_of
 from fedcore.plain_exchange import UNKNOWN, PlainReply
 from fedcore.state import ModelState
 from fedcore.wire import MessageHead
@@ -78,7 +78,7 @@ class PlainGrid(ExchangeGrid):
             one = Outgoing(node=metadata.dst_node_id, message_type=metadata.message_type, head=head, content=place)
             outgoing.append(one)
         return PlainRequest(
-            server_round=_round_of(messages[0]) or self._exchanges,
+            server_round=round_of(messages[0]) or self._exchanges,
             messages=tuple(outgoing),
             contents=tuple(map(Content, contents)),
             weight_key=self.weight_key,
@@ -147,13 +147,3 @@ def _equal_records(one: object, two: object) -> bool:
     if isinstance(one, ArrayRecord) and isinstance(two, ArrayRecord):
         return list(one) == list(two) and bool(one == two)
     return type(one) is type(two) and repr(one) == repr(two)  # 1, 1.0 and True are equal otherwise
-
-
-def _round_of(message: Message) -> int:
-    """The round that the message names, in a configuration or as its group; 0 where it names none."""
-    for record in message.content.config_records.values():
-        number = record.get("server-round")
-        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
-            return number
-    group = message.metadata.group_id
-    return int(group) if group.isdecimal() and len(group) < 10 else 0

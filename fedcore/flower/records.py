@@ -208,3 +208,13 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, list):
         return [_from_json(item) for item in value]
     return value
+
+
+def round_of(message: Message) -> int:
+    """The round that the message names, in a configuration or as its group; 0 where it names none."""
+    for record in message.content.config_records.values():
+        number = record.get("server-round")
+        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+            return number
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() and len(group) < 10 else 0

@@ -20,7 +20,7 @@ from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import ExchangeGrid
 from fedcore.flower.handover import check_callers, check_handover
 from fedcore.flower.queries import records_of
-from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from
+from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from, round_of
 from fedcore.wire import is_query
 
 _LEGACY_QUESTION = (
@@ -88,7 +88,7 @@ class SecureGrid(ExchangeGrid):
         return ExchangeRequest(
             message_type=first.metadata.message_type,
             nodes=tuple(message.metadata.dst_node_id for message in messages),
-            server_round=rounds[0] if rounds else self._exchanges,
+            server_round=rounds[0] if rounds else round_of(first) or self._exchanges,
             model=state,
             arrays_key=arrays_key,
             configs=configs,

@@ -82,7 +82,7 @@ def _gaps(runs: Runs, metric: Metric, *, own: bool) -> list[str]:
             labels.setdefault(tuple(sorted(absent)), []).append(label)
     why = f"the app reports no {metric.name} of" if own else "not every site evaluated the models of"
     return [
-        f"In {_listed(names)} {why} {_rounds(absent)}, which have no point on the curves."
+        f"In {_listed(names)} {why} {_rounds(absent)}: the curves have no point there."
         for absent, names in labels.items()
     ]
 

@@ -149,8 +149,8 @@ def test_rounds_without_a_point_on_the_curves_are_named() -> None:
     gap = replace(run("federated", {"c_index": 0.7}), curve=(replace(first, metrics={}), last))
     plain = replace(gap, mode="federated-plain", kind="federated-plain")
     assert headline(comparison(whole, gap, plain))[-1] == (
-        "In federated and federated-plain not every site evaluated the models of round 1, which have no point on the "
-        "curves."
+        "In federated and federated-plain not every site evaluated the models of round 1: the curves have no point "
+        "there."
     )
     assert "In federated the app reports no c_index of round 1" in " ".join(
         headline(comparison(whole, gap, own_evaluation=True))

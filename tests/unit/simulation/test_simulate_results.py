@@ -80,6 +80,7 @@ def test_a_legacy_app_leaves_its_history(tmp_path: Path, aggregation: str) -> No
         "evaluate": ["1", "2"],
         "server": [],
     }
+    assert json.loads(done.stdout)["rounds"] == 2, "a round is not an exchange"
     assert results["evaluate"]["2"]["loss"] == pytest.approx(2 * 0.25 * (10 + 40 + 90) / 60, rel=1e-3)
 
 
