@@ -26,6 +26,8 @@ class CohortSelection:
         self._settings = plan.settings
         self._event_log = event_log
         self._told: tuple[frozenset[int], int] | None = None
+        self._was_short = False
+        self._seen: frozenset[int] = frozenset()
         self._mismatched: set[int] = set()
         self._cheats: dict[int, Fault] = {}
 
@@ -121,8 +123,12 @@ class CohortSelection:
 
     def _tell(self, present: frozenset[int], pool: frozenset[int], wanted: int) -> None:
         expected = max(wanted, len(present))  # more may be there than the run waits for
-        if self._told != (present, expected):
-            self._told = (present, expected)
+        short = len(present) < expected
+        # A round that asks some of those who are known to be there is no news.
+        news = short or self._was_short or not present <= self._seen
+        if news and self._told != (present, expected):
+            self._told, self._was_short = (present, expected), short
+            self._seen |= present
             online, absent = self._named(present), self._named(pool - present)
             reporting = self._named(present & self._services.presence.reporting)
             self._event_log.add(ClientsOnline(online=online, expected=expected, absent=absent, reporting=reporting))

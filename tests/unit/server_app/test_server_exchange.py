@@ -499,6 +499,19 @@ async def test_no_more_clients_join_than_are_expected(here: Site) -> None:
     assert [(len(item["online"]), item["expected"]) for item in shown] == [(4, 4)]
 
 
+async def test_a_round_that_asks_some_of_those_who_are_there_is_no_news(here: Site, model: ModelState) -> None:
+    give_locals(here)
+    run, app = await here.begin()
+    await app.nodes()
+    exchange = asyncio.create_task(app.exchange(model, [1, 2, 3]))
+    members = [here.members[number] for number in (1, 2, 3)]
+    await asyncio.gather(*(member.enter() for member in members))
+    await together(members)
+    assert isinstance(await exchange, Replies)
+    shown = events_of(await here.finish(run, app), "clients")
+    assert [len(item["online"]) for item in shown] == [4]
+
+
 async def test_a_strategy_that_samples_one_client_is_told_why_not(here: Site, model: ModelState) -> None:
     _, app = await here.begin()
     answer = await app.exchange(model, [1])
