@@ -26,6 +26,8 @@ from fedcore.state import ModelState, StateSink, from_float
 _ATTEMPTS = 64
 _SURE = 3.0
 """Standard deviations of its noise by which an estimate of the failures must exceed zero to count."""
+_CERTAIN = 6.0
+"""As many as all of the survivors must be to end the run: once in 10^9 exchanges the noise does that alone."""
 
 Blocks = Callable[[], Iterator[NDArray[Any]]]
 """The coordinates before rounding, block by block ([m], m <= BLOCK), as often as it is called."""
@@ -93,7 +95,7 @@ def decode_noised(
 
     Every client weighs 1, so `examples` of the result is the number of survivors, and who contributed nothing counts
     as an update of zero: the number of failures is an estimate, with which the mean is not corrected. Raises PeerError
-    for a sum that honest clients cannot make, NothingContributed where all seem to have failed.
+    for a sum that honest clients cannot make, NothingContributed where the noise leaves no doubt that all have failed.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
     lanes = words.view(np.uint32)
@@ -102,8 +104,8 @@ def decode_noised(
     lanes = lanes[: encoding.coordinates]
     if lanes.size and int(lanes.max()) > survivors * 2 * encoding.offset:
         raise PeerError("the sum is out of range: a client sent a malformed update")
-    failures = _estimated_failures(encoding, lanes, survivors)
-    if failures == survivors:
+    failures, certain = _estimated_failures(encoding, lanes, survivors)
+    if failures == survivors and certain:
         raise NothingContributed(failures, survivors, estimated=True)
     state, metrics = None, {}
     if base is not None:
@@ -247,12 +249,16 @@ def _mean(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) 
     return mean
 
 
-def _estimated_failures(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> int:
-    """How many contributed nothing, to the nearest whole number; 0 where the noise alone may account for it."""
+def _estimated_failures(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> tuple[int, bool]:
+    """How many contributed nothing, to the nearest whole number, and whether the noise leaves no doubt that all did.
+
+    0 where the noise alone may account for it; so always where it is larger than all of the survivors would be.
+    """
     release = encoding.release
     estimate = float(_mean(encoding, lanes[-1:], survivors)[0]) * survivors / encoding.clip
     deviation = math.sqrt(survivors * release.variance) / release.scale
-    return min(round(estimate), survivors) if estimate > max(_SURE * deviation, 0.5) else 0
+    counts = max(_SURE * deviation, 0.5) < min(estimate, survivors)
+    return min(round(estimate), survivors) if counts else 0, _CERTAIN * deviation < survivors
 
 
 def _decode_metrics(

@@ -198,6 +198,24 @@ class TestFailures:
             total = np.sum(parts, axis=0, dtype=np.uint64)
             assert decode(encoding, total, survivors=4, base=weights(size=3)).failures == 0
 
+    @pytest.mark.parametrize(
+        ("multiplier", "said", "told"),
+        [(4.0, 100.0, 0), (0.9, 4.1, 4), (0.1, 4.1, "ends")],
+        ids=["noise above the cohort", "three deviations", "six deviations"],
+    )
+    def test_noise_alone_ends_no_run(self, multiplier: float, said: float, told: int | str) -> None:
+        """What the coordinate of failures of a sum over 4 clients says, in clients, and what is made of it."""
+        encoding = encoding_for(3, n_max=4, dp_noise_multiplier=multiplier)
+        parts = [words_of(encoding, weights(size=3), client) for client in range(4)]
+        total = np.sum(parts, axis=0, dtype=np.uint64)
+        lanes = total.view(np.uint32)
+        lanes[encoding.coordinates - 1] = 4 * encoding.offset + round(said * encoding.clip / encoding.step)
+        if told == "ends":
+            with pytest.raises(NothingContributed):
+                decode(encoding, total, survivors=4, base=weights(size=3))
+        else:
+            assert decode(encoding, total, survivors=4, base=weights(size=3)).failures == told
+
 
 class TestSensitivity:
     @pytest.mark.parametrize("values", [[1.0], [1e30] * 9, [1e-30] * 9, [0.0] * 9, list(np.linspace(-1, 1, 999))])
