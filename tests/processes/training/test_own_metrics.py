@@ -11,7 +11,6 @@ from fedcore.training import Loss, OptimizerConfig, Recipe, World, evaluate, mak
 from fedcore.training.engines.building import ParallelPlan
 from fedcore.training.losses import cox, squared_error
 from fedcore.training.metrics import c_index, mae, r2, rmse
-from tests.support.ranks import Ranks
 
 EXAMPLES = 2101  # a batch of an evaluation has 1024 of one rank
 
@@ -63,18 +62,6 @@ def evaluated(settings, kind, *, sharded=False, n=EXAMPLES, trains=False):
 
 def squared_error_of_time(output, targets):
     return squared_error(output, targets[:, 0])
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def check(ranks, settings, kind, **options):

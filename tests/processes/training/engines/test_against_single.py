@@ -13,7 +13,6 @@ from fedcore.training.engines import Batch
 from fedcore.training.engines.batches import own_rows
 from fedcore.training.seeds import derive_seed
 from tests.support.engine_runs import Case, data_of, engine_of, saved, train
-from tests.support.ranks import Ranks
 
 LOSSES, WEIGHTS = 2e-5, 1e-5
 LOOSE = 5e-2
@@ -49,18 +48,6 @@ LOOSELY = [
 
 def named(case):
     return "-".join([*map(str, case.engine.values()), case.model, case.optimizer, str(case.examples)])
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def check(ranks, case, *, losses, weights, floor=None):

@@ -29,7 +29,6 @@ from tests.support.gpt_runs import (
     with_history,
     write_initial,
 )
-from tests.support.ranks import Ranks
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 # Six blocks, an embedding and a head: eight stages at most. 23 examples in batches of 8 end with one of 7.
@@ -46,18 +45,6 @@ RUNS = {
 
 # One order of work shows what adds up over many steps; the others differ within a step.
 CASES = [(name, schedule) for name in RUNS for schedule in SCHEDULES if name != "50 steps" or schedule == "1f1b"]
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as group:
-        yield group
 
 
 def check_same(ranks, run, engine, path):

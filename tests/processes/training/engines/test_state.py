@@ -14,21 +14,9 @@ from fedcore.training.engines import Recipe, make_engine
 from fedcore.training.engines.base import local
 from fedcore.training.engines.transfer import part_of
 from tests.support.engine_runs import MODELS, OPTIMIZERS, Case, data_of, engine_of, saved, start_of, train, world
-from tests.support.ranks import RankFailed, Ranks
+from tests.support.ranks import RankFailed
 
 DDP, FSDP, HSDP = {"engine": "ddp"}, {"engine": "fsdp"}, {"engine": "hsdp", "shard": 2}
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def equal(one, other):

@@ -26,7 +26,6 @@ from tests.support.gpt_runs import (
     with_history,
     write_initial,
 )
-from tests.support.ranks import Ranks
 
 TP = {"engine": "tp"}
 MESH = {"engine": "ddp-tp", "tensor": 2}
@@ -40,18 +39,6 @@ RUNS = {
     "checkpointed": Run(model=SMALL, engine={"checkpoint": True}, steps=3),
     "head of its own": Run(model=dataclasses.replace(SMALL, tied=False), steps=4),
 }
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4) as group:
-        yield group
 
 
 def untrained(run, path):
