@@ -11,7 +11,7 @@ from fedcore.codec import AnyEncoding, Encoding
 from fedcore.config import JobSettings
 from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import ModelRef, Task, is_training
+from fedcore.wire import ModelRef, Task, is_query, is_training
 from support.worlds.data import make_model
 
 APP = "ab" * 32
@@ -91,6 +91,9 @@ class Desk:
 
     def _encoding(self, ask: Ask, settings: JobSettings, state: ModelState) -> AnyEncoding:
         layout = state.layout if is_training(ask.message_type) else None
+        if settings.private and is_query(ask.message_type):
+            # An honest server asks none in a private run; this one asks for a sum without noise.
+            settings = replace(settings, dp_epsilon=0.0, dp_noise_multiplier=0.0)
         encoding = EncodingPlan(settings, least_cohort=3).encoding(
             ask.message_type, layout, len(ask.cohort), self.members
         )

@@ -219,13 +219,18 @@ def _agree(here: Release, there: Release) -> bool:
 
 
 def taken_out(releases: Sequence[Release | None]) -> Iterator[str]:
-    """Sums of the same clients from one model, to which not as many contributed: they differ by who failed in one."""
-    failures: dict[tuple[str, bool, tuple[int, ...]], set[int]] = {}
+    """Sums of the same clients from one model, to which not as many contributed: they differ by who failed in one.
+
+    Of those with the same metrics: a client that reports others than the task names fails, whatever it did before
+    (docs/threat-model.md, "Names of metrics").
+    """
+    failures: dict[tuple[str, bool, tuple[int, ...], object], set[int]] = {}
     for release in releases:
         if release is not None and release.task.asked_of and not release.noised:  # one query is not another
-            same = release.task.model.sha256, release.task.trains, release.survivors
+            names = encoding_of(release.task).metrics
+            same = release.task.model.sha256, release.task.trains, release.survivors, names
             failures.setdefault(same, set()).add(release.failures)
-    for (model, _, survivors), counts in failures.items():
+    for (model, _, survivors, _), counts in failures.items():
         if len(counts) > 1:
             yield f"model {model[:8]}: of {survivors} {sorted(counts)} failed"
 
