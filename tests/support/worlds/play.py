@@ -108,7 +108,8 @@ async def compare(
         here = await play(asks, data, kits, folder)
         there = await play(asks, exchanged(data), kits, folder)
     least = min(kit.policy.min_cohort for kit in kits.values())
-    return here, [*differences(here, there), *isolated(here.releases, least), *taken_out(here.releases)]
+    chance = any(one.recovers for one in data.values())
+    return here, [*differences(here, there), *isolated(here.releases, least), *taken_out(here.releases, chance=chance)]
 
 
 async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int, ClientKit], folder: Path) -> View:
@@ -218,19 +219,20 @@ def _agree(here: Release, there: Release) -> bool:
     )
 
 
-def taken_out(releases: Sequence[Release | None]) -> Iterator[str]:
+def taken_out(releases: Sequence[Release | None], *, chance: bool) -> Iterator[str]:
     """Sums of the same clients from one model, to which not as many contributed: they differ by who failed in one.
 
-    Of those with the same metrics: a client that reports others than the task names fails, whatever it did before
-    (docs/threat-model.md, "Names of metrics").
+    Of those with the same names of metrics, and, where a client fails by chance, among the attempts at one exchange:
+    for these its answer is kept. What other sums tell, docs/threat-model.md says.
     """
-    failures: dict[tuple[str, bool, tuple[int, ...], object], set[int]] = {}
+    failures: dict[tuple[str, bool, tuple[int, ...], object, int], set[int]] = {}
     for release in releases:
         if release is not None and release.task.asked_of and not release.noised:  # one query is not another
-            names = encoding_of(release.task).metrics
-            same = release.task.model.sha256, release.task.trains, release.survivors, names
+            task = release.task
+            first = task.exchange - task.attempt + 1 if chance else 0
+            same = task.model.sha256, task.trains, release.survivors, encoding_of(task).metrics, first
             failures.setdefault(same, set()).add(release.failures)
-    for (model, _, survivors, _), counts in failures.items():
+    for (model, _, survivors, *_), counts in failures.items():
         if len(counts) > 1:
             yield f"model {model[:8]}: of {survivors} {sorted(counts)} failed"
 
