@@ -2,6 +2,8 @@
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
+# What the demo needs, and what everything else needs beside it.
+BASE := $(VENV)/.installed-base
 STAMP := $(VENV)/.installed
 # torch comes first and alone: its build decides which of its own dependencies the platform needs.
 TORCH := torch==2.13.0
@@ -10,23 +12,30 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-all coverage check format lock sbom clean
+.PHONY: help install demo docs test test-slow test-all coverage check format lock sbom clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv with the locked dependencies and this project
 
-$(STAMP): requirements.lock requirements-dev.lock pyproject.toml
+$(BASE): requirements.lock pyproject.toml setup.py
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcore needs Python 3.11 or newer")'
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet $(TORCH)
-	$(PYTHON) -m pip install --quiet --no-deps --require-hashes -r requirements.lock -r requirements-dev.lock
-	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(PYTHON) -m pip install --quiet --no-compile $(TORCH)
+	$(PYTHON) docs/install_locks.py requirements.lock
+	$(PYTHON) -m pip install --quiet --no-compile --no-deps --no-build-isolation -e .
 	touch $@
 
-demo: $(STAMP)  ## train digits over four clients, secure and centralized, and compare
-	$(VENV)/bin/fedcore compare examples/digits --modes federated,centralized --clients 4 --out demo-out --force
+$(STAMP): $(BASE) requirements-extras.lock requirements-dev.lock
+	$(PYTHON) docs/install_locks.py requirements-extras.lock requirements-dev.lock
+	touch $@
+
+demo: $(BASE)  ## train digits over four sites: together and secure, each alone, and pooled; and compare
+	$(VENV)/bin/fedcore demo --out demo-out
+
+docs: $(STAMP)  ## build the documentation as a site, build/docs/index.html
+	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m sphinx --quiet --fail-on-warning --builder html docs build/docs
 
 PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q
 # A quick test keeps one core busy; those that start processes wait most of their time, and more of them keep two busy.

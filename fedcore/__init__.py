@@ -1,13 +1,19 @@
 """Federated learning with secure aggregation.
 
-What a person needs who writes an app, or scripts a run or a comparison. A name is imported when it is first used, so
-that `import fedcore` loads neither flwr nor torch.
+    run = fedcore.simulate("examples/digits", clients=10, rounds=5)
+    run.history; run.plot(); run.save("first-run")
 
+What a person needs who writes an app, or works with one in a script or a notebook. The commands `fedcore check`,
+`simulate`, `compare` and `run` are calls here, whose results show, plot and save themselves. A name is imported when it
+is first used, so that `import fedcore` loads neither flwr nor torch.
+
+    Calls           check (CheckReport), simulate (Run), compare (ComparisonResult), Federation
     An app          supervised_app, local_app, LocalJob, averaging_server, make_strategy, EngineConfig,
                     mean_only, sum_only
-    A run           FlowerApp, JobSettings, Simulation, RunRecord, ModelState
-    A federation    provision, Policy
-    A comparison    CompareJob, parse_modes, carry_out
+    Its data        Split, Dataset, client_data, load_digits, load_image, load_image_folder, TableSchema, table_data
+    Its training    OptimizerConfig, TrainingColumns, Standardise, Rescale; fedcore.training.losses and .metrics
+    Their parts     FlowerApp, JobSettings, Simulation, RunRecord, ModelState, Policy, provision, CompareJob,
+                    parse_modes, carry_out
     Errors          FedcoreError, the base of all that fedcore raises on purpose
 """
 
@@ -17,59 +23,116 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcore.api.comparing import ComparisonResult, compare
+    from fedcore.api.federation import Federation
+    from fedcore.api.result import Run
+    from fedcore.api.simulating import simulate
+    from fedcore.checking.checks import check
+    from fedcore.checking.findings import CheckReport
     from fedcore.compare.carry_out import carry_out
     from fedcore.compare.modes import parse_modes
     from fedcore.compare.plan import CompareJob
     from fedcore.config import EngineConfig, JobSettings
+    from fedcore.data import (
+        Dataset,
+        Split,
+        TableSchema,
+        client_data,
+        load_digits,
+        load_image,
+        load_image_folder,
+        table_data,
+    )
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
     from fedcore.flower.declarations import mean_only, sum_only
     from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
+    from fedcore.flower.statistics import TrainingColumns
     from fedcore.flower.strategies import averaging_server, make_strategy
     from fedcore.record import RunRecord
-    from fedcore.simulate import Simulation
+    from fedcore.simulation import Simulation
     from fedcore.state import ModelState
+    from fedcore.training import OptimizerConfig
+    from fedcore.training.models import Rescale, Standardise
 
     __version__: str
 
 __all__ = [
+    "CheckReport",
     "CompareJob",
+    "ComparisonResult",
+    "Dataset",
     "EngineConfig",
     "FedcoreError",
+    "Federation",
     "FlowerApp",
     "JobSettings",
     "LocalJob",
     "ModelState",
+    "OptimizerConfig",
     "Policy",
+    "Rescale",
+    "Run",
     "RunRecord",
     "Simulation",
+    "Split",
+    "Standardise",
+    "TableSchema",
+    "TrainingColumns",
     "__version__",
     "averaging_server",
     "carry_out",
+    "check",
+    "client_data",
+    "compare",
+    "load_digits",
+    "load_image",
+    "load_image_folder",
     "local_app",
     "make_strategy",
     "mean_only",
     "parse_modes",
     "provision",
+    "simulate",
     "sum_only",
     "supervised_app",
+    "table_data",
 ]
 
 _HOMES = {
+    "fedcore.api.comparing": ("ComparisonResult",),
+    "fedcore.api.federation": ("Federation",),
+    "fedcore.api.result": ("Run",),
+    "fedcore.api.simulating": ("simulate",),
+    "fedcore.checking.checks": ("check",),
+    "fedcore.checking.findings": ("CheckReport",),
     "fedcore.compare.carry_out": ("carry_out",),
     "fedcore.compare.plan": ("CompareJob",),
     "fedcore.compare.modes": ("parse_modes",),
     "fedcore.config": ("EngineConfig", "JobSettings"),
+    "fedcore.data": (
+        "Dataset",
+        "Split",
+        "TableSchema",
+        "client_data",
+        "load_digits",
+        "load_image",
+        "load_image_folder",
+        "table_data",
+    ),
     "fedcore.errors": ("FedcoreError",),
     "fedcore.federation": ("Policy", "provision"),
     "fedcore.flower.app": ("FlowerApp",),
     "fedcore.flower.declarations": ("mean_only", "sum_only"),
     "fedcore.flower.engine_app": ("LocalJob", "local_app", "supervised_app"),
+    "fedcore.flower.statistics": ("TrainingColumns",),
     "fedcore.flower.strategies": ("averaging_server", "make_strategy"),
     "fedcore.record": ("RunRecord",),
-    "fedcore.simulate": ("Simulation",),
+    "fedcore.simulation": ("Simulation",),
     "fedcore.state": ("ModelState",),
+    "fedcore.training": ("OptimizerConfig",),
+    "fedcore.training.models": ("Rescale", "Standardise"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -79,6 +142,8 @@ def __getattr__(name: str) -> Any:
         from fedcore.system.version import fedcore_version
 
         value: Any = fedcore_version()
+    elif name == "compare":  # the package, which can be called: imports of its modules bind that name to it anyway
+        value = importlib.import_module("fedcore.compare")
     elif name in _HOME_OF:
         value = getattr(importlib.import_module(_HOME_OF[name]), name)
     else:

@@ -25,26 +25,58 @@ import typer
 from typer.core import TyperGroup
 
 import fedcore
-from fedcore.errors import BudgetSpent, FedcoreError
+from fedcore import completion
+from fedcore.errors import BudgetSpent, ConfigurationError, FedcoreError
 
 if TYPE_CHECKING:
     from fedcore.events import RunEvent
-    from fedcore.federation import Policy
     from fedcore.record import RunRecord
+    from fedcore.simulation import Simulation
+    from fedcore.state import ModelState
 
 GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
-ORDER: Final = ("provision", "federation", "server", "client", "run", "stats", "transcript", "simulate", "compare")
+ORDER: Final = (
+    "demo", "new", "check", "provision", "federation", "server", "client", "run", "runs", "stats", "transcript",
+    "simulate", "compare", "predict", "export", "card",
+)  # fmt: skip
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
 RunConfig = Annotated[
     list[str] | None,
-    typer.Option("--run-config", metavar="'K=V ...'", help="Values over \\[tool.flwr.app.config]; repeatable."),
+    typer.Option(
+        "--run-config",
+        metavar="'K=V ...'",
+        help="Values over \\[tool.flwr.app.config]; repeatable.",
+        autocompletion=completion.run_config,
+    ),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="'K=V ...'", help="Values over \\[tool.fedcore]; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="'K=V ...'",
+        help="Values over \\[tool.fedcore]; repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+InitialModel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Start from this model, a safetensors file with the app's tensors, in place of the app's own.",
+    ),
+]
+Tracks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="KIND\\[:WHERE]",
+        help="Tell tensorboard, mlflow or wandb of it: in a folder, track/KIND by default, or at MLflow's URI; "
+        "repeatable.",
+    ),
+]
 DataFolder = Annotated[
     Path | None, typer.Option("--data-dir", envvar="FEDCORE_DATA", help="Folder that holds the data sets.")
 ]
@@ -104,7 +136,10 @@ def provision_command(
 
 def simulate_command(
     app: AppFolder,
-    clients: Annotated[int, typer.Option(min=1, help="Number of simulated clients.")],
+    clients: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of simulated clients.  \\[default: the app's simulation-clients, or 10]"),
+    ] = None,
     drop: Annotated[float, typer.Option(min=0.0, max=0.99, help="Chance that a client drops out of a round.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the simulated dropouts.")] = 0,
     run_config: RunConfig = None,
@@ -121,23 +156,32 @@ def simulate_command(
     out: Annotated[
         Path | None, typer.Option(help="Save the final model here, as safetensors; results and files beside it.")
     ] = None,
+    best: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the best model here, by the setting best-model.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    initial_model: InitialModel = None,
+    track: Tracks = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an app in memory, with the same state machines as the real server and clients.
 
-    Example: fedcore simulate examples/digits --clients 10 --drop 0.1
+    Example: fedcore simulate examples/digits --drop 0.1
     """
     from rich.console import Console
 
+    from fedcore.api.arguments import policy_of
     from fedcore.config import JobSettings, override, parse_assignments
-    from fedcore.flower.app import FlowerApp
+    from fedcore.events import Warned
+    from fedcore.flower.app import AppBundle, FlowerApp
     from fedcore.flower.output import quiet_flower
     from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
     from fedcore.results_home import Home, saved_lines
-    from fedcore.simulate import Simulation
+    from fedcore.simulation import Simulation
+    from fedcore.state import open_initial
     from fedcore.system.files import private_folder
+    from fedcore.tracking import TrackedRun, Tracking, parse_tracks
 
     if data_dir is not None:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
@@ -145,32 +189,48 @@ def simulate_command(
     if home is not None:
         home.check_free(force=force)
     flower = FlowerApp.load(app.absolute())
+    clients = clients or flower.simulation_clients
     settings = JobSettings.from_mapping(
         {**flower.settings.to_mapping(), **parse_assignments(set_ or [])}, where="--set"
     )
+    config = override(flower.run_config, parse_assignments(run_config or []), "the run config")
+    name = f"{flower.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    tracked = TrackedRun(
+        name=name,
+        app=flower.name,
+        app_sha256=AppBundle.from_folder(flower.folder).sha256,
+        run_config=config,
+        settings=settings.to_mapping(),
+    )
+    tracks = parse_tracks(track)
+    if best is not None:
+        _check_best(best, settings.best_model, force=force)
     record = RunRecord()
     started = time.monotonic()
     # The progress view says it already; Flower's own lines would bury it.
     quiet_flower()
     with (
         private_folder() as folder,
-        _user_output_to_stderr(),
+        user_output_to_stderr(),
         ProgressView(Console(stderr=True), "simulated") as view,
+        Tracking.begin(tracks, tracked, lambda line: view.show(Warned(line=line))) as tracking,
     ):
 
         def emit(event: RunEvent) -> None:
             record.add(event, time.monotonic() - started)
             view.show(event)
+            tracking(event)
 
         simulation = Simulation(
             app=flower,
             clients=clients,
-            run_config=override(flower.run_config, parse_assignments(run_config or []), "the run config"),
+            run_config=config,
             settings=settings,
             drop=drop,
             seed=seed,
-            policy=_policy(policy, clients),
+            policy=policy_of(policy or None, clients),
             folder=folder,
+            initial=None if initial_model is None else open_initial(initial_model),
             emit=emit,
         )
         try:
@@ -180,8 +240,9 @@ def simulate_command(
                 typer.echo(line, err=True)
             raise
         places = home.write(simulation.results, folder) if home is not None else {}
-        if home is not None and outcome.state is not None:
-            outcome.state.save(home.model)
+        for kind, file in _save_models(simulation, outcome.state, record, home.model if home else None, best):
+            tracking.keep(file, kind)
+        tracking.results(simulation.results)
     summary = {"app": flower.name, "clients": clients, **record.summary(), "results": simulation.results}
     summary |= {"model": str(out) if out else None, **places}
     _print_json(summary) if as_json else _print_metrics(record, summary)
@@ -189,18 +250,28 @@ def simulate_command(
         raise typer.Exit(BudgetSpent.exit_code)
 
 
-def _policy(text: str, clients: int) -> Policy | None:
-    """The policy that --policy names, None for the simulator's own choice; raises KitError."""
-    from fedcore.federation import Policy
+def _save_models(
+    simulation: Simulation, state: ModelState | None, record: RunRecord, out: Path | None, best: Path | None
+) -> Iterator[tuple[str, Path]]:
+    """Write the last and the best model of a simulation where they are wanted; what was written."""
+    from fedcore.simulation import best_facts, model_facts
+    from fedcore.state import write_model
 
-    match text:
-        case "":
-            return None
-        case "stock":
-            return Policy.default(clients)
-        case "own":
-            return Policy.own(clients, allow_plain=True)
-    return Policy.load(Path(text))
+    if out is not None and state is not None:
+        write_model(state, out, model_facts(simulation, record))
+        yield "model", out
+    if best is not None and simulation.best is not None:
+        write_model(simulation.best.state, best, best_facts(simulation, record, simulation.best))
+        yield "best", best
+
+
+def _check_best(file: Path, rule: str, *, force: bool) -> None:
+    """Refuse what can come to nothing before the run."""
+    from fedcore.system.files import check_place
+
+    if not rule:
+        raise ConfigurationError("--best: nothing says which model is the best; --set best-model=eval_acc:max, say")
+    check_place(file, force=force, option="--best")
 
 
 class _Commands(TyperGroup):
@@ -209,7 +280,10 @@ class _Commands(TyperGroup):
     @cached_property
     def _installed(self) -> Mapping[str, EntryPoint]:
         own = {"provision": "fedcore.cli:provision_command", "simulate": "fedcore.cli:simulate_command"}
-        own["compare"] = "fedcore.compare.command:compare"
+        own["demo"] = "fedcore.demo.command:demo"
+        own |= {"compare": "fedcore.compare.command:compare", "check": "fedcore.checking.command:check"}
+        own |= {name: f"fedcore.trained.command:{name}" for name in ("predict", "export", "card")}
+        own["new"] = "fedcore.templates.command:new"
         ours = (EntryPoint(name=name, value=value, group=GROUP) for name, value in own.items())
         return {found.name: found for found in (*ours, *entry_points(group=GROUP))}
 
@@ -273,7 +347,7 @@ def _root(
 ) -> None:
     """Federated learning whose server learns only sums.
 
-    Example: fedcore simulate examples/digits --clients 10
+    Example: fedcore simulate examples/digits
     """
 
 
@@ -283,7 +357,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _user_output_to_stderr() -> Iterator[None]:
+def user_output_to_stderr() -> Iterator[None]:
     """What an app prints must not mix with the result on standard output."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

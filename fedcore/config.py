@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
+from fedcore.best import BestRule
 from fedcore.errors import ConfigurationError, UnknownKey
 
 ROUNDS_KEY: Final = "num-server-rounds"
@@ -21,7 +22,7 @@ ROUNDS_KEY: Final = "num-server-rounds"
 SERVER_SETTINGS: Final = frozenset(
     {
         "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
-        "step-seconds", "liveness-seconds", "max-attempts",
+        "step-seconds", "liveness-seconds", "max-attempts", "app-seconds", "over-selection", "best-model",
     }
 )  # fmt: skip
 """Settings of a run that a client need not know, or sees in other fields of its task. All others bind it."""
@@ -56,7 +57,12 @@ class JobSettings:
     train_seconds: time for the local work of one exchange.
     step_seconds: time for any other step.
     liveness_seconds: a client that is silent for longer has dropped out.
+    app_seconds: a ServerApp that asks for nothing for longer fails the run; a sixth of it earns a warning.
     max_attempts: how often a failed exchange is tried before the run fails.
+    over_selection: fraction of clients asked beyond those that the strategy wants; once as many as it wants have sent
+        their updates, the others are not waited for. Only with secure aggregation, and without differential privacy.
+    best_model: "NAME:max" or "NAME:min" of a metric of the evaluations: the best model so far is kept beside the last
+        one (fedcore/best.py). Only with secure aggregation.
 
     Differential privacy of each client, on where dp_epsilon or dp_noise_multiplier is set (it needs clip_norm):
     dp_epsilon: the budget, at which the run stops; 0 for none.
@@ -87,7 +93,10 @@ class JobSettings:
     train_seconds: float = 3600.0
     step_seconds: float = 60.0
     liveness_seconds: float = 15.0
+    app_seconds: float = 3600.0
     max_attempts: int = 3
+    over_selection: float = 0.0
+    best_model: str = ""
     dp_epsilon: float = 0.0
     dp_delta: float = 1e-5
     dp_noise_multiplier: float = 0.0
@@ -98,7 +107,7 @@ class JobSettings:
     def __post_init__(self) -> None:
         positive = (
             "w_max", "metric_max", "max_metrics", "query_max", "join_seconds", "train_seconds", "step_seconds",
-            "liveness_seconds", "max_attempts",
+            "liveness_seconds", "app_seconds", "max_attempts",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
@@ -112,12 +121,21 @@ class JobSettings:
         for name in ("max_corrupt", "max_dropout"):
             if not 0 <= getattr(self, name) < 1 / 3:
                 raise ConfigurationError(f"{_kebab(name)} must be at least 0 and less than a third")
+        if self.over_selection:
+            self._check_over_selection()
         if not 0 < self.dp_delta < 1:
             raise ConfigurationError("dp-delta must be greater than 0 and less than 1; below 1 / clients is usual")
         for name in ("train_metrics", "evaluate_metrics"):
             _metric_names(name, getattr(self, name))
         if self.private:
             self._check_private()
+        if BestRule.parse(self.best_model) is not None:
+            self._check_best()
+
+    @property
+    def dropout(self) -> float:
+        """The fraction of a cohort that drops out as expected, those included that are asked beyond what is wanted."""
+        return (self.max_dropout + self.over_selection) / (1 + self.over_selection)
 
     @property
     def private(self) -> bool:
@@ -128,6 +146,37 @@ class JobSettings:
         """Names and lengths of the metrics of training or of evaluation, sorted; None where they are not set."""
         name = "train_metrics" if training else "evaluate_metrics"
         return _metric_names(name, getattr(self, name)) or None
+
+    def _check_best(self) -> None:
+        if self.aggregation != "secure":
+            raise ConfigurationError(
+                'best-model needs aggregation = "secure": of a plain exchange the server does not read the model'
+            )
+        if self.private and not self.dp_metric_bound:
+            raise ConfigurationError(
+                "best-model with differential privacy needs dp-metric-bound: without it clients are asked for no "
+                "evaluation, since nothing unnoised may say which model fits their data"
+            )
+
+    def _check_over_selection(self) -> None:
+        if self.over_selection < 0:
+            raise ConfigurationError("over-selection must not be negative; 0 asks nobody beyond those that are wanted")
+        if self.aggregation != "secure":
+            raise ConfigurationError(
+                'over-selection needs aggregation = "secure": a plain exchange has a message for each client that the '
+                "strategy chose, and waits for its answer"
+            )
+        if self.private:
+            raise ConfigurationError(
+                "over-selection cannot be used with differential privacy: how fast a client is may depend on its data, "
+                "so these would decide whose update has a part in the sum, for which the noise is not made"
+            )
+        if not self.dropout < 1 / 3:
+            raise ConfigurationError(
+                "over-selection and max-dropout together let a third of a cohort drop out, or more; the shares of the "
+                f"others are not sure to be enough then. With max-dropout = {self.max_dropout:g}, over-selection must "
+                f"be below {(1 - 3 * self.max_dropout) / 2:.3g}"
+            )
 
     def _check_private(self) -> None:
         if self.aggregation != "secure":

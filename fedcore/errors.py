@@ -8,11 +8,13 @@
     │   ├── KitError             a federation or client kit is missing, broken or wrongly signed
     │   ├── AppError             a Flower app that cannot be loaded, or returns the wrong records
     │   ├── DataError            a data set that is absent, altered or unreadable
-    │   └── EncodingError        an update or a setting that the codec refuses
+    │   ├── EncodingError        an update or a setting that the codec refuses
+    │   └── StorageDamaged       a database that cannot be read any more
     ├── PeerError                the other side of the protocol or of the connection
     │   ├── ProtocolViolation    a named check of the secure aggregation protocol failed
     │   ├── ConflictingMessage   the same message again with other content
     │   ├── Unauthorized
+    │   │   └── WrongClock       the clocks of the two machines differ too much
     │   └── Refused              the server answered with a problem document
     ├── RoundFailed              nobody lied; too few parties were left
     │   ├── CohortTooSmall
@@ -28,6 +30,8 @@
         ├── ServerUnreachable
         ├── PortInUse
         ├── StorageFull
+        ├── StorageUnavailable   the database or the object store is away, locked or read-only
+        ├── LeaseLost            another server leads the federation
         └── WorkerDied
 
 An exception never carries a secret, nor bytes that a peer sent. `exit_code` is the exit status that a command ends
@@ -93,6 +97,10 @@ class EncodingError(ConfigurationError):
     """An update, or codec settings, that cannot be encoded without loss of meaning."""
 
 
+class StorageDamaged(ConfigurationError):
+    """The server's database cannot be read any more; a person has to put a backup in its place."""
+
+
 class PeerError(FedcoreError):
     """The other side erred or lied."""
 
@@ -130,6 +138,10 @@ class ConflictingMessage(PeerError):
 
 class Unauthorized(PeerError):
     """A signature, token or certificate that does not check out."""
+
+
+class WrongClock(Unauthorized):
+    """A signature of a time that is too far from that of the machine which checks it."""
 
 
 class Refused(PeerError):
@@ -245,6 +257,17 @@ class PortInUse(EnvironmentFailure):
 
 class StorageFull(EnvironmentFailure):
     """The disk that holds the spool or the blobs is full; nothing was taken over."""
+
+
+class StorageUnavailable(EnvironmentFailure):
+    """The server's database or object store is locked, gone or read-only; that may pass, so ask again.
+
+    A write may have been done all the same, where the connection broke while it was being made durable.
+    """
+
+
+class LeaseLost(EnvironmentFailure):
+    """Another server of the federation has taken over; nothing that this one writes counts any more."""
 
 
 class WorkerDied(EnvironmentFailure):

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field
 
+from fedcore.operator_wire import RunInfo, RunStatus
 from fedcore.privacy import PrivacyPlan
-from fedcore.wire import Message, MetricValue, ModelRef, RunStatus, Sha256, is_query, is_training
+from fedcore.wire import Message, MetricValue, Scalar, is_query, is_training
 
 Aggregation = Literal["secure", "plain", "none"]
 """`none`: a baseline, in which nobody aggregates updates on a server's behalf."""
@@ -72,6 +73,17 @@ class RunStarted(Message):
     aggregation: Aggregation
     rounds: int | None = None
     privacy: PrivacyTerms | None = None
+
+
+class RunResumed(Message):
+    """The run goes on where it was: its ServerApp is started anew, and hears again what it was answered before.
+
+    steps: how many of its requests have their answer already. why: in words.
+    """
+
+    kind: Literal["resumed"] = "resumed"
+    steps: int
+    why: str
 
 
 class ExchangeStarted(Message):
@@ -218,6 +230,7 @@ class RunEnded(Message):
 RunEvent: TypeAlias = (
     ClientsOnline
     | RunStarted
+    | RunResumed
     | ExchangeStarted
     | StageProgress
     | ClientDropped
@@ -245,17 +258,12 @@ class Recorded(Message):
     event: Annotated[RunEvent, Field(discriminator="kind")]
 
 
-class RunOut(Message):
-    """The state of a run, with its events after the one that was asked for."""
+class RunOut(RunInfo):
+    """The state of a run, with its events after the one that was asked for, and how it was submitted."""
 
-    run: str
-    status: RunStatus
-    reason: str
-    aggregation: Literal["secure", "plain"]
-    app: str
-    app_sha256: Sha256
+    run_config: dict[str, Scalar] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
     events: list[Recorded]
-    model: ModelRef | None
 
 
 def name_some(clients: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Protocol, Self
 
 from pydantic import InstanceOf, PlainSerializer
 
@@ -97,6 +97,18 @@ class ExchangeReply:
         return ModelState.open(self.state) if isinstance(self.state, Path) else self.state
 
 
+class Told(Protocol):
+    """What of a sum the next encoding is made from, as in `fedcore.codec.Decoded`."""
+
+    @property
+    def names(self) -> tuple[MetricName, ...] | None:
+        """The names of the metrics; None where they differ."""
+
+    @property
+    def statistics(self) -> Statistics:
+        """About magnitudes."""
+
+
 @dataclass(slots=True)
 class EncodingPlan:
     """Chooses the encoding of each exchange of a run; remembers what the sums so far told.
@@ -140,12 +152,12 @@ class EncodingPlan:
             return first_encoding(codec, layout, n, metrics=names, failures=failures)
         return self._track(layout).encoding(codec, layout, n, metrics=names, failures=failures, again=whole)
 
-    def learn(self, message_type: str, encoding: AnyEncoding, decoded: Decoded) -> None:
+    def learn(self, message_type: str, encoding: AnyEncoding, told: Told) -> None:
         """Keep what the sum of an exchange told about the names of metrics, and about magnitudes."""
-        if decoded.names is not None and not is_query(message_type):  # another query holds other numbers
-            self._names[message_type] = decoded.names
+        if told.names is not None and not is_query(message_type):  # another query holds other numbers
+            self._names[message_type] = told.names
         if isinstance(encoding, Encoding) and encoding.layout is not None:
-            self._track(encoding.layout).learn(decoded.statistics)
+            self._track(encoding.layout).learn(told.statistics)
 
     def learn_overflow(self, message_type: str, encoding: AnyEncoding, statistics: Statistics) -> None:
         """Make the next encoding of the model hold the updates that this one had too little room for."""
@@ -232,7 +244,7 @@ def protection_for(
         return None
     quorum = quorum_for(settings, n, least_cohort, members, whole=whole)
     corrupt = corrupt_for(settings, members or n)
-    graph = cohort_graph(n, quorum=quorum, corrupt=corrupt, dropout=settings.max_dropout)
+    graph = cohort_graph(n, quorum=quorum, corrupt=corrupt, dropout=settings.dropout)
     if settings.key_agreement == "auto":
         agreement = Agreement.HYBRID if graph.degree == n - 1 else Agreement.X25519
     else:

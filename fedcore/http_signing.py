@@ -7,29 +7,28 @@ accepts a signature that covers exactly these components and no others, is fresh
 The digest in the header is authentic once `verify_headers` returns; whether the body has it is for
 whoever reads the body, as it streams past. `@authority` is left out because a proxy may rewrite it;
 what a signature is good for is bound to the federation by the key and to the run by the path.
+
+The three fields are read by one grammar each, that of their canonical serialisation (RFC 8941) without escapes. What a
+general parser would read otherwise is refused, so the text that came is the text that was signed
+(docs/adr/0032-strangers-wait.md).
 """
 
 from __future__ import annotations
 
+import base64
+import functools
 import heapq
+import re
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from datetime import datetime
+from typing import Final
 
-import http_sf
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from http_message_signatures import (
-    HTTPMessageSignaturesException,
-    HTTPMessageSigner,
-    HTTPMessageVerifier,
-    HTTPSignatureKeyResolver,
-    VerifyResult,
-)
-from http_message_signatures.algorithms import ED25519
 
-from fedcore.errors import Unauthorized, UsageError
+from fedcore.errors import Unauthorized, UsageError, WrongClock
 from fedcore.secagg import Signer
 
 TAG: Final = "fedcore"
@@ -39,9 +38,21 @@ DEFAULT_MAX_AGE_S: Final = 300
 MAX_NONCE_LENGTH: Final = 128
 _LONGEST: Final = {"signature": 256, "signature-input": 1024, "content-digest": 128}
 """Characters of what is parsed before anybody is known; honest ones have about 100, 250 and 55."""
-_PARAMETERS: Final = frozenset({"created", "nonce", "keyid", "tag"})
-# The library wants absolute URLs; the host is never signed, and `.invalid` belongs to nobody (RFC 2606).
-_ORIGIN: Final = "https://fedcore.invalid"
+_NAMES: Final = {"signature": "Signature", "signature-input": "Signature-Input", "content-digest": "Content-Digest"}
+_CACHED_KEYS: Final = 16_384
+
+_STRING: Final = r'"([ !#-\[\]-~]*)"'
+"""An sf-string without escapes: printable ASCII but for the quote and the backslash."""
+_LABEL: Final = r"([a-z*][a-z0-9_.*-]*)"
+_PARAMETER: Final = re.compile(rf";([a-z]+)=(?:(0|[1-9][0-9]{{0,14}})|{_STRING})")
+_SIGNATURE_INPUT: Final = re.compile(rf"{_LABEL}=(\(([^()]*)\)((?:{_PARAMETER.pattern})*))")
+_SIGNATURE: Final = re.compile(rf"{_LABEL}=:([A-Za-z0-9+/]{{86}}==):")
+_CONTENT_DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
+_METHOD: Final = re.compile(r"[A-Z-]+")
+_PCHAR: Final = r"[A-Za-z0-9._~\-!$&'()*+,;=:@/]"
+_TARGET: Final = re.compile(rf"/(?:{_PCHAR}|%[0-9A-Fa-f]{{2}})*(?:\?(?:{_PCHAR}|\?|%[0-9A-Fa-f]{{2}})*)?")
+"""Path and query as RFC 3986 has them; a fragment is never sent, and everything else is percent-encoded."""
+_PLAIN: Final = re.compile(_STRING[1:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,30 +138,24 @@ def sign_headers(
     path_and_query: as it goes over the wire, percent-encoded, from the "/" on.
     content_sha256: SHA-256 of the body, 32 bytes; of nothing when there is no body.
     now: seconds since 1970, or an aware datetime. nonce: unique for each request, printable ASCII.
+
+    Raises UsageError for what cannot be signed so.
     """
     if len(content_sha256) != 32:
         raise UsageError(f"a SHA-256 has 32 bytes, not {len(content_sha256)}")
-    if not _is_target(path_and_query):
-        raise UsageError(f"sign the path from its '/' on, without a fragment, not {path_and_query!r}")
-    request = _Request(
-        method=method,
-        url=_ORIGIN + path_and_query,
-        headers={"Content-Digest": http_sf.ser({"sha-256": content_sha256})},
-    )
-    signer = HTTPMessageSigner(signature_algorithm=ED25519)
-    prepared = signer.prepare(
-        request,
-        key_id=key_id,
-        created=datetime.fromtimestamp(_seconds(now), UTC),
-        nonce=nonce,
-        label=LABEL,
-        tag=TAG,
-        use_existing_digest=True,
-        include_alg=False,  # RFC 9421, 3.3.7: the key says which algorithm, so the peer cannot
-        covered_component_ids=_components(path_and_query),
-    )
-    signer.apply(request, prepared, key.sign(prepared.signature_base))
-    return dict(request.headers)
+    if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(path_and_query):
+        raise UsageError(f"sign the path from its '/' on, percent-encoded, without a fragment, not {path_and_query!r}")
+    if not (_PLAIN.fullmatch(key_id) and _PLAIN.fullmatch(nonce)):
+        raise UsageError("a key's name and a nonce are printable ASCII without quotes and backslashes")
+    digest = f"sha-256=:{_to_base64(content_sha256)}:"
+    components = _components(path_and_query)
+    covered = f'({" ".join(components)});created={_seconds(now)};keyid="{key_id}";nonce="{nonce}";tag="{TAG}"'
+    signature = key.sign(_signature_base(components, method, path_and_query, digest, covered))
+    return {
+        "Content-Digest": digest,
+        "Signature-Input": f"{LABEL}={covered}",
+        "Signature": f"{LABEL}=:{_to_base64(signature)}:",
+    }
 
 
 def verify_headers(
@@ -171,114 +176,118 @@ def verify_headers(
     resolve_key: from a key's name to the raw Ed25519 public key (32 bytes); KeyError if unknown.
     now: seconds since 1970, or an aware datetime.
     """
-    _check_lengths(headers)
-    content_sha256 = _content_sha256(headers)
-    if not _is_target(path_and_query):
+    digest, signature_input, signature = _fields(headers)
+    matched = _CONTENT_DIGEST.fullmatch(digest)
+    if matched is None:
+        raise Unauthorized("the Content-Digest must be one sha-256")
+    if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(path_and_query):
         raise Unauthorized("the request's target must be a path")
-    url = _ORIGIN + path_and_query
-    request = _Request(method=method, url=url, headers=dict(headers.items()))
-    result = _verify(request, resolve_key)
-    _check_coverage(result, _components(path_and_query))
-    parameters = result.parameters
-    created = _check_age(parameters, _seconds(now), max_age_s)
-    key_id, nonce = str(parameters["keyid"]), str(parameters["nonce"])
-    if not 1 <= len(nonce) <= MAX_NONCE_LENGTH:
-        raise Unauthorized(f"the nonce must have 1 to {MAX_NONCE_LENGTH} characters")
+    claim = _Claim.read(signature_input, signature)
+    if sorted(claim.components) != sorted(_components(path_and_query)):
+        raise Unauthorized(f"the signature must cover exactly {' '.join(_components(path_and_query))}")
+    # What costs next to nothing is looked at first: the signature is most of the work that a stranger can ask for.
+    _check_age(claim.created, _seconds(now), max_age_s)
+    base = _signature_base(claim.components, method, path_and_query, digest, claim.covered)
+    _check_signature(claim, base, resolve_key)
     # Last, so that nobody without a key can fill the memory.
-    seen.add(key_id, nonce, created=created, oldest=_seconds(now) - max_age_s - CLOCK_SKEW_S)
-    return Verified(key_id=key_id, content_sha256=content_sha256)
+    seen.add(claim.key_id, claim.nonce, created=claim.created, oldest=_seconds(now) - max_age_s - CLOCK_SKEW_S)
+    return Verified(key_id=claim.key_id, content_sha256=base64.b64decode(matched[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """The message interface that the library asks for."""
+class _Claim:
+    """What the fields of a signature say, before it is verified.
 
-    method: str
-    url: str
-    headers: MutableMapping[str, str]
+    components: names in quotes, in the order in which they are signed. covered: these and the parameters, as they came.
+    """
+
+    components: tuple[str, ...]
+    covered: str
+    created: int
+    key_id: str
+    nonce: str
+    signature: bytes
+
+    @classmethod
+    def read(cls, signature_input: str, signature: str) -> _Claim:
+        """Unauthorized unless there is one signature of the form that `sign_headers` gives it, in any order."""
+        described, signed = _SIGNATURE_INPUT.fullmatch(signature_input), _SIGNATURE.fullmatch(signature)
+        if described is None or signed is None or described[1] != signed[1]:
+            raise Unauthorized("the request must carry one signature, in its canonical form")
+        found = [parameter.groups() for parameter in _PARAMETER.finditer(described[4])]
+        numbers = {name: number for name, number, _ in found if number is not None}
+        texts = {name: text for name, _, text in found if text is not None}
+        if len(found) != 4 or numbers.keys() != {"created"} or texts.keys() != {"keyid", "nonce", "tag"}:
+            raise Unauthorized("the signature must have exactly the parameters created, keyid, nonce and tag")
+        if texts["tag"] != TAG:
+            raise Unauthorized(f'the tag of the signature must be "{TAG}"')
+        if not 1 <= len(texts["nonce"]) <= MAX_NONCE_LENGTH:
+            raise Unauthorized(f"the nonce must have 1 to {MAX_NONCE_LENGTH} characters")
+        return cls(
+            components=tuple(described[3].split(" ")),
+            covered=described[2],
+            created=int(numbers["created"]),
+            key_id=texts["keyid"],
+            nonce=texts["nonce"],
+            signature=base64.b64decode(signed[2]),
+        )
 
 
-class _Verifier(HTTPMessageVerifier):
-    """Leaves the age to us: the library reads the machine's clock, ours is an argument."""
-
-    def validate_created_and_expires(self, sig_input: Any, max_age: timedelta | None = None) -> None:
-        del sig_input, max_age
-
-
-class _Verifying(HTTPSignatureKeyResolver):
-    def __init__(self, resolve_key: Callable[[str], bytes]) -> None:
-        self._resolve_key = resolve_key
-
-    def resolve_public_key(self, key_id: str) -> Ed25519PublicKey | None:
-        try:
-            return Ed25519PublicKey.from_public_bytes(self._resolve_key(key_id))
-        except KeyError:
-            return None
-
-
-def _verify(request: _Request, resolve_key: Callable[[str], bytes]) -> VerifyResult:
-    verifier = _Verifier(signature_algorithm=ED25519, key_resolver=_Verifying(resolve_key))
+def _check_signature(claim: _Claim, base: bytes, resolve_key: Callable[[str], bytes]) -> None:
     try:
-        results = verifier.verify(request, max_age=None, expect_tag=TAG)
-    except HTTPMessageSignaturesException:
-        # The library's reasons quote the request; none of the peer's bytes may go into ours.
+        _public_key(resolve_key(claim.key_id)).verify(claim.signature, base)
+    except (KeyError, InvalidSignature):
+        # None of the peer's bytes may go into the reason.
         raise Unauthorized("the request is not signed by a key of this federation") from None
-    if len(results) != 1:
-        raise Unauthorized(f"the request must carry one signature, not {len(results)}")
-    return results[0]
 
 
-def _check_coverage(result: VerifyResult, components: tuple[str, ...]) -> None:
-    covered = set(result.covered_components) - {'"@signature-params"'}
-    if covered != {f'"{component}"' for component in components}:
-        raise Unauthorized(f"the signature must cover exactly {', '.join(components)}")
-    if result.parameters.keys() != _PARAMETERS:
-        raise Unauthorized(f"the signature must have exactly the parameters {sorted(_PARAMETERS)}")
+_public_key = functools.lru_cache(_CACHED_KEYS)(Ed25519PublicKey.from_public_bytes)
 
 
-def _check_age(parameters: Mapping[str, int | str], now: int, max_age_s: int) -> int:
-    created = int(parameters["created"])
+def _signature_base(components: Sequence[str], method: str, path_and_query: str, digest: str, covered: str) -> bytes:
+    """What is signed (RFC 9421, 2.5). components: names in quotes, all of `_components`. covered: their list and the
+    parameters, in canonical form."""
+    path, _, query = path_and_query.partition("?")
+    values = {'"@method"': method, '"@path"': path, '"@query"': f"?{query}", '"content-digest"': digest}
+    lines = [f"{name}: {values[name]}" for name in components]
+    return "\n".join([*lines, f'"@signature-params": {covered}']).encode("ascii")
+
+
+def _check_age(created: int, now: int, max_age_s: int) -> None:
     if created > now + CLOCK_SKEW_S:
-        raise Unauthorized("the signature is from the future; set the clocks of both machines")
+        raise WrongClock(
+            f"the signature is from the future, by {created - now} s; set the clock of this machine, or the server's"
+        )
     if created < now - max_age_s - CLOCK_SKEW_S:
-        raise Unauthorized("the signature is too old; set the clocks of both machines")
-    return created
+        raise WrongClock(
+            f"the signature is too old, by {now - created} s; set the clock of this machine, or the server's"
+        )
 
 
-def _check_lengths(headers: Mapping[str, str]) -> None:
-    """All lines of a field together; parsing a long one costs more than everything else that a stranger can ask for."""
-    lengths = dict.fromkeys(_LONGEST, 0)
-    for name, value in headers.items():
-        if name.lower() in lengths:
-            lengths[name.lower()] += len(value)
-    for name, length in lengths.items():
-        if length > _LONGEST[name]:
+def _fields(headers: Mapping[str, str]) -> tuple[str, str, str]:
+    """The values of Content-Digest, Signature-Input and Signature; Unauthorized unless each is there once, and short.
+
+    Reading a long one would cost more than everything else that a stranger can ask for.
+    """
+    found: dict[str, list[str]] = {name: [] for name in _LONGEST}
+    for line, value in headers.items():
+        if (name := line.lower()) in found:
+            found[name].append(value.strip(" \t"))
+    for name, values in found.items():
+        if sum(map(len, values)) > _LONGEST[name]:
             raise Unauthorized(f"the field {name} is longer than {_LONGEST[name]} characters")
-
-
-def _content_sha256(headers: Mapping[str, str]) -> bytes:
-    lines = [value for name, value in headers.items() if name.lower() == "content-digest"]
-    if len(lines) != 1:
-        raise Unauthorized("the request must carry one Content-Digest")
-    try:
-        parsed = http_sf.parse(lines[0].encode("ascii"), tltype="dictionary")
-    except ValueError:
-        raise Unauthorized("the Content-Digest is malformed") from None
-    members = cast(dict[str, Any], parsed)  # from name to (value, parameters)
-    digest = members["sha-256"][0] if members.keys() == {"sha-256"} else None
-    if not isinstance(digest, bytes) or len(digest) != 32:
-        raise Unauthorized("the Content-Digest must be one sha-256")
-    return digest
+        if len(values) != 1:
+            raise Unauthorized(f"the request must carry one {_NAMES[name]}")
+    return found["content-digest"][0], found["signature-input"][0], found["signature"][0]
 
 
 def _components(path_and_query: str) -> tuple[str, ...]:
-    query = ("@query",) if "?" in path_and_query else ()
-    return ("@method", "@path", *query, "content-digest")
+    query = ('"@query"',) if "?" in path_and_query else ()
+    return ('"@method"', '"@path"', *query, '"content-digest"')
 
 
-def _is_target(path_and_query: str) -> bool:
-    # A fragment is never sent, and the library would drop it from what is signed.
-    return path_and_query.startswith("/") and "#" not in path_and_query
+def _to_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
 
 
 def _seconds(now: datetime | int) -> int:

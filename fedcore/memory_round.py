@@ -47,7 +47,7 @@ class MemoryRound:
         total = np.zeros(encoding.words, np.uint64)
         for client in self._present("input"):
             self.sessions[client].receive_shares(self.server.delivery(client))
-            words = _encoded(encoding, model, work(client))
+            words = encoded(encoding, model, work(client))
             self.admitted.before_upload(client, self.sessions[client].heard)
             self.sessions[client].mask(words)
             np.add(total, words, out=total)
@@ -91,7 +91,8 @@ class MemoryRound:
         return sorted(self.server.expected)
 
 
-def _encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResult) -> NDArray[np.uint64]:
+def encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResult) -> NDArray[np.uint64]:
+    """What a client sends before it is masked, uint64 [words]."""
     return encode(
         encoding,
         base=model if encoding.layout else None,

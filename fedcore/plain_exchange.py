@@ -130,9 +130,8 @@ def reply_error(code: int, reason: str | None) -> ReplyError:
     return ReplyError(code=code, reason=reason)
 
 
-def check_quorum(replies: Sequence[PlainReply], quorum: int) -> None:
+def check_quorum(answered: int, quorum: int) -> None:
     """Raise CohortTooSmall where fewer clients than a quorum that was set have replied; 0 for none."""
-    answered = sum(reply.error is None for reply in replies)
     if answered < quorum:
         raise CohortTooSmall(INPUT, answered, quorum)
 

@@ -1,13 +1,19 @@
-"""What a person sees while a run goes on: one lasting line for each exchange, one live line for the current stage."""
+"""What a person sees while a run goes on: one lasting line for each exchange, and on a terminal a live part below them.
+
+The live part has one line for the stage, with the round and the time that is left, and a table of the sites.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
-from rich.status import Status
+from rich.spinner import Spinner
+from rich.text import Text
 
 from fedcore.events import (
     AppPrinted,
@@ -21,43 +27,98 @@ from fedcore.events import (
     PrivacyTerms,
     RunEnded,
     RunEvent,
+    RunResumed,
     RunStarted,
     StageProgress,
     Warned,
     name_some,
 )
+from fedcore.operator_wire import RunClientOut
+from fedcore.site_table import MOST_ROWS, SiteTable
+from fedcore.time_left import TimeLeft, in_words
 from fedcore.wire import is_query
 
 _LIST_SHOWN: Final = 4
+_OWN_LINES: Final = 3
+"""Of the live part beside the table's rows, with one that stays free."""
+_REFRESHES: Final = 4.0
+"""A second."""
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
 
 
 class ProgressView:
-    """Renders the events of a run on a console; on a terminal the current stage is a live line.
+    """Renders the events of a run on a console; on a terminal with a live part below the lines.
 
-    Use as a context manager, so that the live line is always taken away.
+    Use as a context manager, so that the live part is always taken away, and the cursor is there again. live: whether
+    a terminal has that part. clock: monotonic seconds.
     """
 
-    def __init__(self, console: Console, label: str) -> None:
+    def __init__(
+        self, console: Console, label: str, *, live: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console
-        self._label = escape(label)
-        self._status: Status | None = None
+        self._label = label
+        self._clock = clock
+        self._began = clock()
+        self._heard = (0.0, self._began)
+        """When the last event happened: in seconds of the run, and by the clock."""
+        self._live: Live | None = None
+        self._spinner = Spinner("dots")
+        self._place, self._doing = "", "waiting"
+        self._left = TimeLeft()
+        self._sites = SiteTable()
+        self._wants_live = live and console.is_terminal and not console.is_dumb_terminal
         self._clients = -1
-        self._exchange = ""
+        self._work = ""
         self._rounds: int | None = None
 
+    @property
+    def live(self) -> bool:
+        """Whether there is a live part."""
+        return self._live is not None
+
+    @property
+    def sites(self) -> int:
+        """How many sites the events have named."""
+        return len(self._sites.sites)
+
     def __enter__(self) -> ProgressView:
-        if self._console.is_terminal:
-            self._status = self._console.status(f"{self._label}: waiting")
-            self._status.start()
+        if self._wants_live:
+            self._live = Live(
+                get_renderable=self.picture, console=self._console, refresh_per_second=_REFRESHES, transient=True
+            )
+            self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
-    def show(self, event: RunEvent) -> None:
-        """Render one event; those without a line of their own are passed over."""
+    def picture(self) -> RenderableType:
+        """The live part as it stands."""
+        width, height = self._console.size
+        seconds, heard = self._heard
+        left = self._left.left(seconds + self._clock() - heard)
+        place = [self._place, *([f"{in_words(left)} left"] if left is not None else [])] if self._place else []
+        line = Text.assemble(f"{self._label}  ", (", ".join(place), "bold"), "  " if place else "", self._doing)
+        line.no_wrap, line.overflow = True, "ellipsis"
+        self._spinner.text = line
+        table = self._sites.render(rows=min(height - _OWN_LINES, MOST_ROWS), width=width)
+        return Group(self._spinner, table) if table is not None else self._spinner
+
+    def hear(self, clients: Iterable[RunClientOut]) -> None:
+        """Take what the server says of the clients now."""
+        self._sites.hear(clients)
+
+    def show(self, event: RunEvent, seconds: float | None = None) -> None:
+        """Render one event; those without a line of their own are passed over.
+
+        seconds: since the run began, of an event that is told of later than it happened.
+        """
+        now = self._clock()
+        self._heard = (now - self._began if seconds is None else seconds, now)
+        self._sites.follow(event)
         match event:
             case ClientsOnline():
                 self._on_clients(event)
@@ -65,10 +126,11 @@ class ProgressView:
                 self._on_started(event)
             case ExchangeStarted():
                 attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                self._exchange = f"round {self._round(event.server_round)} {event.message_type}{attempt}"
-                self._live(self._exchange)
+                self._left.begins(event.server_round, self._heard[0])
+                self._place = f"round {self._round(event.server_round).lstrip()}"
+                self._work = self._doing = f"{event.message_type}{attempt}"
             case StageProgress():
-                self._live(f"{self._exchange}: {event.stage} {event.done}/{event.expected}  {event.seconds:.1f} s")
+                self._doing = f"{self._work}: {event.stage} {event.done}/{event.expected}  {event.seconds:.1f} s"
             case ClientDropped():
                 text = f"{event.client} dropped out during {event.stage}: {event.reason}"
                 self._line(f"[yellow]{escape(text)}[/]")
@@ -82,20 +144,21 @@ class ProgressView:
                 self._line(f"[red]round {event.server_round} failed: {escape(event.reason)}; {what}[/]")
             case AppPrinted():
                 self._line(f"[dim]app:[/] {escape(event.line)}")
-            case Warned():
-                self._line(f"[yellow]{escape(event.line)}[/]")
+            case RunResumed() | Warned():
+                text = f"the run goes on: {event.why}" if isinstance(event, RunResumed) else event.line
+                self._line(f"[yellow]{escape(text)}[/]")
             case ExchangeRepeated():
                 text = f"the updates of {event.large} of {event.survivors} clients are larger than the scales"
                 self._line(f"exchange {event.exchange}: {text}; repeated with wider ones")
             case RunEnded():
                 self._line(event.status.value + (f": {escape(event.reason)}" if event.reason else ""))
 
-    def _line(self, text: str) -> None:
-        self._console.print(f"[bold]{self._label}[/]  {text}", highlight=False, soft_wrap=True)
+    def wait(self, text: str) -> None:
+        """Say what the run waits for, in the live line."""
+        self._doing = text
 
-    def _live(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(f"{self._label}: {text}")
+    def _line(self, text: str) -> None:
+        self._console.print(f"[bold]{escape(self._label)}[/]  {text}", highlight=False, soft_wrap=True)
 
     def _round(self, number: int) -> str:
         return f"{number:>3} of {self._rounds}" if self._rounds else f"{number:>3}"
@@ -109,13 +172,15 @@ class ProgressView:
             self._line(escape(f"{len(event.online)} of {event.expected} clients joined: {names}{waiting}{telling}"))
 
     def _on_started(self, event: RunStarted) -> None:
-        self._rounds = event.rounds
+        self._rounds = self._left.rounds = event.rounds
         if event.aggregation == "plain":
             self._line(f"[yellow]{PLAIN_WARNING}[/]")
         for line in privacy_lines(event.privacy) if event.privacy is not None else ():
             self._line(line)
 
     def _on_done(self, event: ExchangeDone) -> None:
+        self._left.begins(event.server_round, self._heard[0] - event.seconds)  # a simulation tells of no beginnings
+        self._place = f"round {self._round(event.server_round).lstrip()}"
         metrics = metrics_text(event.metrics)
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         shown = f"  {escape(metrics)}" if metrics else ""

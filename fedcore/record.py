@@ -18,7 +18,7 @@ from fedcore.events import (
     RunStarted,
     Warned,
 )
-from fedcore.wire import MetricValue
+from fedcore.wire import MetricValue, is_query
 
 
 @dataclass(slots=True)
@@ -75,6 +75,11 @@ class RunRecord:
             return None
         return max((exchange.epsilon_spent or 0.0 for exchange in self.exchanges), default=0.0)
 
+    def rounds(self) -> int:
+        """The last round that an exchange was completed of; questions count where there was nothing else."""
+        of_model = [exchange for exchange in self.exchanges if not is_query(exchange.message_type)]
+        return max((exchange.server_round for exchange in of_model or self.exchanges), default=0)
+
     def samples(self) -> int:
         """Examples reported by all training exchanges together; 0 where they are private."""
         if self.privacy is not None:
@@ -98,7 +103,7 @@ class RunRecord:
             "aggregation": self.aggregation,
             "privacy": self.privacy.model_dump() if self.privacy is not None else None,
             "epsilon_spent": self.epsilon_spent(),
-            "rounds": max((exchange.server_round for exchange in self.exchanges), default=0),
+            "rounds": self.rounds(),
             "metrics": self.final_metrics(),
             "samples": self.samples(),
             "seconds": round(self.seconds(), 3),

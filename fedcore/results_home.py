@@ -1,4 +1,4 @@
-"""Where what a run leaves is put beside its model: `model.results.json` and the folder `model.files`."""
+"""Where what a run leaves is put beside its model: `model.results.json`, `model.card.md`, the folder `model.files`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from fedcore.errors import ConfigurationError
+from fedcore.operator_wire import RESULTS_FILE
 from fedcore.progress import metrics_text
-from fedcore.system.files import write_file
+from fedcore.system.files import check_replaceable, write_file
 from fedcore.system.left_files import LeftFiles
-from fedcore.wire import RESULTS_FILE
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The three places of a run's results. model: a file, `model.safetensors`, say."""
+    """The places of a run's results. model: a file, `model.safetensors`, say."""
 
     model: Path
     results: Path
@@ -29,11 +28,15 @@ class Home:
         """The places that go with a model's."""
         return cls(model, model.with_name(f"{model.stem}.results.json"), model.with_name(f"{model.stem}.files"))
 
+    @property
+    def card(self) -> Path:
+        """Where the model's card goes."""
+        return self.model.with_name(f"{self.model.stem}.card.md")
+
     def check_free(self, *, force: bool) -> None:
         """Refuse to write over what is there; raises ConfigurationError."""
-        for path in (self.model, self.results, self.files):
-            if path.exists() and not force:
-                raise ConfigurationError(f"--out: {path} exists already; name another file, or replace it with --force")
+        for path in (self.model, self.results, self.files, self.card):
+            check_replaceable(path, force=force)
 
     def place_of(self, path: str) -> Path:
         """Where a file of a run goes: `results.json`, or `files/...` as the app named it, which is a plain path."""

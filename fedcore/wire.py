@@ -1,4 +1,4 @@
-"""The control messages between client, operator and server, as pydantic models.
+"""The control messages between client and server, as pydantic models; the operator's are in `fedcore.operator_wire`.
 
 Both apps use these models, so the server's OpenAPI schema is what the client really sends. Vectors and models never
 travel in here: they are octet streams, named by their SHA-256. Bytes are base64 in JSON, digests are lower-case hex.
@@ -15,7 +15,6 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -89,6 +88,7 @@ class ProblemKind(StrEnum):
     """The last part of a problem document's `type`; the client acts on it."""
 
     UNAUTHORIZED = "unauthorized"
+    WRONG_CLOCK = "wrong-clock"
     REVOKED = "revoked"
     MALFORMED = "malformed"
     NOT_FOUND = "not-found"
@@ -97,10 +97,16 @@ class ProblemKind(StrEnum):
     CONFLICT = "conflict"
     TOO_LARGE = "too-large"
     DIGEST_MISMATCH = "digest-mismatch"
+    PARTS_MISSING = "parts-missing"
     STORAGE_FULL = "storage-full"
+    STORAGE_UNAVAILABLE = "storage-unavailable"
+    NOT_LEADING = "not-leading"
     ROUND_FAILED = "round-failed"
     PROTOCOL_VIOLATION = "protocol-violation"
     APP_NOT_APPROVED = "app-not-approved"
+    NOT_ALLOWED = "not-allowed"
+    CROSS_SITE = "cross-site"
+    TOO_MANY_STREAMS = "too-many-streams"
     BAD_CONFIGURATION = "bad-configuration"
     BUSY = "busy"
     INTERNAL = "internal"
@@ -164,6 +170,16 @@ class HeartbeatIn(Message):
     exchange: int = 0
     eligible: bool = True
     stopping: bool = False
+
+
+class AppOut(Message):
+    """The files of an app that a run asks for, for an owner to look at and approve; path -> content."""
+
+    files: dict[str, Bytes]
+
+
+OFFERS_HEADER: Final = "fedcore-apps"
+"""Of the answer that there is no task: hashes of apps that open runs want, where the client has none of them."""
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------
@@ -462,103 +478,3 @@ class WithdrawIn(Message):
         """The check, what it failed on and its numbers, as an operator reads it."""
         numbers = f" (asked {self.asked:.10g}, allowed {self.allowed:.10g})" if self.asked is not None else ""
         return f"{self.check} {self.subject}".rstrip() + numbers
-
-
-# --- the operator -----------------------------------------------------------------------------------------------
-
-
-class RunIn(Message):
-    """A run as the operator submits it: the app's files, its run config, and the settings of `[tool.fedcore]`.
-
-    statistics: a `fedcore.statistics.Question` that is asked in place of the app's own ServerApp, None for that.
-    """
-
-    app_sha256: Sha256
-    files: dict[str, Bytes]
-    run_config: dict[str, Scalar] = {}
-    settings: dict[str, Any] = {}
-    statistics: dict[str, Any] | None = None
-
-
-class RunStatus(StrEnum):
-    """Where a run stands; `interrupted` is a run that the server was stopped in.
-
-    A run that is `finished` with a reason ended early, at its privacy budget, with the model that it had then.
-    """
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    INTERRUPTED = "interrupted"
-
-    @property
-    def final(self) -> bool:
-        return self not in (RunStatus.WAITING, RunStatus.RUNNING)
-
-
-RESULTS_FILE: Final = "results.json"
-"""The path of a run's metrics by round, among the files of the run."""
-
-
-def is_plain_path(path: str) -> bool:
-    """Whether a path leads to a file below any folder that it is joined to: no dots, no roots, nothing hidden."""
-    parts = path.split("/")
-    sound = all(part.isprintable() and part and not part.startswith(".") and "\\" not in part for part in parts)
-    return sound and len(parts) <= 10 and len(path.encode()) <= 300
-
-
-def _checked_path(path: str) -> str:
-    if not is_plain_path(path):
-        raise ValueError("not a plain path below a folder")
-    return path
-
-
-class RunFile(Message):
-    """A file that a run left: `results.json`, or one that its ServerApp wrote, whose path begins with `files/`."""
-
-    path: Annotated[str, AfterValidator(_checked_path)]
-    size: int = Field(ge=0)
-    sha256: Sha256
-
-
-class RunFilesOut(Message):
-    """GET /v1/runs/{run}/files. left_out: how many others the server did not keep."""
-
-    files: list[RunFile] = Field(max_length=1001)
-    left_out: int = Field(ge=0)
-
-
-class ClientOut(Message):
-    """One member of the roster, whether it is connected, may train now, and tells why its local work fails."""
-
-    id: int
-    name: str
-    online: bool
-    eligible: bool
-    reports_failures: bool
-    app_sha256: str
-    last_seen_seconds: float | None
-
-
-class ServerOut(Message):
-    """GET /v1/clients: who is connected."""
-
-    federation: str
-    version: str
-    roster: int
-    clients: list[ClientOut]
-
-
-class RosterIn(Message):
-    """PUT /v1/roster: rosters that follow the newest that the server has, in order, each the text of a signed one."""
-
-    rosters: list[str]
-
-
-class RosterOut(Message):
-    """What became of published rosters: the version in use, and the newest, which an open exchange may hold up."""
-
-    roster: int
-    newest: int

@@ -1,5 +1,7 @@
 """Federated against the baselines: the same app in several modes, each in real processes, in one report.
 
+`fedcore.compare(app)` calls this package (`fedcore.api.comparing.compare`).
+
 What federated learning costs can only be said against something. Everything that a mode does not decide is therefore
 equal in all of them: the model and its first weights, the examples of each site and their order, the number of examples
 trained on, the test sets. `workers.problem` takes these from the app itself, `workers.schedule` says which examples are
@@ -12,3 +14,29 @@ its mode (`modes`), and `report` shows the results (`results`).
 Seconds are measured on one machine over its loopback, where bytes cost nothing. `measure` therefore counts the bytes
 that real processes exchange, and says from a model of the network how long the same would have taken elsewhere.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Called(ModuleType):
+    """This package, which can be called: `fedcore.compare(app)` has the name of the command, and so has the package."""
+
+    def __call__(self, app: Any, **options: Any) -> Any:
+        """Train an app in several modes; see `fedcore.api.comparing.compare`."""
+        from fedcore.api.comparing import compare
+
+        return compare(app, **options)
+
+    @property
+    def __wrapped__(self) -> Any:
+        """What is called, for whoever asks for its signature."""
+        from fedcore.api.comparing import compare
+
+        return compare
+
+
+sys.modules[__name__].__class__ = _Called

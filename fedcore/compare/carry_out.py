@@ -28,11 +28,11 @@ from fedcore.compare.results import RESULT_FILE, RunResult, stored_precision
 from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import evaluate_rounds
 from fedcore.compare.workers.processes import Workers
-from fedcore.config import planned_rounds
+from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.events import EventSink, ExchangeDone, RunEnded, RunStarted
+from fedcore.operator_wire import RunStatus
 from fedcore.state.files import sha256_file
-from fedcore.wire import RunStatus
 
 WARM_FOLDER: Final = "federation"
 """For the processes that serve several runs."""
@@ -181,15 +181,17 @@ def build_comparison(
 ) -> Comparison:
     """What the report is made from."""
     fixed = {key: values[0] for key, values in job.sweep.items() if len(values) == 1}
-    config, settings = job.config(), job.app.settings.to_mapping()
+    config = {key: fixed.get(key, value) for key, value in job.config().items()}
+    settings = {key: fixed.get(key, value) for key, value in job.app.settings.to_mapping().items()}
     known = facts.metrics or reported(results)
     return Comparison(
         app=job.app.name,
         sites=job.sites,
         partition=str(fixed.get(PARTITION, config.get(PARTITION, ""))),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
-        run_config={key: fixed.get(key, value) for key, value in config.items()},
-        settings={key: fixed.get(key, value) for key, value in settings.items()},
+        run_config=config,
+        settings=settings,
+        changed=(*_others(config, job.app.run_config), *_others(settings, JobSettings().to_mapping())),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine(),
         modes=tuple(ModeTitle(label=one.label, kind=one.mode.name, title=one.mode.title) for one in job.modes),
@@ -201,6 +203,11 @@ def build_comparison(
         cost=runs[0].cost,
         split=facts.split,
     )
+
+
+def _others(values: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """The keys whose value is not the usual one."""
+    return [key for key, value in values.items() if value != usual.get(key)]
 
 
 # --- one run ---------------------------------------------------------------------------------------------------------

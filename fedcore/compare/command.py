@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import DataFolder, RunConfig
+from fedcore import completion
+from fedcore.cli import DataFolder, RunConfig, Tracks
 from fedcore.errors import ConfigurationError
 
 FAILED = 1
@@ -18,11 +19,19 @@ def compare(
         list[Path] | None, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app; with --from, reports.")
     ] = None,
     modes: Annotated[
-        str, typer.Option(help="Comma-separated, each with its options: ps-ssp\\[s=3]; or all. See --list-modes.")
+        str,
+        typer.Option(
+            help="Comma-separated, each with its options: ps-ssp\\[s=3]; or all. See --list-modes.",
+            autocompletion=completion.modes,
+        ),
     ] = "federated,centralized",
     clients: Annotated[int, typer.Option(min=2, help="Number of sites: clients, workers or ranks.")] = 4,
     partition: Annotated[
-        str, typer.Option(help="How the app divides its data: iid, dirichlet:ALPHA, shards:COUNT, natural.")
+        str,
+        typer.Option(
+            help="How the app divides its data: iid, dirichlet:ALPHA, shards:COUNT, natural.",
+            autocompletion=completion.partitions,
+        ),
     ] = "",
     seeds: Annotated[str, typer.Option(help="How many seeds from the app's own on, or a list: 5, or 42,43.")] = "",
     network: Annotated[
@@ -38,13 +47,15 @@ def compare(
             "--set",
             help="key=value or key=value,value to sweep over, of the run config, the modes' options or "
             "\\[tool.fedcore]; repeatable.",
+            autocompletion=completion.settings,
         ),
     ] = None,
     metric: Annotated[
         str,
         typer.Option(
             help="What models are judged by: NAME, or NAME:max or NAME:min where the app does not say whether more is "
-            "better. By default the app's first metric, or else accuracy or loss."
+            "better. By default the app's first metric, or else accuracy or loss.",
+            autocompletion=completion.metrics,
         ),
     ] = "",
     kill: Annotated[str, typer.Option(help="End a site's worker in every mode: SITE@ROUND, as in client-2@3.")] = "",
@@ -56,6 +67,7 @@ def compare(
     list_metrics: Annotated[
         bool, typer.Option("--list-metrics", help="Print the metrics that the app's models are evaluated by.")
     ] = False,
+    track: Tracks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train the same app in several modes, each in real processes, and report them side by side.
@@ -73,6 +85,7 @@ def compare(
     from fedcore.compare.modes import every_mode, parse_modes
     from fedcore.config import parse_assignments
     from fedcore.flower.app import FlowerApp
+    from fedcore.tracking import parse_tracks
 
     # On the terminal the report is the last thing to be seen; as JSON it is alone on standard output.
     console = Console(stderr=as_json)
@@ -103,7 +116,7 @@ def compare(
     if list_metrics:
         console.print(metrics_text(job), highlight=False, soft_wrap=True)
         return
-    comparison = watch(job, console, drop=modes == plan.ALL_MODES, force=force)
+    comparison = watch(job, console, drop=modes == plan.ALL_MODES, force=force, tracks=parse_tracks(track))
     show(comparison, job.out, console, as_json=as_json)
     if any(run.status == "failed" for run in comparison.runs):
         raise typer.Exit(FAILED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -17,13 +17,15 @@ from fedcore.compare.carry_out import RunStart, carry_out
 from fedcore.compare.modes import MODES
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report import Comparison, merge, read_reports, terminal_table, write_report
+from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.errors import ConfigurationError
-from fedcore.events import EventSink
+from fedcore.events import EventSink, RunEvent, Warned
 from fedcore.progress import ProgressView
+from fedcore.tracking import Track, TrackedRun, Tracking
 
 
-def watch(job: CompareJob, console: Console, *, drop: bool, force: bool) -> Comparison:
-    """Carry out a comparison with its progress on the console."""
+def watch(job: CompareJob, console: Console, *, drop: bool, force: bool, tracks: Sequence[Track] = ()) -> Comparison:
+    """Carry out a comparison with its progress on the console; every run that begins is tracked by itself."""
 
     @contextlib.contextmanager
     def progress(start: RunStart) -> Iterator[EventSink]:
@@ -31,8 +33,17 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool) -> Comp
         console.print(
             f"run {start.number} of {start.total}: {escape(str(start.run))}{left}", highlight=False, soft_wrap=True
         )
-        with ProgressView(console, start.run.label) as view:
-            yield view.show
+        with (
+            ProgressView(console, start.run.label) as view,
+            Tracking.begin(tracks, _tracked(start.run), lambda line: view.show(Warned(line=line))) as tracking,
+        ):
+
+            def emit(event: RunEvent) -> None:
+                view.show(event)
+                tracking(event)
+
+            yield emit
+            tracking.keep(start.run.folder / MODEL_FILE)
 
     def left_out(text: str) -> None:
         console.print(f"left out {escape(text)}", highlight=False, soft_wrap=True)
@@ -48,6 +59,16 @@ def watch(job: CompareJob, console: Console, *, drop: bool, force: bool) -> Comp
             text = f"{run.mode}, seed {run.seed} failed: {run.reason}"
             console.print(f"[red]{escape(text)}[/]", highlight=False, soft_wrap=True)
     return comparison
+
+
+def _tracked(run: PlannedRun) -> TrackedRun:
+    return TrackedRun(
+        name=f"{run.folder.parents[1].name}-{run.folder.name}",
+        app=run.app.name,
+        run_config=run.config,
+        settings=run.settings,
+        tags={"mode": run.label, "seed": str(run.seed)},
+    )
 
 
 def overlay(reports: list[Path], out: Path, console: Console, *, force: bool, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from fedcore.compare.local_federation import LocalFederation, ProcessGroup, run_
 from fedcore.compare.results import LostWorker
 from fedcore.compare.run import MODEL_FILE, Kill, PlannedRun, worker_name
 from fedcore.config import ROUNDS_KEY
-from fedcore.errors import EnvironmentFailure, RunFailed
+from fedcore.errors import RunFailed
 from fedcore.events import (
     ClientDropped,
     EventSink,
@@ -41,7 +41,6 @@ from fedcore.record import RunRecord
 from fedcore.results_home import Home
 from fedcore.wire import Scalar
 
-START_SECONDS: Final = 600.0
 JOIN_SECONDS: Final = 20.0
 """How long a run that is to lose a client waits for it to come back."""
 _RUN: Final = "run"
@@ -134,12 +133,7 @@ class _Running:
             local.start_server(group)
             telling = ("--env", TELLING)
             local.start_clients(group, run.app.folder, dict.fromkeys(local.client_names(), telling))
-            deadline = time.monotonic() + START_SECONDS
-            while not all("connected" in group.tail(name) for name in local.client_names()):
-                group.check()
-                if time.monotonic() > deadline:
-                    raise EnvironmentFailure(f"not all clients connected in {START_SECONDS:g} s; see {group.logs}")
-                time.sleep(0.1)
+            local.wait_connected(group)
         except BaseException:
             group.stop()
             raise

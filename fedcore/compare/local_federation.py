@@ -24,6 +24,7 @@ from fedcore.federation import Policy, provision
 from fedcore.wire import Scalar
 
 FEDCORE = (sys.executable, "-m", "fedcore")
+START_SECONDS = 600.0
 STOP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -126,14 +127,14 @@ class LocalFederation:
     port: int
 
     @classmethod
-    def create(cls, folder: Path, *, clients: int, allow_plain: bool = False) -> Self:
+    def create(cls, folder: Path, *, clients: int, allow_plain: bool = False, name: str = "comparison") -> Self:
         """Provision into `folder`, which must not exist, on a port that is free now and stays so until it is used.
 
         All clients are one's own (`Policy.own`). allow_plain: the server may read their updates, too.
         """
         port = free_port()
         policy = Policy.own(clients, allow_plain=allow_plain)
-        provision(folder, name="comparison", clients=clients, now=datetime.now(UTC), port=port, policy=policy)
+        provision(folder, name=name, clients=clients, now=datetime.now(UTC), port=port, policy=policy)
         return cls(folder=folder, clients=clients, port=port)
 
     @property
@@ -150,6 +151,15 @@ class LocalFederation:
         for name in self.client_names():
             kit = self.folder / "clients" / name
             group.start(name, [*FEDCORE, "client", "--kit", kit, "--app", app, *(options or {}).get(name, ())])
+
+    def wait_connected(self, group: ProcessGroup) -> None:
+        """Until every client is connected; raises EnvironmentFailure where a process ends, or none comes of it."""
+        deadline = time.monotonic() + START_SECONDS
+        while not all("connected" in group.tail(name) for name in self.client_names()):
+            group.check()
+            if time.monotonic() > deadline:
+                raise EnvironmentFailure(f"not all clients connected in {START_SECONDS:g} s; see {group.logs}")
+            time.sleep(0.1)
 
     def client_names(self) -> Iterator[str]:
         """The names that provisioning gives."""

@@ -35,7 +35,7 @@ _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One model on the way, evaluated on the test parts of all sites together.
+    """One model on the way, evaluated on the test parts of all sites together; in mode `local` the mean of one a site.
 
     round: 0 for the initial model. samples: examples that all workers together trained on up to here, as they were
     counted; None where nobody counts them. seconds: of training up to here, without evaluation and the start of
@@ -57,7 +57,7 @@ class Point:
 class SiteResult:
     """The final model on the test part of one site; in mode `local` the site's own model.
 
-    everywhere: in mode `local`, that model on the test parts of all sites.
+    everywhere: in mode `local`, that model on the test parts of all sites; the curve has their mean.
     """
 
     site: str
@@ -105,7 +105,7 @@ class RunResult:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    schema: Literal["fedcore/compare/run/3"] = "fedcore/compare/run/3"
+    schema: Literal["fedcore/compare/run/4"] = "fedcore/compare/run/4"
     mode: str
     kind: str
     seed: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,19 @@ def load_heart_disease(data_dir: Path | str | None = None, *, standardise: str =
     )
 
 
+def read_hospital(path: Path) -> NDArray[np.float32]:
+    """New patients of one hospital [n, 13], from a file in the form of UCI's processed.*.data, diagnosis left aside.
+
+    Standardised by the file's own rows, as `load_heart_disease` does it by site, so that n has to be more than a few.
+    Raises DataError, also for missing values.
+    """
+    table = _table(path.read_text(encoding="utf-8").splitlines(), str(path))
+    x = _features(table)
+    if len(x) < 2 or np.isnan(x).any():
+        raise DataError(f"{path}: at least two patients, and no missing value, are needed to standardise by")
+    return _standardised(x, np.zeros(len(x), np.int64), np.ones(len(x), np.bool_))
+
+
 def _patients(
     data_dir: Path | str | None,
 ) -> tuple[NDArray[np.float64], Integers, NDArray[np.bool_]]:
@@ -67,7 +81,10 @@ def _patients(
 def _hospital_table(name: str, data_dir: Path | str | None) -> NDArray[np.float64]:
     """One processed.*.data file as [rows, 14]; "?" becomes NaN."""
     file = f"heart_disease/processed.{name}.data"
-    lines = read_verified(file, data_dir).decode("ascii").splitlines()
+    return _table(read_verified(file, data_dir).decode("ascii").splitlines(), file)
+
+
+def _table(lines: Sequence[str], file: str) -> NDArray[np.float64]:
     try:
         table = [[np.nan if v == "?" else float(v) for v in row] for row in csv.reader(lines)]
         return np.array(table, dtype=np.float64).reshape(len(lines), _COLUMNS)

@@ -24,10 +24,10 @@ from fedcore.federation.chain import chain_text, load_chain
 from fedcore.federation.files import (
     broken,
     read_authority,
+    read_ca_key,
     read_certificate,
     read_identity,
     read_text,
-    read_tls_key,
     read_toml,
     replace_file,
 )
@@ -130,7 +130,7 @@ class Authority:
         ca = read_text(self.folder / CA_FILE)
         return Admission.sign(client_id, self.roster, server_url=self.server_url, ca=ca, authority=self._key())
 
-    def renew_certificate(
+    def renew(
         self, certificate: Path, hosts: Sequence[str], *, now: datetime, randomness: Randomness = os.urandom
     ) -> x509.Certificate:
         """Replace the server's certificate by a new one for the same key; its private key is not needed for that.
@@ -151,7 +151,7 @@ class Authority:
             hosts or tls.hosts_of(old),
             key,
             ca=ca,
-            ca_key=read_tls_key(self.folder / CA_KEY),
+            ca_key=read_ca_key(self.folder / CA_KEY),
             now=now,
             randomness=randomness,
         )

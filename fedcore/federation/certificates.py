@@ -11,6 +11,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcore.errors import KitError
@@ -61,7 +62,7 @@ def make_ca(
 
 def make_server_certificate(
     hosts: Sequence[str],
-    key: ec.EllipticCurvePublicKey,
+    key: CertificatePublicKeyTypes,
     *,
     ca: x509.Certificate,
     ca_key: ec.EllipticCurvePrivateKey,
@@ -137,7 +138,7 @@ def _name(common: str, federation: str | bytes) -> x509.Name:
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
+    key: CertificatePublicKeyTypes,
     now: datetime,
     lifetime: timedelta,
     randomness: Randomness,

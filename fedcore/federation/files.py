@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull, UnknownKey
 from fedcore.system import files as atomic
@@ -65,7 +66,7 @@ def read_secret(path: Path) -> bytes:
     return content
 
 
-def read_toml(path: Path, types: Mapping[str, type], *, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+def read_toml(path: Path, types: Mapping[str, type], *, optional: Collection[str] = frozenset()) -> dict[str, Any]:
     """Read a flat TOML file whose keys and their types are all known.
 
     Raises UnknownKey for a key outside `types`, KitError for a missing key, a wrong type or
@@ -82,7 +83,7 @@ def read_toml(path: Path, types: Mapping[str, type], *, optional: frozenset[str]
             values[key] = float(value)
         elif type(value) is not types[key]:  # `type`, because True would pass as an int
             raise broken(path, f"{key} must be a {types[key].__name__}", f"mend the line of {key}")
-    missing = types.keys() - values.keys() - optional
+    missing = types.keys() - values.keys() - set(optional)
     if missing:
         raise broken(path, f"the key {min(missing)} is missing", "add it")
     return values
@@ -90,21 +91,22 @@ def read_toml(path: Path, types: Mapping[str, type], *, optional: frozenset[str]
 
 def read_identity(path: Path) -> Ed25519PrivateKey:
     """An Ed25519 private key from a PKCS #8 PEM file that only its owner may read."""
-    key = _load_private_key(path)
+    key = read_private_key(path)
     if not isinstance(key, Ed25519PrivateKey):
         raise broken(path, "not an Ed25519 key")
     return key
 
 
-def read_tls_key(path: Path) -> EllipticCurvePrivateKey:
-    """An elliptic curve private key from a PKCS #8 PEM file that only its owner may read."""
-    key = _load_private_key(path)
+def read_ca_key(path: Path) -> EllipticCurvePrivateKey:
+    """The key of the federation's CA, an elliptic curve one, from a PKCS #8 PEM file that only its owner may read."""
+    key = read_private_key(path)
     if not isinstance(key, EllipticCurvePrivateKey):
         raise broken(path, "not an elliptic curve key")
     return key
 
 
-def _load_private_key(path: Path) -> object:
+def read_private_key(path: Path) -> PrivateKeyTypes:
+    """A private key of any kind from an unencrypted PEM file that only its owner may read."""
     try:
         return serialization.load_pem_private_key(read_secret(path), password=None)
     except (ValueError, TypeError):

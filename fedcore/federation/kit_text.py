@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from fedcore.federation.approval import APPROVED_FILE
 from fedcore.federation.kits import AUTHORITY_FILE, ROSTERS_FILE
+
+_SEVERAL: Final = """\
+# Where a federation has several servers, they are tried in this order:
+# servers = ["https://other.example.org:8443"]
+"""
 
 
 def server_text(name: str, *, bind: str, port: int, min_cohort: int, approve_apps: str) -> str:
@@ -36,6 +42,16 @@ app-read = []
 app-sandbox = true
 # Uploads in progress, models and the journal of runs.
 data-dir = "data"
+# The database: "" for SQLite in the data folder, or postgresql+psycopg://USER@HOST/NAME, which several servers may
+# share. One with a password belongs into the variable FEDCORE_DATABASE, which counts before this line.
+database = ""
+# Where models and updates go: "" for the data folder, a folder, or s3://BUCKET/PREFIX; servers that share a database
+# share it too.
+objects = ""
+# Where Prometheus reads the metrics, such as "127.0.0.1:9464"; "" for nowhere. Whoever reaches it may read them.
+metrics-listen = ""
+# Where spans of rounds go by OTLP over HTTP, such as "http://127.0.0.1:4318/v1/traces"; "" for nowhere.
+traces = ""
 """
 
 
@@ -46,7 +62,7 @@ def operator_text(name: str, server_url: str) -> str:
 # The file token is a secret.
 federation = "{name}"
 server-url = "{server_url}"
-"""
+{_SEVERAL}"""
 
 
 def authority_text(name: str, server_url: str) -> str:
@@ -69,7 +85,7 @@ federation = "{name}"
 client-id = {client_id}
 name = "{client}"
 server-url = "{server_url}"
-
+{_SEVERAL}
 # What the app sees as context.node_config. Add keys of your own, such as the folder of your data.
 [node-config]
 {entries}"""

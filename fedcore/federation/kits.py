@@ -6,6 +6,7 @@ and that nobody but their owner can read the secrets. Secrets stay out of every 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,9 +22,9 @@ from fedcore.federation.files import (
     broken,
     read_authority,
     read_certificate,
+    read_private_key,
     read_secret,
     read_text,
-    read_tls_key,
     read_toml,
 )
 from fedcore.federation.identity import open_identity
@@ -42,6 +43,8 @@ ROSTER_FILE: Final = "roster.json"
 ROSTERS_FILE: Final = "rosters.json"
 AUTHORITY_FILE: Final = "authority.pub"
 CA_FILE: Final = "ca.crt"
+SYSTEM_CAS: Final = "system"
+"""In place of a file, those that the machine trusts."""
 CERTIFICATE_FILE: Final = "server.crt"
 AUTHORITY_SETTINGS: Final = "federation.toml"
 AUTHORITY_KEY: Final = "authority.key"
@@ -49,6 +52,8 @@ CA_KEY: Final = "ca.key"
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of a file
 
 _APP_KEYS: Final = ("app-env", "app-read", "app-sandbox", "approve-apps")
+_REACHED: Final[Mapping[str, type]] = {"server-url": str, "servers": list, "tls-ca": str}
+_KEEPING_KEYS: Final = ("keep-runs", "keep-days")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,24 +61,28 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class ClientKit:
     """What one client needs to take part.
 
+    servers: where the federation's server is found, in the order in which it is tried.
     identity: signs whatever this client says; the key that the roster has for it.
     authority: the pinned raw Ed25519 key (32 bytes) that signs the roster.
-    ca_file: the only certificate authority that the client trusts for the server's TLS certificate.
+    ca_file: the certificate authorities that the client trusts for the server's TLS certificate, the federation's own
+        unless `tls-ca` names others; None for those of the system.
     node_config: what a Flower ClientApp sees as `context.node_config`.
     roster: the newest that this client has verified.
+    traces: the OTLP endpoint for spans of the client's work, empty for none.
     """
 
     folder: Path
     federation: str
     client_id: int
     name: str
-    server_url: str
+    servers: tuple[str, ...]
     node_config: Mapping[str, NodeValue]
     identity: Signer = field(repr=False)
     authority: bytes
-    ca_file: Path
+    ca_file: Path | None
     roster: Roster
     policy: Policy
+    traces: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -81,7 +90,9 @@ class ClientKit:
         folder = kit_folder(folder, CLIENT_FILE)
         path = folder / CLIENT_FILE
         values = read_toml(
-            path, {"federation": str, "client-id": int, "name": str, "server-url": str, "node-config": dict}
+            path,
+            {"federation": str, "client-id": int, "name": str, "node-config": dict, "traces": str, **_REACHED},
+            optional={"traces", *_REACHED},
         )
         authority = read_authority(folder / AUTHORITY_FILE)
         roster = Roster.load(folder / ROSTER_FILE, authority)
@@ -92,13 +103,14 @@ class ClientKit:
             federation=values["federation"],
             client_id=values["client-id"],
             name=values["name"],
-            server_url=_server_url(path, values["server-url"]),
+            servers=_servers(path, values),
             node_config=_node_config(path, values["node-config"]),
             identity=open_identity(folder, roster.keys[values["client-id"]]),
             authority=authority,
-            ca_file=_certificate_file(folder / CA_FILE),
+            ca_file=_trusted(folder, values),
             roster=roster,
             policy=Policy.load(folder / POLICY_FILE),
+            traces=values.get("traces", ""),
         )
 
 
@@ -109,8 +121,13 @@ class ServerKit:
     rosters: all versions, in order; rosters_file: where they are kept.
     min_cohort: the fewest clients of a secure sum beside those that may collude with the server, as the clients'
         policies say; a server that asks for less is refused by every one of them.
+    database: URL of a PostgreSQL database, "" for SQLite in the data folder. objects: where large files go, "" for the
+        data folder, a folder, or `s3://bucket/prefix`.
     app_rules: what a ServerApp may see beside its own files. approved_apps: those that may run; None for all.
+    keep_runs, keep_days: how many runs that have ended are kept, and for how long; 0 for no limit.
+    trust_proxy: addresses and networks of proxies whose word for where a request comes from is taken.
     operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
+    metrics_listen: "host:port" of the metrics, empty for none. traces: the OTLP endpoint, empty for none.
     """
 
     folder: Path
@@ -126,7 +143,14 @@ class ServerKit:
     min_cohort: int
     app_rules: Rules
     approved_apps: ApprovedApps | None
+    objects: str
+    database: str = field(repr=False)
     operator_token_sha256: bytes = field(repr=False)
+    metrics_listen: str
+    traces: str
+    trust_proxy: tuple[str, ...] = ()
+    keep_runs: int = 0
+    keep_days: int = 0
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -143,10 +167,20 @@ class ServerKit:
             "app-read": list,
             "app-sandbox": bool,
             "approve-apps": str,
+            "database": str,
+            "objects": str,
+            "metrics-listen": str,
+            "traces": str,
+            "trust-proxy": list,
+            "keep-runs": int,
+            "keep-days": int,
         }
         paths = ("tls-certificate", "tls-key", "rosters", "authority", "operator-token-sha256", "data-dir")
         types |= dict.fromkeys(("federation", "host", *paths), str)
-        values = read_toml(path, types, optional=frozenset({"min-cohort", *_APP_KEYS}))
+        own = ("min-cohort", "database", "objects", "metrics-listen", "traces", "trust-proxy")
+        optional = frozenset({*own, *_APP_KEYS, *_KEEPING_KEYS})
+        values = read_toml(path, types, optional=optional)
+        objects = values.get("objects", "")
         if not 0 <= values["port"] <= 65535:
             raise broken(path, "port must be between 0 and 65535", "mend the line")
         authority = read_authority(folder / values["authority"])
@@ -164,6 +198,8 @@ class ServerKit:
             tls_certificate=folder / values["tls-certificate"],
             tls_key=folder / values["tls-key"],
             data_dir=folder / values["data-dir"],
+            database=values.get("database", ""),
+            objects=str(folder / objects) if objects and "://" not in objects else objects,
             authority=authority,
             rosters=rosters,
             rosters_file=folder / values["rosters"],
@@ -171,6 +207,11 @@ class ServerKit:
             app_rules=_app_rules(path, values),
             approved_apps=_approved_apps(path, values),
             operator_token_sha256=_token_hash(folder / values["operator-token-sha256"]),
+            metrics_listen=_listen(path, values.get("metrics-listen", "")),
+            traces=values.get("traces", ""),
+            trust_proxy=_proxies(path, values.get("trust-proxy", [])),
+            keep_runs=_limit(path, values, "keep-runs"),
+            keep_days=_limit(path, values, "keep-days"),
         )
 
     @property
@@ -181,15 +222,16 @@ class ServerKit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorKit:
-    """What an operator needs to submit runs: the server's address, its CA, and a bearer token.
+    """What an operator needs to submit runs: the server's addresses, its CA, and a bearer token.
 
+    servers: where the federation's server is found, in the order in which it is tried.
     authority: the raw Ed25519 key (32 bytes) that signs the rosters, for the check of the transcript.
     """
 
     folder: Path
     federation: str
-    server_url: str
-    ca_file: Path
+    servers: tuple[str, ...]
+    ca_file: Path | None
     authority: bytes
     token: str = field(repr=False)
 
@@ -201,12 +243,12 @@ class OperatorKit:
         """
         folder = kit_folder(folder, OPERATOR_FILE, "operator")
         path = folder / OPERATOR_FILE
-        values = read_toml(path, {"federation": str, "server-url": str})
+        values = read_toml(path, {"federation": str, **_REACHED}, optional=_REACHED)
         return cls(
             folder=folder,
             federation=values["federation"],
-            server_url=_server_url(path, values["server-url"]),
-            ca_file=_certificate_file(folder / CA_FILE),
+            servers=_servers(path, values),
+            ca_file=_trusted(folder, values),
             authority=read_authority(folder / AUTHORITY_FILE),
             token=_token(folder / TOKEN_FILE),
         )
@@ -229,6 +271,26 @@ def _approved_apps(path: Path, values: Mapping[str, Any]) -> ApprovedApps | None
     return ApprovedApps(path.parent / APPROVED_FILE) if asked == LISTED else None
 
 
+def _proxies(path: Path, texts: list[Any]) -> tuple[str, ...]:
+    for text in texts:
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except (TypeError, ValueError):
+            raise broken(
+                path,
+                "trust-proxy must list addresses or networks of proxies",
+                'mend the line, for example trust-proxy = ["10.0.0.2"]',
+            ) from None
+    return tuple(texts)
+
+
+def _limit(path: Path, values: Mapping[str, Any], key: str) -> int:
+    limit: int = values.get(key, 0)
+    if limit < 0:
+        raise broken(path, f"{key} must not be negative; 0 stands for no limit", "mend the line")
+    return limit
+
+
 def _app_rules(path: Path, values: Mapping[str, Any]) -> Rules:
     env, read = values.get("app-env", []), values.get("app-read", [])
     if not all(isinstance(text, str) for text in (*env, *read)):
@@ -238,6 +300,13 @@ def _app_rules(path: Path, values: Mapping[str, Any]) -> Rules:
         read=tuple(path.parent / text for text in read),
         confined=values.get("app-sandbox", True),
     )
+
+
+def _listen(path: Path, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if address and not (host and port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
+        raise broken(path, "metrics-listen must look like 127.0.0.1:9464", "mend the line")
+    return address
 
 
 def _check_federation(path: Path, roster: Roster, federation: str) -> None:
@@ -256,14 +325,29 @@ def _check_membership(path: Path, roster: Roster, client_id: int, name: str) -> 
         )
 
 
-def _server_url(path: Path, url: str) -> str:
+def _servers(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The addresses of `server-url` and of `servers`, each once."""
+    named = [values["server-url"]] if "server-url" in values else []
+    servers = tuple(dict.fromkeys(_server_url(path, url) for url in (*named, *values.get("servers", ()))))
+    if not servers:
+        raise broken(
+            path, "it names no server", 'write server-url = "https://host:port", or servers = [...] for several'
+        )
+    return servers
+
+
+def _server_url(path: Path, url: object) -> str:
+    if not isinstance(url, str):
+        raise broken(path, "servers must be a list of texts", "mend the line")
     try:
         parts = urlsplit(url)
         sound = parts.scheme == "https" and parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)
     except ValueError:
         sound = False
     if not sound:
-        raise broken(path, "server-url must look like https://host:port", "mend the line")
+        raise broken(
+            path, "server-url must look like https://host:port, and so must what servers lists", "mend the line"
+        )
     return url.rstrip("/")
 
 
@@ -276,13 +360,17 @@ def _node_config(path: Path, values: Mapping[str, object]) -> Mapping[str, NodeV
     return MappingProxyType(checked)
 
 
-def _certificate_file(path: Path) -> Path:
-    read_certificate(path)
+def _trusted(folder: Path, values: Mapping[str, Any]) -> Path | None:
+    named = values.get("tls-ca", CA_FILE)
+    if named == SYSTEM_CAS:
+        return None
+    read_certificate(folder / named)
+    path: Path = folder / named
     return path
 
 
 def _check_tls(certificate: Path, key: Path) -> None:
-    if read_certificate(certificate).public_key() != read_tls_key(key).public_key():
+    if read_certificate(certificate).public_key() != read_private_key(key).public_key():
         raise broken(key, f"not the key of the certificate {certificate.name}")
 
 

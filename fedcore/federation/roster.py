@@ -33,6 +33,8 @@ from fedcore.secagg.domain import pack
 
 ROSTER_TAG: Final = "fedcore/roster/v2"
 MAX_CLIENT_ID: Final = 2**31 - 1
+MAX_VERSION: Final = 2**31 - 1
+"""Of a roster, as the routes have it."""
 NOTHING_BEFORE: Final = bytes(32)
 """What the first roster names as the one before it."""
 
@@ -122,8 +124,8 @@ class Roster:
 
     def __post_init__(self) -> None:
         check_name(self.federation, "the federation's name")
-        if self.version < 1 or len(self.previous) != 32:
-            raise KitError("a roster has a version from 1 on and the SHA-256 of the one before")
+        if not 1 <= self.version <= MAX_VERSION or len(self.previous) != 32:
+            raise KitError(f"a roster has a version from 1 to {MAX_VERSION} and the SHA-256 of the one before")
         if (self.version == 1) != (self.previous == NOTHING_BEFORE):
             raise KitError("the first roster, and no other, follows nothing")
         for listed in (self.members, self.revoked):

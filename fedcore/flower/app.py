@@ -12,12 +12,18 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, Final, Self, TypeAlias
 
 from fedcore.config import JobSettings
 from fedcore.errors import AppError
 from fedcore.system.files import remove_tree
 from fedcore.wire import Scalar
+
+_REFERENCES = ("predictor", "example-input")
+SIMULATION_CLIENTS: Final = 10
+
+
+ReadSettings: TypeAlias = Callable[[Mapping[str, Any], str], JobSettings]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +32,10 @@ class FlowerApp:
 
     serverapp, clientapp: object references, `module:attribute`. run_config: `[tool.flwr.app.config]` with nested keys
     joined by dots, as Flower does. settings: `[tool.fedcore]`, which Flower ignores. statistics: the table
-    `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default.
+    `[tool.fedcore.statistics]`, what `fedcore stats` asks for by default; `schema`, the name of a table's schema in
+    the folder, has become its `bounds` in it. predictor, example_input: object references
+    of `[tool.fedcore]`, what `fedcore predict` and `fedcore export` call (fedcore/flower/trained.py); "" for none.
+    simulation_clients: how many clients `fedcore simulate` has where nobody says, `[tool.fedcore] simulation-clients`.
     """
 
     folder: Path
@@ -36,10 +45,16 @@ class FlowerApp:
     run_config: Mapping[str, Scalar]
     settings: JobSettings
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    predictor: str = ""
+    example_input: str = ""
+    simulation_clients: int = SIMULATION_CLIENTS
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Read `folder`/pyproject.toml; raises AppError, UnknownKey or ConfigurationError."""
+    def load(cls, folder: Path, *, settings_of: ReadSettings | None = None) -> Self:
+        """Read `folder`/pyproject.toml; raises AppError, UnknownKey or ConfigurationError.
+
+        settings_of: makes settings of the table `[tool.fedcore]` and its place, for who collects what is wrong there.
+        """
         document = _read(folder / "pyproject.toml")
         tool = document.get("tool", {})
         flower = tool.get("flwr", {}).get("app")
@@ -47,16 +62,28 @@ class FlowerApp:
             raise AppError(f"{folder} is not a Flower app: its pyproject.toml has no [tool.flwr.app] table")
         components = flower.get("components", {})
         settings = dict(tool.get("fedcore", {}))
-        statistics = settings.pop("statistics", {})
+        statistics = _statistics(settings.pop("statistics", {}), folder)
+        simulation_clients = settings.pop("simulation-clients", SIMULATION_CLIENTS)
+        if type(simulation_clients) is not int or simulation_clients < 1:
+            raise AppError(
+                f"simulation-clients in [tool.fedcore] of {folder}/pyproject.toml must be a number from 1 on"
+            )
+        references = {key.replace("-", "_"): _own_reference(settings, key, folder) for key in _REFERENCES}
         return cls(
             folder=folder.resolve(),
             name=str(document.get("project", {}).get("name", folder.resolve().name)),
             serverapp=_reference(components, "serverapp", folder),
             clientapp=_reference(components, "clientapp", folder),
             run_config=_flatten(flower.get("config", {})),
-            settings=JobSettings.from_mapping(settings, where=f"[tool.fedcore] of {folder}/pyproject.toml"),
+            settings=(settings_of or _settings)(settings, f"[tool.fedcore] of {folder}/pyproject.toml"),
             statistics=statistics,
+            simulation_clients=simulation_clients,
+            **references,
         )
+
+
+def _settings(values: Mapping[str, Any], where: str) -> JobSettings:
+    return JobSettings.from_mapping(values, where=where)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -72,6 +99,26 @@ def _reference(components: Mapping[str, Any], key: str, folder: Path) -> str:
     reference = components.get(key)
     if not isinstance(reference, str) or reference.count(":") != 1:
         raise AppError(f"{folder}/pyproject.toml needs {key} = 'module:attribute' in [tool.flwr.app.components]")
+    return reference
+
+
+def _statistics(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The table, with the bounds of the schema that it names in place of the name."""
+    if "schema" not in table:
+        return table
+    from fedcore.data.tables import TableSchema
+
+    if "bounds" in table:
+        raise AppError(f"[tool.fedcore.statistics] of {folder}/pyproject.toml names a schema and bounds; leave one out")
+    others = {key: value for key, value in table.items() if key != "schema"}
+    return {**others, "bounds": TableSchema.load(folder / str(table["schema"])).bounds}
+
+
+def _own_reference(settings: dict[str, Any], key: str, folder: Path) -> str:
+    """Takes a reference out of `[tool.fedcore]`, "" where there is none."""
+    reference = settings.pop(key, "")
+    if not isinstance(reference, str) or (reference and reference.count(":") != 1):
+        raise AppError(f"{key} in [tool.fedcore] of {folder}/pyproject.toml must be 'module:attribute'")
     return reference
 
 

@@ -43,6 +43,7 @@ from fedcore.training.engines.batches import TrainingData
 from fedcore.training.loop import default_metrics, evaluate, train
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
+from fedcore.training.models.columns import know_statistics
 from fedcore.training.seeds import derive_seed
 from fedcore.wire import MetricValue
 
@@ -201,9 +202,13 @@ class LocalApp(TensorApp):
         examples, rest = _split(work.evaluate(model, store, lambda: self._check(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)
 
-    def initial_arrays(self, config: UserConfig) -> ArrayRecord:
-        """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state."""
+    def initial_arrays(self, config: UserConfig, statistics: Mapping[str, Any] | None = None) -> ArrayRecord:
+        """What a ServerApp begins with: the model without what stays on the clients, with averaged optimizer state.
+
+        statistics: what `columns.ask` gave, for the model's layers that stand for columns (`Standardise`).
+        """
         warm = self.definition.warm(config, EngineConfig(), World())
+        know_statistics(warm.engine.model, statistics or {})
         sink = MemorySink(warm.personalization.layout())
         warm.personalization.write(sink)
         return arrays_from_state(sink.state())

@@ -22,6 +22,7 @@ from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.flower.sampling import samples, waited_for
 from fedcore.plain_exchange import PlainReply
 from fedcore.state import Layout, ModelState
+from fedcore.wire import is_query
 
 Aggregation = Literal["secure", "plain"]
 
@@ -55,7 +56,7 @@ class ExchangeGrid(Grid):
     weight_key: the metric with the number of examples. found: by Flower's own loop that used
     this grid last, so far. most_nodes: that there can ever be; None where
     others may come. ahead: message type -> how many nodes the strategy will ask, while
-    it has its first message.
+    it has its first message. awaits_start: whether a model lies ready that no strategy has started from yet.
     """
 
     backend: ExchangeBackend
@@ -64,6 +65,7 @@ class ExchangeGrid(Grid):
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
     found: Result | History | None = field(default=None, init=False)
     ahead: Mapping[str, int] = field(default_factory=dict, init=False)
+    awaits_start: bool = field(default=False, init=False)
     _present: int = field(default=0, init=False)
     _looked_ahead: bool = field(default=False, init=False)
     _layout: Layout | None = field(default=None, init=False)
@@ -134,6 +136,7 @@ class ExchangeGrid(Grid):
         self.found = asking.found or self.found
         self._look_ahead()
         try:
+            self._check_started(messages)
             replies = self.deliver(messages, timeout)
         except FedcoreError as error:
             for message in messages:
@@ -145,6 +148,16 @@ class ExchangeGrid(Grid):
             else:
                 self._replied.add(_purpose(reply))
         return replies
+
+    def _check_started(self, messages: Sequence[Message] = ()) -> None:
+        """Refuse to go past a model that the run is to start from; raises ConfigurationError."""
+        asks = any(not is_query(message.metadata.message_type) for message in messages)
+        if self.awaits_start and (asks or not messages):
+            raise ConfigurationError(
+                "the run is to start from an initial model, and the app sends its own: it has a loop of its own and "
+                "never calls Strategy.start of flwr.serverapp (or the legacy Server.fit). Let it call that, or read "
+                "the model in the app"
+            )
 
     def check_wait(self, nodes: int) -> None:
         """Refuse to wait for so many nodes where there will never be as many; raises ConfigurationError."""
@@ -168,13 +181,17 @@ class ExchangeGrid(Grid):
         self._final, self.found = arrays, history
 
     def check_success(self) -> None:
-        """Raise RunFailed where no client ever gave a reply, or none to a training that was asked for."""
+        """Raise RunFailed where no client ever gave a reply, or none to a training that was asked for.
+
+        ConfigurationError where the app never started from the model that it was to start from.
+        """
         if (reason := self._failures.get("train")) is not None and "train" not in self._replied:
             raise RunFailed(f"no training of the run gave a reply; the first failed: {reason}")
         if self._failures and not self._replied:
             raise RunFailed(
                 f"no exchange of the run gave a reply; the first failed: {next(iter(self._failures.values()))}"
             )
+        self._check_started()
 
     def conform(self, record: ArrayRecord) -> ModelState:
         """The record in the dtypes of the first model of the run, which the strategy may have changed."""

@@ -38,7 +38,8 @@ _LEGACY_SERVER = ("fit", "fit_round", "evaluate_round")
 _UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_message_reply_consistency")
 _FLOWER = Path(str(serverapp.__file__)).parents[1]
 _OURS = frozenset(
-    f"fedcore.flower.{name}" for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling")
+    f"fedcore.flower.{name}"
+    for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling", "initial")
 )
 
 _REASONS = {

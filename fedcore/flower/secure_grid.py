@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
@@ -28,16 +30,33 @@ _LEGACY_QUESTION = (
     'strategy initial_parameters (flwr.common.ndarrays_to_parameters), or set aggregation = "plain"'
 )
 
+_DIFFERENT_MESSAGES = (
+    "the strategy sends different messages to different clients; with secure aggregation all clients of a round must "
+    'get the same model and configuration (or set aggregation = "plain")'
+)
+
+OnRefusal: TypeAlias = Callable[[AppError], None]
+
+
+def refuse(error: AppError) -> None:
+    """End the run."""
+    raise error
+
 
 @dataclass(eq=False)
 class SecureGrid(ExchangeGrid):
-    """Messages to a cohort become one exchange, and its sum the reply to the first of them."""
+    """Messages to a cohort become one exchange, and its sum the reply to the first of them.
 
+    on_refusal: gets the AppError for code that wants more than the mean, before any exchange.
+    """
+
+    on_refusal: OnRefusal = field(default=refuse, kw_only=True)
     _exchanges: int = field(default=0, init=False)
 
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the clients that are connected now; raises AppError for a strategy that wants single replies."""
-        check_callers()
+        with self._refusing():
+            check_callers()
         return super().get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -53,13 +72,18 @@ class SecureGrid(ExchangeGrid):
             MessageTypeLegacy.GET_PROPERTIES,
         ):
             raise AppError(_LEGACY_QUESTION.format(asked))
-        check_handover(messages[0].metadata.message_type)
+        with self._refusing():
+            check_handover(messages[0].metadata.message_type)
         if not all(same_content(messages[0], message) for message in messages[1:]):
-            raise AppError(
-                "the strategy sends different messages to different clients; with secure aggregation all clients of "
-                'a round must get the same model and configuration (or set aggregation = "plain")'
-            )
+            self.on_refusal(AppError(_DIFFERENT_MESSAGES))
         return self._exchange(messages, timeout)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except AppError as error:
+            self.on_refusal(error)
 
     def _exchange(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         self._exchanges += 1

@@ -11,12 +11,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcore.errors import BudgetSpent
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.grid import Aggregation, ExchangeBackend, ExchangeGrid
+from fedcore.flower.initial import starting_from
 from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object
 from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.results import OnResults, results_of
-from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.secure_grid import OnRefusal, SecureGrid, refuse
 from fedcore.state import ModelState
 from fedcore.wire import Scalar
 
@@ -32,6 +33,11 @@ class ServerAppOutcome:
     stopped: str = ""
 
 
+def load_server_app(app: FlowerApp) -> ServerApp:
+    """Import the app's ServerApp; raises AppError, and what the user's code raises."""
+    return load_object(app.folder, app.serverapp, ServerApp)
+
+
 def run_server_app(
     app: FlowerApp,
     *,
@@ -41,17 +47,23 @@ def run_server_app(
     aggregation: Aggregation,
     most_nodes: int | None = None,
     on_results: OnResults | None = None,
+    initial: ModelState | None = None,
+    on_refusal: OnRefusal = refuse,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
     most_nodes: that there can ever be, where that is known: a strategy that waits for more is refused. on_results: gets
-    what there is by then when the run ends, be it by an error or its privacy budget. Raises RunFailed where it came to
-    its end although no exchange gave a reply.
+    what there is by then when the run ends, be it by an error or its privacy budget. initial: what its strategy starts
+    from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply, and
+    ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
+    code, and may go on to hear of more; by default it ends the run.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
-    grid: ExchangeGrid = (SecureGrid if aggregation == "secure" else PlainGrid)(
-        backend, run_id=run_id, most_nodes=most_nodes
+    grid: ExchangeGrid = (
+        SecureGrid(backend, run_id=run_id, most_nodes=most_nodes, on_refusal=on_refusal)
+        if aggregation == "secure"
+        else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes)
     )
     context = Context(
         run_id=run_id,
@@ -61,8 +73,8 @@ def run_server_app(
         run_config=dict(run_config),
     )
     try:
-        with legacy_rounds(grid):
-            load_object(app.folder, app.serverapp, ServerApp)(grid, context)
+        with legacy_rounds(grid), starting_from(initial, grid):
+            load_server_app(app)(grid, context)
     except BudgetSpent as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
     finally:

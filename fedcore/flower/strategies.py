@@ -73,11 +73,11 @@ def make_strategy(config: UserConfig, **options: Any) -> FedAvg:
 def averaging_server(client: LocalApp) -> ServerApp:
     """A ServerApp that runs the strategy of the run config, from the initial weights that the ClientApp's model has.
 
-    Where the app's `columns` name statistics that the clients need, it asks for them first, and sends them along in
-    every round. The sums that the clients report for the ClientApp's metrics become figures of the whole federation
-    (`finish`), the last of which it prints. Of the run config it reads `num-server-rounds`, `min-nodes`,
-    `fraction-train` and `fraction-evaluate` (1 where they are missing), `seed`, which decides the nodes of a round, and
-    what `make_strategy` reads.
+    Where the app's `columns` name statistics that the clients need, it asks for them first, sets them in the model's
+    layers that stand for columns (`Standardise`, `Rescale`), and sends them along in every round. The sums that the
+    clients report for the ClientApp's metrics become figures of the whole federation (`finish`), the last of which it
+    prints. Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
+    where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
     """
     app = ServerApp()
 
@@ -86,11 +86,11 @@ def averaging_server(client: LocalApp) -> ServerApp:
         config = context.run_config
         # Flower draws the nodes of a round from Python's own generator.
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
-        known = client.columns.ask(grid, config, int(config["min-nodes"]))
+        known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)))
         options = {**_participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
         result = make_strategy(config, **options).start(
             grid=grid,
-            initial_arrays=client.initial_arrays(config),
+            initial_arrays=client.initial_arrays(config, known),
             num_rounds=int(config[ROUNDS_KEY]),
             train_config=ConfigRecord(known),
             evaluate_config=ConfigRecord(known),
@@ -111,7 +111,7 @@ def _figures(client: LocalApp, rounds: Mapping[int, MetricRecord]) -> str:
 
 def _participation(config: UserConfig) -> dict[str, float | int]:
     """How many nodes take part in a round; where a fraction of them does, one is enough."""
-    nodes = int(config["min-nodes"])
+    nodes = int(config.get("min-nodes", 1))  # a federation waits for the clients of a run by itself
     participation: dict[str, float | int] = {"min_available_nodes": nodes}
     for task in ("train", "evaluate"):
         fraction = float(config.get(f"fraction-{task}", 1.0))

@@ -9,9 +9,11 @@ averaging one takes memory for all of it, and conversions to float32 go block by
 name, synced and then renamed: a reader finds either a complete file or none. safetensors is a header and plain bytes;
 nothing is ever unpickled.
 
-`own_model` keeps the model that a client holds for itself, from round to round.
+`facts` is what a file tells of its model beside its tensors; `own_model` keeps the model that a client holds, from
+round to round.
 """
 
+from fedcore.state.facts import ModelFacts, open_initial, read_facts, write_model
 from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
 from fedcore.state.model import MemorySink, ModelState, StateSink
@@ -22,6 +24,7 @@ __all__ = [
     "FileSink",
     "Layout",
     "MemorySink",
+    "ModelFacts",
     "ModelState",
     "OwnModel",
     "OwnModelFolder",
@@ -29,5 +32,8 @@ __all__ = [
     "StateSink",
     "TensorSpec",
     "from_float",
+    "open_initial",
+    "read_facts",
     "sha256_file",
+    "write_model",
 ]

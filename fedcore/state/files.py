@@ -2,8 +2,8 @@
 
 File layout, which makes the bytes a function of the state alone:
 
-- the header names the tensors in the order of the state (the order in which Flower lists arrays),
-  has `__metadata__` in record files alone, and is padded with spaces to a multiple of eight bytes;
+- the header names the tensors in the order of the state (the order in which Flower lists arrays), has `__metadata__` in
+  record files and in the models that a run ends with (`facts`), and is padded with spaces to a multiple of eight bytes;
 - the data lies in descending item size, equal sizes in the order of the state, so that every
   tensor is aligned.
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, Self
@@ -17,6 +18,8 @@ from fedcore.errors import ConfigurationError, EnvironmentFailure, StorageFull
 
 _MAX_PATH_FOR_SOCKETS: Final = 72
 """Bytes; the kernel takes 108 with the final zero, and a data loader adds /pymp-xxxxxxxx/listener-xxxxxxxx."""
+_LOOKED_AT_SECONDS: Final = (0.02, 0.05, 0.1)
+"""Pauses before a lock counts as taken: `is_held` shares it for an instant."""
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -45,6 +48,19 @@ def write_file(path: Path, content: bytes | str, *, mode: int = 0o666, durable: 
     """Write a file at once, as `replacing` does; text is UTF-8. Raises OSError."""
     with replacing(path, mode=mode, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_replaceable(path: Path, *, force: bool, option: str = "--out") -> None:
+    """Refuse a place where something is already, unless forced; raises ConfigurationError that names the option."""
+    if path.exists() and not force:
+        raise ConfigurationError(f"{option}: {path} exists already; name another file, or replace it with --force")
+
+
+def check_place(path: Path, *, force: bool, option: str = "--out") -> None:
+    """The same, and a place in a folder that is not there."""
+    check_replaceable(path, force=force, option=option)
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"{option}: there is no folder {path.absolute().parent}")
 
 
 def remove_tree(folder: Path) -> None:
@@ -113,12 +129,13 @@ class Lock:
         except OSError as error:
             raise EnvironmentFailure(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = not any(_take(self._descriptor, pause) for pause in (0.0, *_LOOKED_AT_SECONDS))
         except OSError as error:
             os.close(self._descriptor)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise EnvironmentFailure(f"{path} cannot be locked: {error.strerror}") from error
-            raise ConfigurationError(taken) from None
+            raise EnvironmentFailure(f"{path} cannot be locked: {error.strerror}") from error
+        if held:
+            os.close(self._descriptor)
+            raise ConfigurationError(taken)
 
     def close(self) -> None:
         """Let another process have it; does nothing the second time."""
@@ -131,3 +148,24 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds the `Lock` of a folder; raises OSError where the folder cannot be opened."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return not _take(descriptor, 0.0, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, pause: float, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file after `pause` seconds; whether nobody else held it. Raises OSError."""
+    time.sleep(pause)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True

@@ -14,6 +14,7 @@ from fedcore.training.engines import Batch, Engine, EngineConfig, Proximal, Reci
 from fedcore.training.loop import Evaluation, OptimizerConfig, TrainSummary, evaluate, local_engine, train
 from fedcore.training.losses import Loss
 from fedcore.training.metrics import Metric
+from fedcore.training.outputs import outputs
 from fedcore.training.seeds import derive_seed, seeded
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "evaluate",
     "local_engine",
     "make_engine",
+    "outputs",
     "seeded",
     "train",
 ]

@@ -61,6 +61,19 @@ def load_pretrained(folder: str) -> Any:
         raise ConfigurationError(f"{folder!r} is not a folder with a causal language model: {error}") from error
 
 
+def tiny_llama(vocabulary: int = 256) -> Any:
+    """A Llama of two layers of width 64 with random weights, for trying things out: 106,816 parameters over bytes."""
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
 def load_tokenizer(folder: str) -> Any:
     """The tokenizer in the same folder. Raises ConfigurationError where there is none."""
     try:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fedcore.compare.measure.clock import allreduce_seconds
 from fedcore.compare.measure.network import Cost, Network
-from fedcore.compare.modes.base import Option
+from fedcore.compare.modes.base import InReport, Option
 from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
@@ -24,6 +24,10 @@ class AllReduce(Baseline):
     """One rank for each site, all of them in every step."""
 
     consequence: ClassVar[str] = "every step needs the gradient of every rank, so that the run ended"
+
+    @property
+    def in_report(self) -> InReport:
+        return InReport(readers="sites")
 
     @property
     def options(self) -> Mapping[str, Option]:

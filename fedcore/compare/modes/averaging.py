@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from fedcore.compare.measure.clock import averaging_seconds
 from fedcore.compare.measure.network import Cost, Network
-from fedcore.compare.modes.base import Option
+from fedcore.compare.modes.base import InReport, Option
 from fedcore.compare.modes.baseline import GLOBAL_BATCH, Baseline, RoundLog, start_group
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Workers
@@ -28,6 +28,10 @@ class ModelAveraging(Baseline):
     consequence: ClassVar[str] = "every average needs the model of every rank, so that the run ended"
 
     outer: Mapping[str, Option] = field(default_factory=dict)
+
+    @property
+    def in_report(self) -> InReport:
+        return InReport(readers="sites")
 
     @property
     def options(self) -> Mapping[str, Option]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from fedcore.errors import ConfigurationError
 from fedcore.wire import Scalar
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fedcore.compare.workers.processes import Workers
     from fedcore.events import EventSink
     from fedcore.flower.telling import ToldTest
+
+
+Readers: TypeAlias = Literal["", "nobody", "server", "sites", "pooled"]
+"""pooled: nothing is sent, since the data themselves are in one place. "": of a mode that is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,14 @@ class InReport:
     """What the report has to know of a mode, beyond what its runs found.
 
     pooled: all data are in one place, so that the federated modes are measured against it. alone: each site has a model
-    of its own, tested where it was trained: it does not compete with the others. protection: what a federation does for
-    its updates; "" where there is none.
+    of its own. protection: what a federation does for its updates; "" where there is none. readers: who can read what a
+    single site sends, its update or its gradient.
     """
 
     pooled: bool = False
     alone: bool = False
     protection: Literal["", "secure", "plain", "private"] = ""
+    readers: Readers = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

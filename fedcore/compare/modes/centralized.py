@@ -39,7 +39,7 @@ class Centralized(Baseline):
 
     @property
     def in_report(self) -> InReport:
-        return InReport(pooled=True)
+        return InReport(pooled=True, readers="pooled")
 
     def start(self, run: PlannedRun, workers: Workers) -> tuple[str, ...]:
         ranks = int(run.options["ranks"])

@@ -50,7 +50,7 @@ class Federated(Mode):
 
     @property
     def in_report(self) -> InReport:
-        return InReport(protection=self.protection)
+        return InReport(protection=self.protection, readers="server" if self.plain else "nobody")
 
     @property
     def plain(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 from fedcore.compare.measure.traffic import TcpBytes
-from fedcore.compare.modes.base import Mode, Option, Trained
+from fedcore.compare.modes.base import InReport, Mode, Option, Trained
 from fedcore.compare.modes.baseline import GLOBAL_BATCH
 from fedcore.compare.parameter_server.server import run_shard
 from fedcore.compare.parameter_server.task import (
@@ -57,6 +57,10 @@ class ParameterServer(Mode):
         batch = GLOBAL_BATCH if self.together else {}
         bound = {"s": Option(3.0)} if self.bounded else {}
         return {**batch, "shards": Option(1, least=1), **bound}
+
+    @property
+    def in_report(self) -> InReport:
+        return InReport(readers="server")
 
     def divides_batches(self, options: Mapping[str, Scalar]) -> bool:
         return self.together

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,9 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import (
+    MOST_PLACES,
     Drawing,
+    Hover,
     Look,
     file_name,
     format_axis,
@@ -23,6 +25,7 @@ from fedcore.compare.report.drawing import (
     titled,
 )
 from fedcore.compare.report.summary import (
+    NONE,
     Format,
     Metric,
     Spread,
@@ -37,9 +40,9 @@ from fedcore.compare.results import Point, RunResult
 CURVES, SWEEPS = "curves", "sweeps"
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.
 _LOGARITHMIC = 20
-_MARGINS = {"left": 0.14, "right": 0.66, "bottom": 0.15, "top": 0.97}
-# An axis begins below all but this share of the values after the first round: what is interesting lies there.
-_CUT = 0.2
+_MARGINS = {"left": 0.14, "right": 0.63, "bottom": 0.15, "top": 0.97}
+# A mode that diverges leaves the axis this far below the start, as a share of what the best one gained.
+_BELOW = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +57,28 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """A quantity that the metric is drawn against."""
+    """A quantity that the metric is drawn against. place: where a point is, in words."""
 
     name: str
     label: str
+    place: str
     value: Callable[[Point], float | None]
     form: Format
     caption: str = ""
 
 
 AXES = (
-    Against(name="samples", label="examples trained on", value=lambda point: point.samples, form=count),
+    Against(
+        name="samples",
+        label="examples trained on",
+        place="after {} examples",
+        value=lambda point: point.samples,
+        form=count,
+    ),
     Against(
         name="bytes",
         label="bytes up and down, per worker",
+        place="after {}",
         value=lambda point: point.bytes_up + point.bytes_down,
         form=size,
         caption="A mode that sends nothing is a level line at its last value.",
@@ -75,6 +86,7 @@ AXES = (
     Against(
         name="seconds",
         label="seconds of training, measured here",
+        place="after {}",
         value=lambda point: point.seconds,
         form=duration,
         caption="On this machine, over its loopback, evaluation and start left out.",
@@ -82,11 +94,12 @@ AXES = (
     Against(
         name="simulated-seconds",
         label="simulated seconds",
+        place="after {} of the simulated clock",
         value=lambda point: point.simulated_seconds,
         form=duration,
         caption="On the machines and links of the network model.",
     ),
-    Against(name="rounds", label="rounds", value=lambda point: point.round, form=count),
+    Against(name="rounds", label="rounds", place="after round {}", value=lambda point: point.round, form=count),
 )
 
 
@@ -107,7 +120,7 @@ def curve_drawings(comparison: Comparison) -> list[Drawing]:
                 name=f"{file_name(metric.name)}-{against.name}",
                 section=CURVES,
                 title=f"{titled(metric.name)} against {against.label}",
-                caption=f"Mean over the seeds; band: one standard deviation. {against.caption}".strip(),
+                caption=f"{_spread(comparison, 'band')}{against.caption}".strip(),
                 height=_height(len(lines)),
                 draw=partial(_draw_curves, lines=lines, styles=styles, metric=metric, against=against),
             )
@@ -148,13 +161,40 @@ def sweep_drawings(comparison: Comparison) -> list[Drawing]:
                     name=f"sweep-{file_name(key)}",
                     section=SWEEPS,
                     title=f"Last {metric.name} against {key}",
-                    caption="Mean over the seeds; bars: one standard deviation. "
-                    "Of several values of another key, the best is shown.",
+                    caption=_spread(comparison, "bars") + "Of several values of another key, the best is shown.",
                     height=_height(len(lines)),
                     draw=partial(_draw_sweep, lines=lines, styles=styles, metric=metric, key=key),
                 )
             )
     return drawings
+
+
+def curve_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """What the curves show, as a table: a row for each round, or for each tenth where there are many."""
+    metric = Metric.of(comparison)
+    if metric is None:
+        return None
+    lines = {label: mean_line(of, metric, lambda point: point.round) for label, of in best_points(comparison).items()}
+    found = {label: dict(zip(line.x, line.y, strict=True)) for label, line in lines.items() if line}
+    if not found:
+        return None
+    rounds = sorted({number for line in found.values() for number in line})
+    shown = [number for number in rounds if number in rounds[:: _every(rounds)] or number == rounds[-1]]
+    rows = [
+        (count(number), *(metric.form(line[number]) if number in line else NONE for line in found.values()))
+        for number in shown
+    ]
+    return (f"round: {metric.column}", *found), rows
+
+
+def _every(values: Sequence[object]) -> int:
+    """Which ones to take, so that they are not too many."""
+    return math.ceil(len(values) / MOST_PLACES)
+
+
+def _spread(comparison: Comparison, drawn: str) -> str:
+    """How to read a mean; one seed has no spread."""
+    return f"Mean over the seeds; {drawn}: one standard deviation. " if len(comparison.seeds) > 1 else ""
 
 
 def _height(lines: int) -> float:
@@ -163,7 +203,7 @@ def _height(lines: int) -> float:
 
 def _draw_curves(
     figure: Figure, *, lines: Mapping[str, Line], styles: Mapping[str, Look], metric: Metric, against: Against
-) -> None:
+) -> list[Hover]:
     axes = figure.add_subplot()
     figure.subplots_adjust(**_MARGINS)
     ends = [line.x[-1] for line in lines.values() if line.x[-1] > 0]
@@ -182,7 +222,24 @@ def _draw_curves(
     format_axis(axes, against.form)
     axes.set_xlabel(against.label)
     _metric_axis(axes, metric, lines)
-    label_lines(figure, axes, {label: line.y[-1] for label, line in lines.items()}, styles)
+    label_lines(figure, axes, {label: line.y[-1] for label, line in lines.items()}, styles, metric.form)
+    return [hover for label, line in lines.items() for hover in _hovers(axes, label, line, metric, against)]
+
+
+def _hovers(axes: Axes, label: str, line: Line, metric: Metric, against: Against) -> Iterator[Hover]:
+    """What each point of a curve is."""
+    low, high = axes.get_xlim()
+    unit = " %" if metric.percent else ""
+    if line.x[-1] <= 0 < high and len(axes.get_lines()) > 1:
+        yield Hover(axes=axes, x=(low, high), y=(line.y[-1],) * 2, text=f"{label}: {metric.form(line.y[-1])}{unit}")
+        return
+    bottom, top = axes.get_ylim()
+    last = len(line.x) - 1
+    for index, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
+        if (index % _every(line.x) == 0 or index == last) and low <= x <= high and bottom <= y <= top:
+            spread = f" ± {metric.form(line.high[index] - y)}" if line.high[index] > y else ""
+            text = f"{label}: {metric.form(y)}{spread}{unit} {against.place.format(against.form(x))}"
+            yield Hover.at(axes, x, y, text)
 
 
 def _draw_line(axes: Axes, line: Line, look: Look, *, positive: bool) -> None:
@@ -194,18 +251,23 @@ def _draw_line(axes: Axes, line: Line, look: Look, *, positive: bool) -> None:
 
 
 def _metric_axis(axes: Axes, metric: Metric, lines: Mapping[str, Line]) -> None:
-    later = sorted(value for line in lines.values() for value in (line.y[1:] or line.y))
-    ends = [line.y[-1] for line in lines.values()]
-    cut = int(_CUT * len(later))
-    if metric.sign > 0:
-        low, high = min(later[cut], *ends), max(line_high for line in lines.values() for line_high in line.high)
-    else:
-        low, high = later[0], max(later[-1 - cut], *ends)
+    low, high = metric_limits(lines.values(), metric.sign)
     room = 0.06 * (high - low) or 0.01
     axes.set_ylim(low - room, high + room)
     if metric.percent:
         percent_axis(axes)
     axes.set_ylabel(f"{metric.name}, test examples of all sites")
+
+
+def metric_limits(lines: Iterable[Line], sign: int) -> tuple[float, float]:
+    """The whole of all curves, from the first model on, but for how far one that diverges gets below the start."""
+    found = list(lines)
+    values = [value for line in found for value in (*line.low, *line.high)]
+    best = max(sign * value for value in values)
+    start = min(sign * line.y[0] for line in found)
+    worst = max(min(sign * value for value in values), start - _BELOW * (best - start))
+    low, high = sorted((sign * worst, sign * best))
+    return low, high
 
 
 def _swept(comparison: Comparison, label: str, key: str, metric: Metric) -> list[tuple[object, Spread]]:
@@ -231,7 +293,7 @@ def _draw_sweep(
     styles: Mapping[str, Look],
     metric: Metric,
     key: str,
-) -> None:
+) -> list[Hover]:
     axes = figure.add_subplot()
     figure.subplots_adjust(**_MARGINS)
     values = list(dict.fromkeys(value for line in lines.values() for value, _ in line))
@@ -240,7 +302,7 @@ def _draw_sweep(
     places = {value: index for index, value in enumerate(values)}
     for label, line in lines.items():
         x = [places[value] for value, _ in line]
-        errors = [spread.sd or 0.0 for _, spread in line]
+        errors = [spread.sd or 0.0 for _, spread in line] if any(spread.sd for _, spread in line) else None
         axes.errorbar(x, [spread.mean for _, spread in line], errors, **styles[label].line, capsize=2, elinewidth=1)
     axes.set_xticks(range(len(values)), [str(value) for value in values])
     axes.set_xmargin(0.06)
@@ -248,4 +310,9 @@ def _draw_sweep(
     axes.set_ylabel(f"last {metric.name}")
     if metric.percent:
         percent_axis(axes)
-    label_lines(figure, axes, {label: line[-1][1].mean for label, line in lines.items()}, styles)
+    label_lines(figure, axes, {label: line[-1][1].mean for label, line in lines.items()}, styles, metric.form)
+    return [
+        Hover.at(axes, places[value], spread.mean, f"{label}, {key}={value}: {metric.shown(spread)}")
+        for label, line in lines.items()
+        for value, spread in line
+    ]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedcore.compare.modes import in_report
 from fedcore.compare.report.document import Comparison, SiteSplit
-from fedcore.compare.report.drawing import INK, MUTED, Drawing, Look, looks, percent_axis, short, titled
+from fedcore.compare.report.drawing import INK, MUTED, Drawing, Hover, Look, looks, percent_axis, short, titled
 from fedcore.compare.report.summary import Format, Metric, Spread, best_points, duration, per_worker, size
 from fedcore.compare.results import RunResult
 
@@ -51,12 +52,13 @@ def _split(comparison: Comparison) -> Drawing | None:
     )
 
 
-def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[str]) -> None:
+def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[str]) -> list[Hover]:
     axes = figure.add_subplot()
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=0.2, right=0.96, bottom=0.48 / height, top=1 - 0.72 / height)
     colors = mpl.colormaps["cividis"].resampled(max(2, len(labels)))
     left = [0] * len(split)
+    hovers: list[Hover] = []
     for index, label in enumerate(labels):
         widths = [(site.labels or {}).get(label, 0) for site in split]
         axes.barh(
@@ -69,6 +71,7 @@ def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[
             linewidth=0.3,
             edgecolor=colors(index),
         )
+        hovers += _bar_hovers(axes, split, label, left, widths)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     every = math.ceil(len(split) / 30)
     axes.set_yticks(range(0, len(split), every), [site.site for site in split][::every])
@@ -88,6 +91,17 @@ def _draw_split(figure: Figure, *, split: Sequence[SiteSplit], labels: Sequence[
         bar = figure.colorbar(scale, cax=place, orientation="horizontal")
         bar.set_ticks([0, len(labels) - 1], labels=[labels[0], labels[-1]])
         place.set_title("label", fontsize=8, loc="left", pad=3)
+    return hovers
+
+
+def _bar_hovers(
+    axes: Axes, split: Sequence[SiteSplit], label: str, left: Sequence[int], widths: Sequence[int]
+) -> Iterator[Hover]:
+    """One label's parts of all bars."""
+    for row, (site, start, width) in enumerate(zip(split, left, widths, strict=True)):
+        if width:
+            text = f"{site.site}: {width} of label {label}"
+            yield Hover(axes=axes, x=(start, start + width), y=(row - 0.39, row + 0.39), text=text)
 
 
 def _sites(comparison: Comparison) -> Drawing | None:
@@ -99,8 +113,8 @@ def _sites(comparison: Comparison) -> Drawing | None:
         name="sites",
         section="data",
         title=f"{titled(metric.name)} of the last model, by site",
-        caption="A dot is a site, its mean over the seeds; the stroke is the mean of the sites. "
-        "Each site has its own test examples; in local, also its own model.",
+        caption=f"A dot is a site{', its mean over the seeds' if len(comparison.seeds) > 1 else ''}; the stroke is the "
+        "mean of the sites. Each site has its own test examples; in local, also its own model.",
         height=0.75 + 0.32 * len(found),
         draw=partial(_draw_sites, found=found, styles=looks(comparison.labels), metric=metric),
     )
@@ -119,7 +133,7 @@ def by_site(comparison: Comparison, metric: Metric) -> dict[str, dict[str, Sprea
 
 def _draw_sites(
     figure: Figure, *, found: Mapping[str, Mapping[str, Spread]], styles: Mapping[str, Look], metric: Metric
-) -> None:
+) -> list[Hover]:
     axes = figure.add_subplot()
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=_LEFT, right=0.96, bottom=0.48 / height, top=1 - 0.1 / height)
@@ -138,6 +152,11 @@ def _draw_sites(
     axes.set_xlabel(f"{metric.name} on the test examples of a site")
     if metric.percent:
         percent_axis(axes, "x")
+    return [
+        Hover.at(axes, spread.mean, row, f"{label}, {site}: {metric.shown(spread)}")
+        for row, (label, sites) in enumerate(found.items())
+        for site, spread in sites.items()
+    ]
 
 
 def _staleness(comparison: Comparison) -> Drawing | None:
@@ -155,7 +174,10 @@ def _staleness(comparison: Comparison) -> Drawing | None:
     )
 
 
-def _draw_staleness(figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], styles: Mapping[str, Look]) -> None:
+def _draw_staleness(
+    figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], styles: Mapping[str, Look]
+) -> list[Hover]:
+    hovers: list[Hover] = []
     grid = figure.subplots(len(runs), 2, squeeze=False)
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=0.12, right=0.97, bottom=0.45 / height, top=1 - 0.28 / height, hspace=0.75, wspace=0.25)
@@ -164,6 +186,12 @@ def _draw_staleness(figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], 
         for axes, ages in zip(grid[row], ([one.clocks for one in known], [one.updates for one in known]), strict=True):
             shares = age_shares(ages)
             axes.bar(list(shares), list(shares.values()), width=0.85, color=styles[label].color, linewidth=0)
+            hovers += [
+                Hover(
+                    axes=axes, x=(age - 0.4, age + 0.4), y=(0, share), text=f"{age}: {100 * share:.1f} % of the updates"
+                )
+                for age, share in shares.items()
+            ]
             axes.set_xlim(-0.6, max(shares, default=0) + 0.6 if max(shares, default=0) > 3 else 4.6)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(2, steps=[1, 2, 5, 10]))
@@ -176,6 +204,7 @@ def _draw_staleness(figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], 
         grid[row][0].set_title(label.replace("\n", " "), fontsize=8, loc="left", pad=3)
     grid[-1][0].set_xlabel("steps ahead of the slowest")
     grid[-1][1].set_xlabel("updates in between")
+    return hovers
 
 
 def age_shares(histograms: Sequence[Mapping[int, int]]) -> dict[int, float]:
@@ -198,7 +227,8 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
         name="privacy",
         section="privacy",
         title="What the federated modes reach and take",
-        caption="Federated training with and without protection; the line is one standard deviation.",
+        caption="Federated training with and without protection"
+        + ("; the line is one standard deviation." if len(comparison.seeds) > 1 else "."),
         height=0.35 + 3 * (0.42 + 0.24 * len(runs)),
         draw=partial(
             _draw_privacy,
@@ -211,7 +241,8 @@ def privacy_drawing(comparison: Comparison) -> Drawing | None:
 
 def _draw_privacy(
     figure: Figure, *, runs: Mapping[str, Sequence[RunResult]], metric: Metric, styles: Mapping[str, Look]
-) -> None:
+) -> tuple[Hover, ...]:
+    """Every bar has its value beside it."""
     reached = f"last {metric.name}" + (", %" if metric.percent else "")
     panels: list[tuple[str, dict[str, Spread | None], Format]] = [
         (reached, {k: metric.final(v) for k, v in runs.items()}, metric.form),
@@ -225,7 +256,7 @@ def _draw_privacy(
         for row, (label, spread) in enumerate(spreads.items()):
             if spread is None or not math.isfinite(spread.mean):
                 continue
-            axes.barh(row, spread.mean, xerr=spread.sd or 0, height=0.7, color=styles[label].color, ecolor=INK)
+            axes.barh(row, spread.mean, xerr=spread.sd or None, height=0.7, color=styles[label].color, ecolor=INK)
             axes.annotate(
                 shown(spread.mean), (spread.mean + (spread.sd or 0), row), xytext=(4, 0),
                 textcoords="offset points", verticalalignment="center", fontsize=8, annotation_clip=False,
@@ -238,6 +269,7 @@ def _draw_privacy(
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.grid(visible=False)
+    return ()
 
 
 def _bytes(run: RunResult) -> float | None:

@@ -64,24 +64,25 @@ class Source:
 class Comparison:
     """Everything that a report is made from.
 
-    partition: how the app divided its data. run_config, settings: of the app, as changed for all modes alike; seeds,
-    sweeps and options of modes are in the runs. network: None for the loopback as it is. cost: seconds of computation
-    for the simulated clock. created: ISO 8601, UTC. modes: in the order of the report. split: of the first seed. runs:
-    every mode with every seed at every point of a sweep. sources: empty unless several reports were merged.
-    judged_by: the metric that models are judged by, None where nobody says whether more of one is better.
-    own_evaluation: the metrics are those that the app's own evaluation reports, weighted as it says; else every model
-    was evaluated in the same way, on the same examples.
+    partition: how the app divided its data. run_config, settings: of the app, as changed for all modes alike; changed:
+    keys of both that are otherwise than the app or fedcore has them. Seeds, sweeps and options of modes are in the
+    runs. network: None for the loopback as it is. cost: seconds of computation for the simulated clock. created: ISO
+    8601, UTC. modes: in the order of the report. split: of the first seed. runs: every mode with every seed at every
+    point of a sweep. sources: empty unless several reports were merged. judged_by: the metric that models are judged
+    by, None where nobody says whether more of one is better. own_evaluation: the metrics are those that the app's own
+    evaluation reports, weighted as it says; else every model was evaluated in the same way, on the same examples.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    schema: Literal["fedcore/compare/4"] = "fedcore/compare/4"
+    schema: Literal["fedcore/compare/5"] = "fedcore/compare/5"
     app: str
     sites: int
     partition: str
     seeds: tuple[int, ...]
     run_config: Mapping[str, Value]
     settings: Mapping[str, Any]
+    changed: tuple[str, ...] = ()
     created: str
     machine: Mapping[str, Any]
     modes: tuple[ModeTitle, ...]
@@ -142,6 +143,7 @@ def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
         first,
         app=" + ".join(dict.fromkeys(one.app for one in comparisons.values())),
         partition=" + ".join(dict.fromkeys(one.partition for one in comparisons.values())),
+        changed=tuple(dict.fromkeys(key for one in comparisons.values() for key in one.changed)),
         seeds=tuple(sorted({seed for one in comparisons.values() for seed in one.seeds})),
         created=max(one.created for one in comparisons.values()),
         modes=tuple(

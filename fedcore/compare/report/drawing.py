@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -54,7 +55,47 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
 }
 
-Draw: TypeAlias = Callable[[Figure], None]
+# A place to point at is at least this wide and high, and so many of one line have values: a curve may have thousands.
+_PLACE, MOST_PLACES = 10.0, 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hover:
+    """A place of a figure that says its values when somebody points at it. x, y: from and to, in data coordinates."""
+
+    axes: Axes
+    x: tuple[float, float]
+    y: tuple[float, float]
+    text: str
+
+    @classmethod
+    def at(cls, axes: Axes, x: float, y: float, text: str) -> Hover:
+        """One point."""
+        return cls(axes=axes, x=(x, x), y=(y, y), text=text)
+
+    def svg(self, width: float, height: float) -> str:
+        """As an element of a drawing of this size, in points; the page's style sheet hides the text."""
+        self.axes.get_xlim(), self.axes.get_ylim()  # which settles them
+        corners = self.axes.transData.transform(list(zip(self.x, self.y, strict=True))) * 72 / self._dpi
+        (x0, y0), (x1, y1) = ((x, height - y) for x, y in corners)
+        left, top = min(x0, x1), min(y0, y1)
+        wide, high = max(abs(x1 - x0), _PLACE), max(abs(y1 - y0), _PLACE)
+        left, top = left - (wide - abs(x1 - x0)) / 2, top - (high - abs(y1 - y0)) / 2
+        middle = left + wide / 2
+        anchor = "start" if middle < width / 3 else "end" if middle > 0.6 * width else "middle"
+        return (
+            f'<g class="hover"><rect x="{left:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{high:.1f}" rx="3"/>'
+            f'<text x="{middle:.1f}" y="{max(top - 3, 8):.1f}" text-anchor="{anchor}">{escape(self.text)}</text></g>'
+        )
+
+    @property
+    def _dpi(self) -> float:
+        figure = self.axes.get_figure(root=True)
+        return 100.0 if figure is None else figure.dpi
+
+
+Draw: TypeAlias = Callable[[Figure], Sequence[Hover]]
+"""Draws, and says which places have values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +126,14 @@ class Drawing:
     def svg(self) -> str:
         """For a page: colours as CSS variables, text as text, unique ids, no reference to anything outside."""
         buffer = io.StringIO()
-        with _figure(self) as figure:
+        with _figure(self) as (figure, hovers):
             figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        return _for_page(buffer.getvalue(), self)
+            places = "".join(hover.svg(72 * WIDTH, 72 * self.height) for hover in hovers)
+        return _for_page(buffer.getvalue(), self).replace("</svg>", f"{places}</svg>")
 
     def png(self, path: Path) -> None:
         """Write it for other documents, on white."""
-        with _figure(self) as figure:
+        with _figure(self) as (figure, _):
             figure.savefig(path, format="png", dpi=200, facecolor="white")
 
 
@@ -126,10 +168,12 @@ def short(label: str) -> str:
     return f"{name}\n{options if len(options) <= _LABEL_WORDS else options[: _LABEL_WORDS - 1] + '…'}"
 
 
-def label_lines(figure: Figure, axes: Axes, ends: Mapping[str, float], styles: Mapping[str, Look]) -> None:
+def label_lines(
+    figure: Figure, axes: Axes, ends: Mapping[str, float], styles: Mapping[str, Look], form: Callable[[float], str]
+) -> None:
     """Names beside the right edge, each at the height where its line ends, or as near as the others leave room.
 
-    ends: last value of each line, in data coordinates of the y axis.
+    ends: last value of each line, in data coordinates of the y axis; it stands before the name as `form` writes it.
     """
     low, high = axes.get_ylim()
     order = sorted(ends, key=lambda label: ends[label])
@@ -142,10 +186,11 @@ def label_lines(figure: Figure, axes: Axes, ends: Mapping[str, float], styles: M
         look, height = styles[label], low + place * (high - low)
         start = low + min(max(wanted, 0.0), 1.0) * (high - low)
         inside: dict[str, Any] = {"transform": edge, "clip_on": False, "color": look.color}
-        axes.plot([1.005, 1.05], [start, height], linewidth=0.6, alpha=0.7, **inside)
-        axes.plot([1.06, 1.16], [height] * 2, linestyle=look.dash, **inside)
-        axes.plot([1.11], [height], look.marker, **inside)
-        axes.text(1.18, height, short(label), transform=edge, fontsize=_FONT - 1, va="center")
+        axes.plot([1.005, 1.04], [start, height], linewidth=0.6, alpha=0.7, **inside)
+        axes.plot([1.045, 1.125], [height] * 2, linestyle=look.dash, **inside)
+        axes.plot([1.085], [height], look.marker, **inside)
+        text = f"{form(ends[label])}  {short(label)}"
+        axes.text(1.145, height, text, transform=edge, fontsize=_FONT - 1, va="center")
     axes.set_ylim(low, high)
 
 
@@ -176,12 +221,11 @@ def format_axis(axes: Axes, form: Callable[[float], str]) -> None:
 
 
 @contextmanager
-def _figure(drawing: Drawing) -> Iterator[Figure]:
+def _figure(drawing: Drawing) -> Iterator[tuple[Figure, Sequence[Hover]]]:
     style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": drawing.name}
     with mpl.rc_context(style):
         figure = Figure(figsize=(WIDTH, drawing.height))
-        drawing.draw(figure)
-        yield figure
+        yield figure, drawing.draw(figure)
 
 
 def _for_page(svg: str, drawing: Drawing) -> str:

@@ -22,11 +22,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema, to_json
 
-from fedcore.compare.report.curves import curve_drawings, sweep_drawings
+from fedcore.compare.report.curves import curve_drawings, curve_table, sweep_drawings
 from fedcore.compare.report.details import detail_drawings
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.report.drawing import PALETTE, Drawing, looks
-from fedcore.compare.report.findings import FairnessCheck, broken, fairness, headline, machine_text
+from fedcore.compare.report.fairness import FairnessCheck, broken, fairness, machine_text
+from fedcore.compare.report.story import headline
 from fedcore.compare.report.summary import Summary, best_points, point_text, summarize
 from fedcore.compare.report.tables import (
     caption,
@@ -43,15 +44,21 @@ from fedcore.system.files import write_file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Comparison):
-    """The content of report.json: the comparison, and what is computed from it."""
+    """The content of report.json: the comparison, and what is computed from it. headline: sentences."""
 
+    headline: tuple[str, ...]
     summary: tuple[Summary, ...]
     fairness: tuple[FairnessCheck, ...]
 
     @classmethod
     def of(cls, comparison: Comparison) -> Report:
         """Compute the rest."""
-        return cls(**_fields(comparison), summary=summarize(comparison), fairness=fairness(comparison))
+        return cls(
+            **_fields(comparison),
+            headline=headline(comparison),
+            summary=summarize(comparison),
+            fairness=fairness(comparison),
+        )
 
     def to_json(self) -> str:
         """As text. A number that JSON lacks is written as its name, as protocol buffers do in JSON."""
@@ -152,6 +159,7 @@ def _rendered(template: str, comparison: Comparison, **more: Any) -> str:
 def _context(comparison: Comparison) -> dict[str, Any]:
     checks = fairness(comparison)
     head, rows = main_table(comparison)
+    settings, usual = settings_rows(comparison)
     styles = looks(comparison.labels)
     return {
         "comparison": comparison,
@@ -172,7 +180,9 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "metrics": metrics_table(comparison),
         "losses": loss_rows(comparison),
         "failures": failure_rows(comparison),
-        "settings": settings_rows(comparison),
+        "settings": settings,
+        "usual": usual,
+        "curve_table": curve_table(comparison),
         "machines": [
             (getattr(one, "name", ""), one.created, machine_text(one.machine))
             for one in comparison.sources or (comparison,)

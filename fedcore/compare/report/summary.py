@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fedcore.compare.modes import in_report
+from fedcore.compare.modes.base import Readers
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.results import Point, RunResult, SiteResult, Value, number_of
 
@@ -130,6 +132,11 @@ class Metric:
         """Over the last models of the runs."""
         return Spread.of(map(self.at, runs))
 
+    def own(self, run: RunResult) -> float | None:
+        """The last model on the test examples of one site, mean over the sites, as far as it is known."""
+        known = [value for site in run.sites if (value := self.at(site)) is not None]
+        return sum(known) / len(known) if known else None
+
     def rank(self, spread: Spread | None) -> float:
         """Larger for better models; what is unknown or not a number comes last."""
         return -math.inf if spread is None or math.isnan(spread.mean) else self.sign * spread.mean
@@ -149,10 +156,12 @@ class Summary:
     """One mode at one point of a sweep, over its finished runs.
 
     point: {} without a sweep. finished, failed: numbers of runs; failed ones are in no mean. lost: finished runs that
-    lost a worker; they are in the means. metrics: of the last model, by name; of a metric with several numbers each has
-    its own, "name[0]" and so on. best: of any model on the way, by the metric that models are judged by. seconds,
-    wall_seconds, simulated_seconds: as in RunResult. bytes_up, bytes_down, steps: mean over a run's workers. samples:
-    of all workers together; None if they were not counted, or are private.
+    lost a worker; they are in the means. readers: who can read what a single site sends. epsilon: the most that a run
+    spent; None without differential privacy. metrics: of the last model, by name; of a metric with several numbers each
+    has its own, "name[0]" and so on. own: of the last model by the metric that models are judged by, on the test
+    examples of one site, mean over the sites; in `local`, of the site's own model. best: of any model on the way.
+    seconds, wall_seconds, simulated_seconds: as in RunResult. bytes_up, bytes_down, steps: mean over a run's workers.
+    samples: of all workers together; None if they were not counted, or are private.
     """
 
     mode: str
@@ -161,7 +170,10 @@ class Summary:
     finished: int
     failed: int
     lost: int
+    readers: Readers
+    epsilon: float | None
     metrics: Mapping[str, Spread]
+    own: Spread | None
     best: Spread | None
     samples: Spread | None
     steps: Spread | None
@@ -247,7 +259,10 @@ def _summary(kind: str, runs: tuple[RunResult, ...], metric: Metric | None) -> S
         finished=len(done),
         failed=len(runs) - len(done),
         lost=sum(bool(run.losses) for run in done),
+        readers=in_report(kind).readers,
+        epsilon=max((run.epsilon_spent for run in done if run.epsilon_spent is not None), default=None),
         metrics={name: spread for name, spread in spreads.items() if spread is not None},
+        own=Spread.of(map(metric.own, done)) if metric else None,
         best=Spread.of(map(metric.best, done)) if metric else None,
         samples=Spread.of(samples_of(run) for run in done),
         steps=Spread.of(per_worker(run.steps) for run in done),

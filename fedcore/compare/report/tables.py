@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rich import box
@@ -11,9 +11,11 @@ from rich.table import Table
 
 from fedcore.compare.judging import LOSS
 from fedcore.compare.modes import in_report
+from fedcore.compare.modes.base import Readers
 from fedcore.compare.report.details import by_site
 from fedcore.compare.report.document import Comparison
-from fedcore.compare.report.findings import broken, fairness, headline
+from fedcore.compare.report.fairness import broken, fairness
+from fedcore.compare.report.story import headline
 from fedcore.compare.report.summary import (
     NONE,
     Metric,
@@ -33,21 +35,35 @@ from fedcore.compare.report.summary import (
 from fedcore.record import metric_like
 
 _CAPTION = (
-    "Metrics of the last model {where}, mean ± standard deviation over the seeds. "
+    "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "
     "Samples: examples trained on, counted there, all workers together. Steps, bytes up and down: mean over the "
     "workers. Seconds: of training on this machine; wall: with the start of all processes and evaluation."
 )
 _OURS, _APPS = "on the test examples of all sites", "as the app's own evaluation reports them"
-_ALONE = " In {}, of each site's own model on the site's own test examples."
+_SPREAD = ", mean ± standard deviation over the seeds"
+_ALONE = (
+    " In {}, the mean of the sites' own models, each on the test examples of all sites. At its own site: the last "
+    "model on the test examples of one site, mean over the sites; in {} the site's own model. It is an easier test, "
+    "the more the sites differ."
+)
+_READERS: Mapping[Readers, str] = {
+    "": NONE, "nobody": "nobody", "server": "the server", "sites": "other sites", "pooled": "all data pooled"
+}  # fmt: skip
 _SIMULATED = " Simulated: seconds on the machines and links of the network model."
 
 
 def caption(comparison: Comparison) -> str:
     """What the numbers of the main table are."""
-    text = _CAPTION.format(where=_APPS if comparison.own_evaluation else _OURS)
-    if alone := [mode.label for mode in comparison.modes if in_report(mode.kind).alone]:
-        text += _ALONE.format(", ".join(alone))
+    where, spread = _APPS if comparison.own_evaluation else _OURS, _SPREAD if len(comparison.seeds) > 1 else ""
+    text = _CAPTION.format(where=where, spread=spread)
+    if alone := ", ".join(_alone(comparison)):
+        text += _ALONE.format(alone, alone)
     return text + (_SIMULATED if comparison.simulated else "")
+
+
+def _alone(comparison: Comparison) -> list[str]:
+    """The modes in which each site has a model of its own."""
+    return [mode.label for mode in comparison.modes if in_report(mode.kind).alone]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +82,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
         found.append(Column(title="set", cell=lambda one: point_text(one.point) or NONE))
     found += _metric_columns(comparison)
     found += [
-        Column(title="samples", cell=lambda one: mean(one.samples, count)),
+        Column(title="samples", cell=lambda one: mean(one.samples, count), narrow=False),
         Column(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
         Column(title="up", cell=lambda one: mean(one.bytes_up, size)),
         Column(title="down", cell=lambda one: mean(one.bytes_down, size)),
@@ -80,6 +96,10 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
     return tuple(found)
 
 
+def _seen_by(one: Summary) -> str:
+    return _READERS[one.readers] + (f", ε {one.epsilon:.3g}" if one.epsilon is not None else "")
+
+
 def _metric_columns(comparison: Comparison) -> list[Column]:
     """What models are judged by, and beside it the loss."""
     metric, loss = Metric.of(comparison), loss_name(comparison)
@@ -87,8 +107,10 @@ def _metric_columns(comparison: Comparison) -> list[Column]:
     if metric is not None:
         name, form = metric.name, metric.form
         found.append(Column(title=metric.column, cell=lambda one: mean_sd(one.metrics.get(name), form)))
-        best = "best %" if metric.percent else "best"
-        found.append(Column(title=best, cell=lambda one: mean(one.best, form), narrow=False))
+        if _alone(comparison):
+            own = "at its own site" + (" %" if metric.percent else "")
+            found.append(Column(title=own, cell=lambda one: mean(one.own, form), narrow=False))
+    found.append(Column(title="seen by", cell=_seen_by))
     if loss and (metric is None or loss != metric.name):
         found.append(
             Column(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
@@ -160,8 +182,8 @@ def failure_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     ]
 
 
-def settings_rows(comparison: Comparison) -> list[tuple[str, str]]:
-    """What was compared, with which settings."""
+def settings_rows(comparison: Comparison) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What was compared, and with which settings; then the settings that are as the app or fedcore has them."""
     rows = [
         ("app", comparison.app),
         ("sites", str(comparison.sites)),
@@ -175,8 +197,11 @@ def settings_rows(comparison: Comparison) -> list[tuple[str, str]]:
     if comparison.cost is not None:
         cost = comparison.cost
         rows.append(("computation", f"{duration(cost.step)} a step and {duration(cost.example)} for each example"))
-    rows += [(f"run config: {key}", str(value)) for key, value in comparison.run_config.items()]
-    return rows + [(f"setting: {key}", str(value)) for key, value in comparison.settings.items()]
+    usual: list[tuple[str, str]] = []
+    for what, values in (("run config", comparison.run_config), ("setting", comparison.settings)):
+        for key, value in values.items():
+            (rows if key in comparison.changed else usual).append((f"{what}: {key}", str(value)))
+    return rows, usual
 
 
 def _judged_by(comparison: Comparison) -> str:

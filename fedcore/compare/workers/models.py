@@ -121,9 +121,10 @@ class _SiteEvaluation(NamedTuple):
 
 
 class Evaluated(WorkerReport):
-    """What one round's models gave: on the test parts of all their sites together, and on each.
+    """What one round's models gave: on the test parts of all sites together, and on each.
 
-    Sums of metrics are added over the sites; the loss is weighted as the app weighs test results.
+    Sums of metrics are added over the sites; the loss is weighted as the app weighs test results. Where each site has a
+    model of its own, `metrics` are means over those models, each on the test parts of all sites.
     """
 
     round: int
@@ -162,17 +163,11 @@ def _evaluate(
     report: ReportSink, run: PlannedRun, rounds: Mapping[int, Models], tested: Mapping[int, Sequence[ToldTest]]
 ) -> None:
     problem = Problem.of(run)
-    test = _Test(problem, {site: problem.test(site) for models in rounds.values() for site in models})
+    alone = run.mode.in_report.alone
+    sites = range(run.sites) if alone else {site for models in rounds.values() for site in models}
+    test = _Test(problem, {site: problem.test(site) for site in sites})
     for number, models in rounds.items():
-        each = {site: test.of(model, [site]) for site, model in models.items()}
-        # Sites whose models differ are also compared on the same examples, once.
-        alone = run.mode.in_report.alone and number == max(rounds)
-        whole = {site: test.of(model, models) for site, model in models.items()} if alone else {}
-        found = [
-            _SiteEvaluation(site, one.examples, one.figures(), whole[site].figures() if alone else {})
-            for site, one in each.items()
-        ]
-        report(Evaluated(round=number, metrics=_together(each.values()).figures(), found=tuple(found)))
+        report(test.each_everywhere(number, models) if alone else test.together(number, models))
     for number, told in tested.items():
         report(Evaluated(round=number, metrics=_together(test.counts(one) for one in told).figures()))
 
@@ -218,14 +213,31 @@ class _Test:
     def __post_init__(self) -> None:
         self._engine = make_engine(self.problem.recipe(), EngineConfig(), World(device=World.current().device))
 
-    def of(self, model: Path, sites: Iterable[int]) -> _Counts:
-        """A model on the test parts of some sites."""
+    def together(self, number: int, models: Models) -> Evaluated:
+        """One model for all sites, on the test part of each and on all of them together."""
+        each = {site: self.of(model, site) for site, model in models.items()}
+        found = [_SiteEvaluation(site, one.examples, one.figures(), {}) for site, one in each.items()]
+        return Evaluated(round=number, metrics=_together(each.values()).figures(), found=tuple(found))
+
+    def each_everywhere(self, number: int, models: Models) -> Evaluated:
+        """Each site's own model, on the test parts of all sites and on the site's own."""
+        on = {model: {site: self.of(model, site) for site in self.parts} for model in dict.fromkeys(models.values())}
+        whole = {model: _together(parts.values()).figures() for model, parts in on.items()}
+        found = [
+            _SiteEvaluation(site, on[model][site].examples, on[model][site].figures(), whole[model])
+            for site, model in models.items()
+        ]
+        names = next(iter(whole.values()), {})
+        metrics = {name: sum(one.everywhere[name] for one in found) / len(found) for name in names}
+        return Evaluated(round=number, metrics=metrics, found=tuple(found))
+
+    def of(self, model: Path, site: int) -> _Counts:
+        """A model on the test part of one site."""
         if model != self._loaded:
             state = ModelState.open(model)
             self._engine.load(state, only=list(state))
             self._loaded = model
-        metrics = self.problem.app.metrics
-        return _together(self.counts(evaluate(self._engine, self.parts[site], metrics=metrics)) for site in sites)
+        return self.counts(evaluate(self._engine, self.parts[site], metrics=self.problem.app.metrics))
 
     def counts(self, result: Evaluation | ToldTest) -> _Counts:
         """What one site's test part adds to those of the others."""

@@ -332,8 +332,15 @@ class Engine(ABC):
 
 
 def state_entries(module: nn.Module) -> list[Entry]:
-    """The tensors of a module's state_dict."""
-    return [Entry.of(name, tensor) for name, tensor in module.state_dict(keep_vars=True).items()]
+    """The tensors of a module's state_dict.
+
+    Running variances are not negative: the mean of the clients' is rounded, and where one feature's variance is far
+    above another's the small one may come out below zero, whose root is nan.
+    """
+    return [
+        Entry.of(name, tensor, nonnegative=name.rpartition(".")[2] == "running_var")
+        for name, tensor in module.state_dict(keep_vars=True).items()
+    ]
 
 
 def local(tensor: Tensor) -> Tensor:

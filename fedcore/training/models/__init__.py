@@ -4,6 +4,7 @@ Each function makes a model with freshly drawn weights; `seeded` (fedcore.traini
 The names of the tensors stay the same from release to release, since saved models and layouts refer to them.
 """
 
+from fedcore.training.models.columns import Rescale, Standardise
 from fedcore.training.models.gpt import GPT, GPTConfig
 from fedcore.training.models.resnet import resnet18_groupnorm
 from fedcore.training.models.small import (
@@ -22,6 +23,8 @@ __all__ = [
     "GPT",
     "GPTConfig",
     "GreyImages",
+    "Rescale",
+    "Standardise",
     "char_lstm",
     "digits_mlp",
     "lenet",

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from fedcore.admission.refusals import refused_by_all
 from fedcore.admission.simulated import SimulatedOwners
 from fedcore.admission.tasks import refused_choices
 from fedcore.attempts import Attempts, attempt_ended, final_reason
+from fedcore.best import BestRule
 from fedcore.codec import AnyEncoding, Decoded, decode, release_of
 from fedcore.config import JobSettings, planned_rounds
-from fedcore.errors import ConfigurationError, ProtocolViolation, RoundFailed, RunFailed, UpdateTooLarge
+from fedcore.errors import AppError, ConfigurationError, ProtocolViolation, RoundFailed, RunFailed, UpdateTooLarge
 from fedcore.events import (
     ClientDropped,
     EventSink,
@@ -57,15 +59,28 @@ from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.memory_round import STEPS, MemoryRound
 from fedcore.needs import check_asked, check_needs
+from fedcore.operator_wire import RunStatus
 from fedcore.plain_exchange import PlainReply
 from fedcore.plain_simulation import PlainSimulation
 from fedcore.privacy import PrivacyBudget
+from fedcore.record import RunRecord
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, verifies
-from fedcore.state import ModelState
-from fedcore.wire import ModelRef, RunStatus, Scalar, Task, is_query, is_training
+from fedcore.state import ModelFacts, ModelState
+from fedcore.wire import ModelRef, Scalar, Task, is_query, is_training
 
 FEDERATION = "simulation"
 RUN = "simulation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestModel:
+    """The model of a round that was evaluated best. value: of its metric; said: in words. epsilon: spent by then."""
+
+    state: ModelState
+    value: float
+    said: str
+    rounds: int
+    epsilon: float | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +91,9 @@ class Simulation:
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
-    results: what the ServerApp found, as `results_of` has it, also of a run that failed.
+    initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
+    `results_of` has it, also of a run that failed. told: the configurations that went with the last secure training.
+    best: the best model so far by `best-model`.
     """
 
     app: FlowerApp
@@ -87,9 +104,12 @@ class Simulation:
     seed: int = 0
     policy: Policy | None = None
     folder: Path | None = None
+    initial: ModelState | None = None
     emit: EventSink = ignore
     clock: Callable[[], float] = time.monotonic
     results: Results = field(default_factory=dict, init=False)
+    told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
+    best: BestModel | None = field(default=None, init=False)
     _runners: dict[int, ClientRunner] = field(init=False)
     _identities: dict[int, Ed25519PrivateKey] = field(init=False)
     _owners: SimulatedOwners = field(init=False)
@@ -99,6 +119,7 @@ class Simulation:
     _exchange: int = field(default=0, init=False)
     _home: Path = field(init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
+    _warned_of_best: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.clients < 1 or not 0 <= self.drop < 1:
@@ -140,6 +161,10 @@ class Simulation:
                 privacy=PrivacyTerms.of(self._plan.privacy),
             )
         )
+        if self.settings.over_selection:
+            self.emit(
+                Warned(line="over-selection changes nothing in a simulation, where no client is slower than others")
+            )
         if self.policy is None:
             self._warn_of_choices()
         with contextlib.chdir(self.folder or self._home):
@@ -151,9 +176,15 @@ class Simulation:
                 aggregation=self.settings.aggregation,
                 most_nodes=self.clients,
                 on_results=self.results.update,
+                initial=self.initial,
+                on_refusal=self.refuse,
             )
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
         return outcome
+
+    def refuse(self, error: AppError) -> None:
+        """Code of the app wants more than the mean of a secure sum: the run ends."""
+        raise error
 
     def nodes(self) -> list[int]:
         return list(self._runners)
@@ -221,14 +252,14 @@ class Simulation:
         config: dict[str, Scalar] = {"partition-id": client_id - 1, "num-partitions": self.clients}
         return ClientRunner(app=self.app, client_id=client_id, node_config=config)
 
-    def _task(self, request: ExchangeRequest, attempt: _Attempt, encoding: AnyEncoding | None) -> Task:
+    def _task(self, request: ExchangeRequest, encoding: AnyEncoding | None, *, attempt: int, whole: bool) -> Task:
         return make_task(
             request,
             settings=self.settings,
             run=RUN,
             exchange=self._exchange,
-            attempt=attempt.number,
-            whole=attempt.whole,
+            attempt=attempt,
+            whole=whole,
             cohort=request.nodes,
             app_sha256=self._owners.app_sha256,
             run_config=self.run_config,
@@ -245,7 +276,7 @@ class Simulation:
         size = len(request.nodes)
         encoding = self._plan.encoding(request.message_type, layout, size, self.clients, whole=attempt.whole)
         self._account.admit(release_of(encoding))
-        task = self._task(request, attempt, encoding)
+        task = self._task(request, encoding, attempt=attempt.number, whole=attempt.whole)
         admitted = self._owners.admit(task, request.model)
         parameters = self._parameters(task)
         # Thousands of clients in one process would each check the same signatures.
@@ -267,8 +298,24 @@ class Simulation:
             self._plan.learn_overflow(request.message_type, encoding, error.statistics)
             raise
         self._plan.learn(request.message_type, encoding, decoded)
+        self.told = task.configs if task.trains else self.told
         self._done(request, survivors, decoded.examples, decoded.metrics, started, encoding.words * 8, decoded=decoded)
+        if not task.trains and not task.queries and request.model is not None:
+            self._judge(request.model, request.server_round, decoded.metrics)
         return [ExchangeReply.of_cohort(decoded)]
+
+    def _judge(self, model: ModelState, number: int, metrics: Mapping[str, Any]) -> None:
+        """Keep the model that was evaluated if no other was better."""
+        rule = BestRule.parse(self.settings.best_model)
+        if rule is None:
+            return
+        value = rule.value(metrics)
+        if value is None and not self._warned_of_best:
+            self._warned_of_best = True
+            self.emit(Warned(line=rule.absent(metrics)))
+        if value is not None and rule.beats(value, self.best.value if self.best is not None else None):
+            spent = self._account.epsilon_spent
+            self.best = BestModel(state=model, value=value, said=rule.said(value), rounds=number, epsilon=spent)
 
     def _doomed(self, cohort: Sequence[int]) -> dict[int, str]:
         """Which clients drop out of this exchange, and before which step."""
@@ -387,3 +434,23 @@ def model_ref(model: ModelState | None) -> ModelRef | None:
     for array in model.values():
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
+
+
+def model_facts(simulation: Simulation, record: RunRecord) -> ModelFacts:
+    """What the file of a simulation's model says of it."""
+    return ModelFacts(
+        app=simulation.app.name,
+        app_sha256=AppBundle.from_folder(simulation.app.folder).sha256,
+        rounds=record.rounds(),
+        epsilon=record.epsilon_spent(),
+        delta=record.privacy.delta if record.privacy is not None else None,
+        run_config=simulation.run_config,
+        told=simulation.told,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def best_facts(simulation: Simulation, record: RunRecord, best: BestModel) -> ModelFacts:
+    """What the file of a simulation's best model says of it."""
+    facts = model_facts(simulation, record)
+    return replace(facts, kind="best", rounds=best.rounds, epsilon=best.epsilon, best=best.said)

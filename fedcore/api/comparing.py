@@ -1,0 +1,267 @@
+"""`fedcore.compare`: one app trained in several modes, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from fedcore.api.arguments import Progress, chosen_config, shown
+from fedcore.api.result import KeptFolder
+from fedcore.api.showing import axes_or_new, html_table, metrics_to_plot
+from fedcore.errors import ConfigurationError, RunFailed, UnknownKey
+from fedcore.state import ModelState
+from fedcore.wire import Scalar
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+    from fedcore.compare.carry_out import RunStart
+    from fedcore.compare.plan import CompareJob
+    from fedcore.compare.report import Comparison
+    from fedcore.compare.results import RunResult
+    from fedcore.events import EventSink
+    from fedcore.flower.memory_app import AppLike
+
+_FACTS: Final = ("samples", "seconds", "simulated_seconds", "bytes_up", "bytes_down")
+
+
+def compare(
+    app: AppLike,
+    *,
+    modes: str | Sequence[str] = ("federated", "centralized"),
+    clients: int = 4,
+    rounds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    partition: str = "",
+    network: str = "none",
+    metric: str = "",
+    run_config: Mapping[str, Scalar] | None = None,
+    settings: Mapping[str, Scalar | Sequence[Scalar]] | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    data_dir: str | Path | None = None,
+    progress: Progress = True,
+) -> ComparisonResult:
+    """Train the same app in several modes, each in processes of its own, and return them side by side.
+
+        result = fedcore.compare("examples/digits", modes=["federated", "centralized", "local"], seeds=2)
+        result.plot()
+
+    app: the folder of an app; an object of this process cannot be handed to others. modes: as `fedcore compare
+    --list-modes` names them, with their options in brackets; "all" for those that the app can be trained in. clients:
+    how many sites. rounds: short for `num-server-rounds` of the run config. seeds: how many from the app's own on, or
+    which. partition: how the app divides its data. network: also estimate the time over one, "lan" or "wan", say.
+    metric: what models are judged by, as in "eval_acc:max". run_config: over `[tool.flwr.app.config]`. settings: of the
+    run config, of modes, or of `[tool.fedcore]`; of a list each value is tried. out: keep everything in this folder,
+    where the same call goes on after it was interrupted; None for a folder that goes with the result. force: replace an
+    earlier comparison there. progress: as in `simulate`.
+
+    A mode that fails is in the result, with its reason; the others go on. Raises ConfigurationError for what cannot
+    work, before anything is trained. Ctrl-C ends all processes.
+    """
+    from fedcore.compare.carry_out import carry_out
+    from fedcore.compare.plan import ALL_MODES, plan
+    from fedcore.compare.report import write_report
+
+    left = KeptFolder() if out is None else None
+    folder = left.path / "comparison" if left is not None else Path(out or "").expanduser().absolute()
+    asked = modes if isinstance(modes, str) else ",".join(modes)
+    job = _job(
+        app, asked, clients, rounds, seeds, partition, network, metric, run_config, settings, folder, data_dir
+    )  # fmt: skip
+
+    @contextlib.contextmanager
+    def watch(start: RunStart) -> Iterator[EventSink]:
+        with shown(progress, f"{start.number}/{start.total} {start.run.label}") as emit:
+            yield emit
+
+    with left or contextlib.nullcontext(), _unguarded_scripts():
+        found = carry_out(job, watch, force=force, drop=(lambda reason: None) if asked == ALL_MODES else None)
+    write_report(found, folder)
+    return ComparisonResult(report=found, folder=folder, runs=tuple(run.folder for run in plan(job)), left=left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ComparisonResult:
+    """Several modes of one app, side by side.
+
+    report: everything that report.json says. folder: with report.html, models and logs; a temporary one goes with this
+    object, and `save` keeps it. runs: the folder of each run that was planned.
+    """
+
+    report: Comparison
+    folder: Path
+    runs: tuple[Path, ...] = ()
+    left: KeptFolder | None = None
+
+    @property
+    def history(self) -> pandas.DataFrame:
+        """One row for each evaluated round, indexed by mode, seed and round: metrics, samples, seconds, bytes.
+
+        What was swept over is in columns of its own, before the metrics.
+        """
+        rows = [
+            {**_which(run), "round": point.round, **run.point, **point.metrics, **_facts(point)}
+            for run in self.report.runs
+            for point in run.curve
+        ]
+        return _table(rows, ("mode", "seed", "round"))
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """One row for each run, indexed by mode and seed: status, the metrics of its last model, seconds, bytes."""
+        rows = [
+            {
+                **_which(run),
+                **run.point,
+                "status": run.status,
+                **run.metrics,
+                **(_facts(run.curve[-1]) if run.curve else {}),
+                **({"epsilon": run.epsilon_spent} if run.epsilon_spent is not None else {}),
+            }
+            for run in self.report.runs
+        ]
+        return _table(rows, ("mode", "seed"))
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """What failed, by mode and seed, and why."""
+        return {f"{run.mode}, seed {run.seed}": run.reason for run in self.report.runs if run.status == "failed"}
+
+    def model(self, mode: str, seed: int | None = None) -> ModelState:
+        """The last model of a mode; of several seeds the first, unless it is named.
+
+        Raises UnknownKey for a mode that was not compared, ConfigurationError where it left no single model.
+        """
+        labels = {run.mode for run in self.report.runs}
+        if mode not in labels:
+            raise UnknownKey(mode, labels, "the modes that were compared")
+        for run, folder in zip(self.report.runs, self.runs, strict=False):
+            path = folder / "model.safetensors"
+            if run.mode == mode and seed in (None, run.seed) and path.exists():
+                return ModelState.open(path)
+        raise ConfigurationError(f"{mode} left no single model; what it left is in {self.folder}")
+
+    def plot(self, metric: str = "", *, ax: Axes | None = None) -> Axes:
+        """Draw a metric over the rounds, a line for each mode: the mean of its seeds. By default what is judged by.
+
+        Raises RunFailed where nothing ran, UnknownKey for a metric that nothing reported.
+        """
+        frame = self.history
+        if frame.empty and self.failed:
+            raise RunFailed("; ".join(f"{which} failed: {reason}" for which, reason in self.failed.items()))
+        judged = self.report.judged_by
+        asked = [metric] if metric else [judged.name] if judged is not None and judged.name in frame else []
+        (name,) = metrics_to_plot(frame, asked, (*_FACTS, *self.report.sweeps))
+        axes = axes_or_new(ax)
+        for mode in self.report.labels:
+            if mode in frame.index.get_level_values("mode"):
+                line = frame.loc[[mode], name].groupby(level="round").mean().dropna()
+                axes.plot(line.index, line, marker="o" if len(line) < 25 else "", label=mode)
+        axes.set_xlabel("round")
+        axes.set_ylabel(name)
+        axes.set_title(f"{self.report.app}, {self.report.divided}")
+        axes.legend(frameon=False)
+        return axes
+
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Copy the whole folder, report.html in it, to another place; raises ConfigurationError where one is there."""
+        target = Path(folder).expanduser().absolute()
+        if target.exists() and not force:
+            raise ConfigurationError(f"{target} exists already; name another folder, or replace it with force=True")
+        shutil.rmtree(target, ignore_errors=True)
+        self.metrics.to_csv(shutil.copytree(self.folder, target) / "metrics.csv")
+        self.history.to_csv(target / "history.csv")
+        return target
+
+    def __repr__(self) -> str:
+        what = "; see .history, .metrics, .model(mode), .plot(), .save(folder)"
+        return f"<fedcore.ComparisonResult: {self._title()}{what}>"
+
+    def _repr_html_(self) -> str:
+        failed = "; ".join(f"{which} failed: {reason}" for which, reason in self.failed.items())
+        return html_table(self._title(), self.metrics, note=failed)
+
+    def _title(self) -> str:
+        failed = f", {len(self.failed)} of {len(self.report.runs)} runs failed" if self.failed else ""
+        return f"{self.report.app} over {self.report.divided}: {', '.join(self.report.labels)}{failed}"
+
+
+def _job(
+    app: AppLike,
+    modes: str,
+    clients: int,
+    rounds: int | None,
+    seeds: int | Sequence[int] | None,
+    partition: str,
+    network: str,
+    metric: str,
+    run_config: Mapping[str, Scalar] | None,
+    settings: Mapping[str, Scalar | Sequence[Scalar]] | None,
+    folder: Path,
+    data_dir: str | Path | None,
+) -> CompareJob:
+    from fedcore.compare.judging import Wanted
+    from fedcore.compare.measure.network import Network
+    from fedcore.compare.modes import every_mode, parse_modes
+    from fedcore.compare.plan import ALL_MODES, SEED, CompareJob, parse_seeds
+    from fedcore.flower.memory_app import folder_of
+
+    loaded = folder_of(app, "a comparison")
+    chosen = chosen_config(loaded, run_config, rounds=rounds)
+    text = "" if seeds is None else str(seeds) if isinstance(seeds, int) else "".join(f"{seed}," for seed in seeds)
+    return CompareJob(
+        app=loaded,
+        modes=parse_modes(modes if modes != ALL_MODES else ",".join(every_mode())),
+        sites=clients,
+        out=folder,
+        seeds=parse_seeds(text, chosen.get(SEED)),
+        partition=partition,
+        network=Network.parse(network),
+        run_config={key: value for key, value in chosen.items() if value != loaded.run_config[key]},
+        sweep={key: _values(value) for key, value in (settings or {}).items()},
+        data_dir=Path(data_dir).expanduser().absolute() if data_dir is not None else None,
+        metric=Wanted.parse(metric) if metric else None,
+    )
+
+
+def _values(given: Scalar | Sequence[Scalar]) -> tuple[Scalar, ...]:
+    return (given,) if isinstance(given, bool | int | float | str) else tuple(given)
+
+
+def _which(run: RunResult) -> dict[str, Any]:
+    return {"mode": run.mode, "seed": run.seed}
+
+
+def _facts(point: Any) -> dict[str, Any]:
+    found = {name: getattr(point, name) for name in _FACTS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _table(rows: list[dict[str, Any]], index: tuple[str, ...]) -> pandas.DataFrame:
+    import pandas
+
+    columns = list(dict.fromkeys([*index, *(name for row in rows for name in row if name not in _FACTS)]))
+    present = [name for name in _FACTS if any(name in row for row in rows)]
+    return pandas.DataFrame(rows, columns=[*columns, *present]).set_index(list(index))
+
+
+@contextlib.contextmanager
+def _unguarded_scripts() -> Iterator[None]:
+    """Let no worker import the script that called: without `if __name__ == "__main__"` it would begin all over again.
+
+    What workers run are functions of fedcore and of the app, never of that script.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

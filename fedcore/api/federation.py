@@ -1,0 +1,313 @@
+"""`fedcore.Federation`: a federation of real processes, on this machine or elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from fedcore.api.arguments import Progress, chosen_config, chosen_settings, settings_mapping, shown
+from fedcore.api.result import KeptFolder, Run
+from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
+from fedcore.events import Recorded, RunOut, Warned
+from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.operator_wire import RunStatus
+from fedcore.record import RunRecord
+from fedcore.remote_operator import RemoteOperator, remote_operator
+from fedcore.results_home import Home
+from fedcore.state import ModelState, open_initial, read_facts
+from fedcore.system.files import private_folder
+from fedcore.wire import Scalar
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fedcore.compare.local_federation import ProcessGroup
+    from fedcore.flower.memory_app import AppLike
+
+_THREADS: Final = "OMP_NUM_THREADS"
+
+
+class Federation:
+    """A federation, for whoever operates it.
+
+        with fedcore.Federation.local("my_app", clients=4) as federation:
+            run = federation.run(rounds=3)
+
+        federation = fedcore.Federation.connect("federation/operator")
+        federation.clients()
+
+    `local` starts a server and clients as processes of this machine, and ends them with the block. `connect` is the
+    operator's kit of one that runs already, wherever it is; nothing is started or ended by it.
+    """
+
+    def __init__(
+        self, operator: RemoteOperator | None, kit: Path | None = None, *, local: _Local | None = None
+    ) -> None:
+        self._operator, self._kit, self._local = operator, kit, local
+
+    @classmethod
+    def connect(cls, kit: str | Path, *, server: str = "", connect_seconds: float = 30.0) -> Self:
+        """The federation that an operator's kit is for; raises KitError for a folder that is none.
+
+        server: its address, in place of the one in the kit. connect_seconds: how long it may be away.
+        """
+        folder = Path(kit).expanduser().absolute()
+        return cls(remote_operator(folder, server, connect_seconds), folder)
+
+    @classmethod
+    def local(cls, app: AppLike, *, clients: int = 4, plain: bool = False, data_dir: str | Path | None = None) -> Self:
+        """A federation of processes of this machine, which enter with the block and end with it.
+
+        app: the folder of the app that the clients install; an object of this process cannot be handed to others.
+        plain: the owners let the server read updates, so that runs may have `aggregation="plain"`. data_dir: the folder
+        with the data sets. Raises ConfigurationError before anything starts; entering raises EnvironmentFailure where a
+        process ends or does not come up.
+        """
+        from fedcore.flower.memory_app import folder_of
+
+        if clients < 2:
+            raise ConfigurationError("a federation needs at least 2 clients")
+        data = None if data_dir is None else Path(data_dir).expanduser().absolute()
+        return cls(None, local=_Local(folder_of(app, "a federation"), clients, plain=plain, data_dir=data))
+
+    def __enter__(self) -> Self:
+        if self._local is not None:
+            self._kit = self._local.start()
+            self._operator = remote_operator(self._kit)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._local is not None:
+            self._operator = self._kit = None
+            self._local.stop()
+
+    @property
+    def kit(self) -> Path:
+        """The operator's kit, for `fedcore run --operator`; raises UsageError before it is there."""
+        self._remote()
+        assert self._kit is not None  # noqa: S101 - as long as there is an operator
+        return self._kit
+
+    def run(
+        self,
+        app: AppLike | None = None,
+        *,
+        rounds: int | None = None,
+        seed: int | None = None,
+        aggregation: Literal["secure", "plain"] | None = None,
+        run_config: Mapping[str, Scalar] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        initial_model: str | Path | None = None,
+        progress: Progress = True,
+    ) -> Run:
+        """Submit an app, follow the run to its end, and return what came of it.
+
+        app: a folder; None for the app of a local federation. The others are as in `simulate`; what they change needs
+        the clients' owners to allow it. Ctrl-C cancels the run. Raises RunFailed for a run that ended without success.
+        """
+        from fedcore.flower.memory_app import folder_of
+
+        operator = self._remote()
+        chosen = self._app(None if app is None else folder_of(app, "a federation"))
+        # Both are checked here, where a person reads it; the server gets what was changed alone.
+        config = chosen_config(chosen, run_config, rounds=rounds, seed=seed)
+        chosen_settings(chosen, settings, aggregation)
+        changed = {key: value for key, value in config.items() if value != chosen.run_config[key]}
+        initial = None if initial_model is None else Path(initial_model).expanduser().absolute()
+        if initial is not None:
+            open_initial(initial)
+        run = operator.submit(chosen.folder, changed, settings_mapping(settings, aggregation), initial)
+        try:
+            final, record = self._followed(operator, run, progress)
+        except KeyboardInterrupt:
+            with contextlib.suppress(FedcoreError):
+                operator.cancel(run)
+            raise
+        if final.status is not RunStatus.FINISHED:
+            raise RunFailed(f"run {run} {final.status}: {final.reason or 'no reason given'}")
+        return self._result(operator, final, record)
+
+    def result(self, run: str = "last") -> Run:
+        """What came of a run so far, by its id, the beginning of one, or "last"; a checkpoint's model where it goes on.
+
+        Raises ConfigurationError where there is no such run.
+        """
+        operator = self._remote()
+        found, record = operator.show(run), RunRecord()
+        for event in found.events:
+            record.add(event.event, event.seconds)
+        record.status = record.status or found.status.value
+        return self._result(operator, found, record)
+
+    def model(self, run: str = "last") -> ModelState:
+        """The model of a run, or its last checkpoint; raises ConfigurationError where it has none."""
+        operator = self._remote()
+        found = operator.show(run)
+        if found.model is None:
+            raise ConfigurationError(f"run {found.run} ({found.status}) has no model")
+        with private_folder() as folder:
+            home = Home.beside(folder / "model.safetensors")
+            operator.fetch(found, home)
+            return ModelState.open(home.model)  # stays mapped when the file has gone
+
+    def runs(self, limit: int = 20) -> pandas.DataFrame:
+        """The newest runs, indexed by id: status, app, rounds, when each was submitted, epsilon, and why it ended."""
+        names = ("run", "status", "app", "aggregation", "rounds", "submitted_at", "epsilon", "reason")
+        rows = [info.model_dump(mode="json", include=set(names)) for info in self._remote().runs(limit)]
+        return _frame(rows, names)
+
+    def clients(self) -> pandas.DataFrame:
+        """The members, indexed by name: whether each is connected, may train now, and has the app with which hash."""
+        names = ("name", "online", "eligible", "app_sha256", "last_seen_seconds")
+        rows = [one.model_dump(mode="json", include=set(names)) for one in self._remote().members().clients]
+        return _frame(rows, names)
+
+    def stats(
+        self,
+        app: AppLike | None = None,
+        *,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        bins: int | None = None,
+        dp_epsilon: float = 0.0,
+        dp_delta: float = 1e-5,
+    ) -> pandas.DataFrame:
+        """Statistics of the clients' columns, indexed by column, as `fedcore stats` prints them: sums over clients.
+
+        bounds: lowest and highest value of each column; by default those of the app. bins: cells of a histogram.
+        dp_epsilon, dp_delta: differential privacy of each record in this answer.
+        """
+        import pandas
+
+        from fedcore.flower.memory_app import folder_of
+        from fedcore.statistics_report import headings, rows
+
+        chosen = self._app(None if app is None else folder_of(app, "a federation"))
+        found, quantiles = self._remote().statistics(
+            chosen.folder, bounds=bounds or {}, bins=bins, epsilon=dp_epsilon, delta=dp_delta
+        )
+        names = headings(quantiles)
+        return pandas.DataFrame(rows(found, quantiles), columns=list(names)).set_index(names[0])
+
+    def __repr__(self) -> str:
+        if self._local is None:
+            return f"<fedcore.Federation: {self._kit}>"
+        state = "running" if self._operator is not None else "not started; use it in a with statement"
+        return f"<fedcore.Federation: {self._local.clients} clients of this machine, {self._local.app.name}, {state}>"
+
+    def _app(self, given: FlowerApp | None) -> FlowerApp:
+        """What is to run: of a local federation the app that its clients installed, as they installed it."""
+        if self._local is not None:
+            return self._local.installed(given)
+        if given is None:
+            raise ConfigurationError("name the folder of the app to run")
+        return given
+
+    def _remote(self) -> RemoteOperator:
+        if self._operator is None:
+            raise UsageError("this federation runs within a with statement: with fedcore.Federation.local(...) as fed:")
+        if self._local is not None:
+            self._local.check()
+        return self._operator
+
+    def _followed(self, operator: RemoteOperator, run: str, progress: Progress) -> tuple[RunOut, RunRecord]:
+        record = RunRecord()
+        with shown(progress, "federated") as show:
+
+            def take(recorded: Recorded) -> None:
+                record.add(recorded.event, recorded.seconds)
+                show(recorded.event)
+
+            return operator.follow(run, take, lambda why: show(Warned(line=why))), record
+
+    def _result(self, operator: RemoteOperator, found: RunOut, record: RunRecord) -> Run:
+        left = KeptFolder()
+        with left, private_folder() as folder:
+            home = replace(Home.beside(folder / "model.safetensors"), files=left.path)
+            results = operator.fetch(found, home)
+            model = ModelState.open(home.model) if found.model is not None else None
+            facts = read_facts(home.model) if found.model is not None else None
+        return Run(
+            app=found.app,
+            clients=len(operator.members().clients),
+            record=record,
+            model=model,
+            results=results,
+            run_config=found.run_config,
+            settings=found.settings,
+            id=found.run,
+            facts=facts,
+            left=left if left.holds_files() else None,
+        )
+
+
+class _Local:
+    """Server and clients of this machine, in a folder that goes with them."""
+
+    def __init__(self, app: FlowerApp, clients: int, *, plain: bool, data_dir: Path | None) -> None:
+        self.app, self.clients = app, clients
+        self._plain, self._data_dir = plain, data_dir
+        self._folder: KeptFolder | None = None
+        self._group: ProcessGroup | None = None
+        self._sha256 = AppBundle.from_folder(app.folder).sha256
+
+    def installed(self, asked: FlowerApp | None) -> FlowerApp:
+        """The app; raises ConfigurationError for another one, whose run the clients would let wait in vain."""
+        app = self.app if asked is None else asked
+        if AppBundle.from_folder(app.folder).sha256 != self._sha256:
+            raise ConfigurationError(
+                f"the clients of this federation have installed {self.app.name} as it was when they started, and "
+                f"{app.folder} is another app, or was changed since; start a federation of it: "
+                "fedcore.Federation.local(app)"
+            )
+        return app
+
+    def start(self) -> Path:
+        """Start all processes and wait until every client is connected; the operator's kit."""
+        from fedcore.compare.local_federation import LocalFederation, ProcessGroup
+
+        if self._group is not None:
+            raise UsageError("this federation runs already; make another one")
+        self._folder = KeptFolder()
+        with self._folder:
+            local = LocalFederation.create(
+                self._folder.path / "kits", clients=self.clients, allow_plain=self._plain, name="local"
+            )
+            self._group = ProcessGroup(self._folder.path / "logs", self._environment()).__enter__()
+            try:
+                local.start_server(self._group)
+                local.start_clients(self._group, self.app.folder)
+                local.wait_connected(self._group)
+            except BaseException:
+                self.stop()
+                raise
+        return local.operator
+
+    def check(self) -> None:
+        """Raise EnvironmentFailure where a process has ended."""
+        if self._group is not None:
+            self._group.check()
+
+    def stop(self) -> None:
+        """End all processes."""
+        if self._group is not None:
+            self._group.stop()
+        self._group = self._folder = None
+
+    def _environment(self) -> dict[str, str]:
+        """What the processes get beside this one's own: their share of the cores, and the data."""
+        share = max(1, (os.cpu_count() or 1) // self.clients)
+        threads = {} if _THREADS in os.environ else {_THREADS: str(share)}
+        return threads | ({} if self._data_dir is None else {"FEDCORE_DATA": str(self._data_dir)})
+
+
+def _frame(rows: list[dict[str, Any]], names: tuple[str, ...]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame(rows, columns=list(names)).set_index(names[0])

@@ -1,0 +1,112 @@
+"""`fedcore.simulate`: a whole run in memory, and what comes of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from fedcore.api.arguments import Progress, chosen_config, chosen_settings, data_folder, policy_of, shown
+from fedcore.api.result import KeptFolder, Run
+from fedcore.events import RunEvent
+from fedcore.record import RunRecord
+from fedcore.state import ModelState, open_initial
+from fedcore.wire import Scalar
+
+if TYPE_CHECKING:
+    from fedcore.federation import Policy
+    from fedcore.flower.memory_app import AppLike
+
+IN_TURN: Final = threading.RLock()
+"""A simulation changes the current folder, and Flower keeps the id of the run for the whole process."""
+
+
+def simulate(
+    app: AppLike,
+    *,
+    clients: int | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    drop: float = 0.0,
+    aggregation: Literal["secure", "plain"] | None = None,
+    run_config: Mapping[str, Scalar] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    policy: Policy | str | Path | None = None,
+    initial_model: ModelState | str | Path | None = None,
+    data_dir: str | Path | None = None,
+    progress: Progress = True,
+) -> Run:
+    """Run an app in memory, with the state machines of the real server and clients, and return what came of it.
+
+    >>> import fedcore
+    >>> run = fedcore.simulate("examples/digits", clients=4, rounds=2, progress=False)
+    >>> list(run.history.index)
+    [1, 2]
+    >>> 0.5 < run.metrics["eval_acc"] < 1
+    True
+
+    app: the folder of an app; or, for a notebook, what `supervised_app` or `local_app` returned, a pair (ClientApp,
+    ServerApp), or a function that makes one of these. clients: None for the app's `simulation-clients`, or 10.
+    rounds, seed: short for the keys `num-server-rounds` and `seed` of the run config, which the app has to have; `seed`
+    is also that of the simulated dropouts. drop: the chance that a client drops out of an exchange. aggregation: None
+    for what the app's settings say, "secure" by default.
+    run_config: over `[tool.flwr.app.config]`; of an app that is no folder, any key. settings: over `[tool.fedcore]`.
+    policy: what the clients' owners insist on: the path of a policy.toml, "stock", "own", or a Policy. None: a stock
+    policy, but run config, settings and plain aggregation are yours. initial_model: what the app's strategy starts
+    from in place of its own model. data_dir: the folder with the data sets, as FEDCORE_DATA. progress: whether to print
+    a line for each exchange, or a function that takes the events (`fedcore.events`).
+
+    It works within a notebook and from threads, where one simulation waits for the other; Ctrl-C ends it. Raises
+    ConfigurationError for what cannot work, before anybody trains; RunFailed for a run that ended without a model; what
+    the app's own code raises comes through as it is.
+    """
+    from fedcore.flower.memory_app import opened
+    from fedcore.flower.output import quiet_flower
+    from fedcore.simulation import Simulation, model_facts
+
+    record, began = RunRecord(), time.monotonic()
+    with (
+        IN_TURN,
+        opened(app, run_config or {}) as found,
+        data_folder(data_dir),
+        shown(progress, "simulated") as show,
+        KeptFolder() as left,
+    ):
+        quiet_flower()
+        config = chosen_config(found.app, run_config, rounds=rounds, seed=seed)
+        chosen = chosen_settings(found.app, settings, aggregation)
+        clients = clients or found.app.simulation_clients
+
+        def emit(event: RunEvent) -> None:
+            record.add(event, time.monotonic() - began)
+            show(event)
+
+        simulation = Simulation(
+            app=found.app,
+            clients=clients,
+            run_config=config,
+            settings=chosen,
+            drop=drop,
+            seed=seed or 0,
+            policy=policy_of(policy, clients),
+            folder=left.path,
+            initial=initial_model
+            if isinstance(initial_model, ModelState | None)
+            else open_initial(Path(initial_model)),
+            emit=emit,
+        )
+        outcome = simulation.run()
+        facts = None if found.in_memory else model_facts(simulation, record)
+    return Run(
+        app=found.app.name,
+        clients=clients,
+        record=record,
+        model=outcome.state,
+        results=simulation.results,
+        run_config=config,
+        settings=chosen.to_mapping(),
+        facts=facts,
+        left=left if left.holds_files() else None,
+    )

@@ -1,0 +1,57 @@
+"""Which of a run's models is the best so far, by a metric of its evaluations.
+
+An evaluation belongs to the model that it was asked of: the one that the exchange sent, and not the next one. What is
+judged is what the server hears anyway, a mean over the clients; with differential privacy that mean is noised and paid
+for like an update, so that choosing by it is post-processing and costs nothing more (Dwork and Roth 2014, section
+2.1). A figure that the ServerApp reads off sums, such as an AUC, is not in the exchange, and nothing is chosen by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fedcore.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class BestRule:
+    """`best-model = "NAME:max"` or `"NAME:min"`."""
+
+    metric: str
+    larger: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """None for ""; raises ConfigurationError."""
+        if not text:
+            return None
+        metric, _, better = text.rpartition(":")
+        if not metric or better not in ("max", "min"):
+            raise ConfigurationError(f'best-model is "NAME:max" or "NAME:min", as in "eval_acc:max", not {text!r}')
+        return cls(metric, better == "max")
+
+    def value(self, metrics: Mapping[str, Any]) -> float | None:
+        """The metric as a number; None where it is absent, a list, or no number."""
+        value = metrics.get(self.metric)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def beats(self, value: float | None, best: float | None) -> bool:
+        """Whether a model of that value is better than the best one before; of equal ones the first stays."""
+        if value is None or best is None:
+            return value is not None
+        return value > best if self.larger else value < best
+
+    def absent(self, metrics: Mapping[str, Any]) -> str:
+        """What to say once where an evaluation does not have the metric."""
+        names = ", ".join(name for name, value in sorted(metrics.items()) if isinstance(value, int | float))
+        return (
+            f"best-model: the evaluation reports no number {self.metric!r}, so that no model is kept as the best; it "
+            f"reports {names or 'none'}"
+        )
+
+    def said(self, value: float) -> str:
+        """For the model's file."""
+        return f"{self.metric} = {value:.6g}, the {'largest' if self.larger else 'smallest'}"

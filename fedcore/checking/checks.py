@@ -1,0 +1,232 @@
+"""`fedcore.check`: everything that will go wrong before a run starts, collected."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcore.admission.agreed import Agreed
+from fedcore.admission.tasks import refused_choices
+from fedcore.api.arguments import data_folder, policy_of
+from fedcore.api.simulating import IN_TURN
+from fedcore.checking.findings import CheckReport, Findings
+from fedcore.compare.judging import choose, known_by_name
+from fedcore.config import ROUNDS_KEY, EngineConfig, JobSettings, override, planned_rounds
+from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.events import ClientDropped, RunEvent
+from fedcore.federation import Policy
+from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.needs import check_needs
+from fedcore.system.files import private_folder
+from fedcore.wire import Scalar
+
+if TYPE_CHECKING:
+    from fedcore.flower.memory_app import AppLike
+
+_EPOCHS = "local-epochs"
+
+
+def check(
+    app: AppLike,
+    *,
+    clients: int = 4,
+    policy: Policy | str | Path | None = None,
+    run_config: Mapping[str, Scalar] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    data_dir: str | Path | None = None,
+    dry_round: bool = True,
+) -> CheckReport:
+    """Say everything that a run of `app` among `clients` clients would be refused for, or fail with.
+
+    >>> import fedcore
+    >>> fedcore.check("examples/digits", clients=4)
+    fedcore-digits: nothing found that would go wrong among 4 clients
+
+    By the functions that refuse in a deployment, so in its words. policy: what the clients' owners insist on, as in
+    `simulate`; None for stock policies, of which what a run decides (plain aggregation, run config, settings) is only a
+    warning. data_dir: the folder with the data sets. dry_round: also one round in memory, in which the first client
+    trains and tests; without it neither the strategy nor the data are looked at. Nothing is raised for a faulty app.
+    """
+    findings = Findings()
+    with IN_TURN, data_folder(data_dir), contextlib.ExitStack() as stack:
+        loaded = _loaded(app, run_config or {}, findings, stack)
+        if loaded is None:
+            return _report(str(app) if isinstance(app, str | Path) else "the app", clients, findings, {})
+        findings.folder = loaded.folder
+        config = _config(loaded, run_config or {}, findings)
+        chosen = collected_settings({**loaded.settings.to_mapping(), **(settings or {})}, "settings", findings)
+        facts = _checked(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
+    return _report(loaded.name, clients, findings, facts)
+
+
+def _report(name: str, clients: int, findings: Findings, facts: Mapping[str, Any]) -> CheckReport:
+    errors, warnings = tuple(findings.errors), tuple(findings.warnings)
+    return CheckReport(app=name, clients=clients, errors=errors, warnings=warnings, facts=facts)
+
+
+def _loaded(
+    app: AppLike, run_config: Mapping[str, Scalar], findings: Findings, stack: contextlib.ExitStack
+) -> FlowerApp | None:
+    """The app, its modules to be imported anew until `stack` ends; None where there is none."""
+    from fedcore.flower.memory_app import fresh_modules, opened
+
+    with findings.expecting("the app"):
+        if not isinstance(app, str | Path):
+            return stack.enter_context(opened(app, run_config)).app
+        folder = Path(app).expanduser().absolute()
+        found = FlowerApp.load(folder, settings_of=lambda values, where: collected_settings(values, where, findings))
+        with findings.expecting("its files"):
+            AppBundle.from_folder(folder)
+        stack.enter_context(fresh_modules(found))
+        return found
+    return None
+
+
+def collected_settings(values: Mapping[str, Any], where: str, findings: Findings) -> JobSettings:
+    """Settings without those that are refused, each of which is noted, and with what two of them contradict."""
+    good = dict(values)
+    for key, value in values.items():
+        try:
+            JobSettings.from_mapping({key: value}, where=where)
+        except ConfigurationError as error:
+            # What one setting needs of another is asked of all of them together.
+            if isinstance(error, UnknownKey) or str(error).startswith((f"{key} in ", f"{key} must", f"{key} names")):
+                findings.error("settings", str(error))
+                del good[key]
+    try:
+        return JobSettings.from_mapping(good, where=where)
+    except ConfigurationError as error:
+        findings.error("settings", str(error))
+        return JobSettings()
+
+
+def _config(app: FlowerApp, given: Mapping[str, Scalar], findings: Findings) -> dict[str, Scalar]:
+    config = dict(app.run_config)
+    for key, value in given.items():
+        with findings.expecting("run config"):
+            config = override(config, {key: value}, "the run config")
+    if "seed" not in config:
+        findings.warn("run config", "it has no key 'seed', so no run can be repeated, and compare --seeds is refused")
+    if planned_rounds(config) is None:
+        findings.warn("run config", f"it has no key {ROUNDS_KEY!r}, so nobody can say how many rounds are left")
+    return config
+
+
+def _checked(
+    app: FlowerApp,
+    clients: int,
+    policy: Policy | str | Path | None,
+    config: dict[str, Scalar],
+    settings: JobSettings,
+    findings: Findings,
+    *,
+    dry_round: bool,
+) -> dict[str, Any]:
+    """The checks that need a readable app, in the order in which a deployment comes to them; what is known of it."""
+    owners = Policy.default(clients)
+    with findings.expecting("policy"):
+        owners = policy_of(policy, clients) or owners
+    workable = _needs(settings, clients, owners, findings)
+    note = findings.warn if policy is None else findings.error
+    for refusal in refused_choices(config, settings, Agreed.to(app), owners):
+        note("the clients' policies", str(refusal))
+    loads = _loads(app, clients, findings)
+    if not loads or workable is None or not dry_round:
+        return {}
+    if owners.max_epsilon == 0:  # said above; what follows is asked as if it were allowed
+        owners = replace(owners, allow_plain=True)
+    return _dry_round(app, clients, owners, config, workable, findings)
+
+
+def _needs(settings: JobSettings, clients: int, owners: Policy, findings: Findings) -> JobSettings | None:
+    """Settings with which a round can be tried: those given, or without quorum and min-clients where they are refused.
+
+    Each of the two is asked about alone as well, so that both are said. None where nothing helps.
+    """
+    loose = replace(settings, quorum=0, min_clients=0)
+    for tried in (settings, replace(settings, quorum=0), replace(settings, min_clients=0), loose):
+        try:
+            check_needs(tried, clients, owners.min_cohort)
+        except ConfigurationError as error:
+            findings.error("clients", str(error))
+        else:
+            if tried is settings:
+                return settings
+    try:
+        check_needs(loose, clients, owners.min_cohort)
+    except ConfigurationError:
+        return None
+    return loose
+
+
+def _loads(app: FlowerApp, clients: int, findings: Findings) -> bool:
+    """Whether ClientApp and ServerApp can be loaded, and the former with this machine's engine."""
+    from fedcore.flower.clientside import ClientRunner
+    from fedcore.flower.serverside import load_server_app
+
+    before = len(findings.errors)
+    with findings.expecting("the ServerApp"):
+        load_server_app(app)
+    with findings.expecting("the ClientApp"):
+        node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": clients}
+        ClientRunner(app=app, client_id=1, node_config=node, engine=EngineConfig())
+    return len(findings.errors) == before
+
+
+def _dry_round(
+    app: FlowerApp,
+    clients: int,
+    owners: Policy,
+    config: Mapping[str, Scalar],
+    settings: JobSettings,
+    findings: Findings,
+) -> dict[str, Any]:
+    """One round with one epoch; what came to be known."""
+    from fedcore.checking.dry_round import DryRound, Enough
+    from fedcore.flower.output import quiet_flower
+
+    quiet_flower()
+    short = {key: 1 if key in (ROUNDS_KEY, _EPOCHS) and type(value) is int else value for key, value in config.items()}
+
+    def emit(event: RunEvent) -> None:
+        if isinstance(event, ClientDropped):  # of a plain exchange, whose clients fail one by one
+            findings.error("the ClientApp", event.reason)
+
+    with private_folder() as folder, findings.expecting("the strategy"):
+        dry = DryRound(
+            app=app,
+            clients=clients,
+            run_config=short,
+            settings=settings,
+            policy=owners,
+            folder=folder,
+            emit=emit,
+            findings=findings,
+        )
+        with contextlib.suppress(Enough):
+            dry.run()
+        dry.run_config = config
+        dry.check_budget()
+        _named_metrics(settings, dry.reported, findings)
+        return dry.facts
+    return {}
+
+
+def _named_metrics(settings: JobSettings, reported: Mapping[str, Mapping[str, Any]], findings: Findings) -> None:
+    """Metrics that settings name and no reply has, and those that say nothing of which model is better."""
+    for kind, training in (("train", True), ("evaluate", False)):
+        named = settings.metrics_of(training)
+        if named is None or kind not in reported:
+            continue
+        for name in sorted({name for name, _ in named} - reported[kind].keys()):
+            findings.error("metrics", f"{kind}-metrics names {name!r}, which the ClientApp does not report")
+    names = reported.get("evaluate", {})
+    if names and choose(None, known_by_name(names)) is None:
+        findings.warn(
+            "metrics",
+            f"of {', '.join(sorted(names))} nobody knows whether more is better; where models are judged, say "
+            f"{min(names)}:max or {min(names)}:min",
+        )

@@ -1,0 +1,68 @@
+"""The command `fedcore check`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedcore.cli import AppFolder, AsJson, DataFolder, RunConfig, Settings
+
+FOUND = 2
+
+
+def check(
+    app: AppFolder,
+    clients: Annotated[int, typer.Option(min=2, help="Among how many clients.")] = 4,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|stock|own",
+            help="What the clients' owners insist on: a policy.toml, that of stock kits, or that of clients which are "
+            "all yours. By default stock kits; what they would refuse of your choices is then a warning.",
+        ),
+    ] = "",
+    run_config: RunConfig = None,
+    set_: Settings = None,
+    data_dir: DataFolder = None,
+    no_round: Annotated[
+        bool, typer.Option("--no-round", help="Leave out the round in memory: neither strategy nor data are tried.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say everything that will go wrong before a run starts, in the words of a deployment. Exit status 0, or 2.
+
+    Example: fedcore check examples/digits --clients 10
+
+    One round is tried in memory: the first client trains one epoch and tests. It sends nothing anywhere.
+    """
+    import contextlib
+    import json
+    import sys
+
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fedcore.checking.checks import check as check_app
+    from fedcore.config import parse_assignments
+
+    with contextlib.redirect_stdout(sys.stderr):  # what the app prints
+        report = check_app(
+            app,
+            clients=clients,
+            policy=policy or None,
+            run_config=parse_assignments(run_config or []) if run_config else None,
+            settings=parse_assignments(set_ or []) if set_ else None,
+            data_dir=data_dir,
+            dry_round=not no_round,
+        )
+    if as_json:
+        typer.echo(json.dumps(report.to_plain(), indent=2))
+    else:
+        console = Console()
+        for kind, color, found in (("error", "red", report.errors), ("warning", "yellow", report.warnings)):
+            for one in found:
+                console.print(f"[{color}]{kind:<8}[/] {escape(str(one))}", highlight=False, soft_wrap=True)
+        console.print(escape(report.headline()), highlight=False, soft_wrap=True)
+    if not report.ok:
+        raise typer.Exit(FOUND)

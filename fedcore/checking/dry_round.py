@@ -1,0 +1,165 @@
+"""One round in memory in which a single client works for the whole cohort, and what is refused is collected.
+
+Everything is that of a simulation: the app's own ServerApp over the Grid of secure mode, the tasks, the owners' checks,
+the ClientApp, the codec. Only the protocol's messages are left out, and the cohort's updates are that of one client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedcore.admission.agreed import Agreed
+from fedcore.admission.simulated import SimulatedOwners
+from fedcore.admission.tasks import check_privacy
+from fedcore.checking.findings import Findings
+from fedcore.codec import AnyEncoding, decode, release_of
+from fedcore.config import planned_rounds
+from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, UpdateTooLarge
+from fedcore.exchange import COHORT, ExchangeReply, ExchangeRequest
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.memory_round import encoded
+from fedcore.privacy import Accountant, PrivacyBudget
+from fedcore.simulation import Simulation
+from fedcore.state import ModelState
+from fedcore.wire import MetricValue, Task, is_query, is_training
+
+WORKER = 1
+"""The client that works."""
+
+
+class Enough(BaseException):
+    """Ends the ServerApp once a round is over, whatever it catches."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DryRound(Simulation):
+    """A simulation whose exchanges end after one client's work.
+
+    findings: where refusals go. Owners agree to the run config and the settings as they are, which are checked apart.
+    facts: of the model and what is sent. reported: message type -> the metrics of its reply. costs: task and
+    encoding of each noised sum of the round.
+    """
+
+    findings: Findings
+    facts: dict[str, Any] = field(default_factory=dict, init=False)
+    reported: dict[str, dict[str, MetricValue]] = field(default_factory=dict, init=False)
+    costs: list[tuple[Task, AnyEncoding]] = field(default_factory=list, init=False)
+    _asked_for: Counter[str] = field(default_factory=Counter, init=False)
+
+    def refuse(self, error: AppError) -> None:
+        """Note that code of the app wants more than the mean, and let it have that alone."""
+        self.findings.error("the strategy", str(error))
+
+    def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
+        """One exchange; refusals are noted, and the next one comes all the same."""
+        kind = request.message_type
+        if self._account.withholds(is_training(kind) or is_query(kind)):
+            return []
+        self._asked_for[kind] += 1
+        if self._asked_for[kind] > 1 and not is_query(kind):
+            raise Enough
+        self._exchange += 1
+        request = self._with_enough_nodes(request)
+        encoding = self._encoding(request)
+        task = self._task(request, encoding, attempt=1, whole=False)
+        if encoding is not None:
+            self._admit(task, encoding, request.model)
+        result = None
+        with self.findings.expecting(f"the ClientApp's {kind}"):
+            result = self._runners[WORKER].run(task, request.model)
+        if result is None:
+            if is_query(kind):
+                raise Enough
+            return [_nothing(request)]
+        self.reported[kind] = dict(result.metrics)
+        return [self._reply(request, task, encoding, result)]
+
+    def _with_enough_nodes(self, request: ExchangeRequest) -> ExchangeRequest:
+        """The request, of all clients where the strategy asks too few: that is said once, and not all that follows."""
+        enough = True
+        for kind, nodes in (*request.ahead.items(), (request.message_type, len(request.nodes))):
+            if self._account.withholds(is_training(kind) or is_query(kind)):
+                continue
+            try:
+                self._check_asked(nodes, kind)
+                enough = True
+            except CohortBelowMinimum as error:
+                self.findings.error("the strategy", str(error))
+                enough = False
+        return request if enough else replace(request, nodes=tuple(self.nodes()))
+
+    def _encoding(self, request: ExchangeRequest) -> AnyEncoding | None:
+        """The encoding of the exchange; None where there is none that fits."""
+        kind, n = request.message_type, len(request.nodes)
+        layout = request.model.layout if request.model and is_training(kind) else None
+        if layout is not None:
+            sizes = [int(np.prod(spec.shape)) for spec in layout.specs]
+            self.facts |= {"tensors": len(sizes), "parameters": sum(sizes), "model_bytes": layout.nbytes}
+        with self.findings.expecting("the encoding"):
+            encoding = self._plan.encoding(kind, layout, n, self.clients)
+            if layout is not None:
+                self.facts["bytes_up"] = encoding.words * 8
+            return encoding
+        return None
+
+    def _admit(self, task: Task, encoding: AnyEncoding, model: ModelState | None) -> None:
+        """What the owners check of the task, and what its noise costs."""
+        with self.findings.expecting("the clients' policies"):
+            self._owners.admit(task, model)
+        if release_of(encoding) is not None:
+            self.costs.append((task, encoding))
+            self._account.spend(release_of(encoding))
+
+    def _reply(
+        self, request: ExchangeRequest, task: Task, encoding: AnyEncoding | None, result: LocalResult
+    ) -> ExchangeReply:
+        """The mean of as many updates as the cohort has, all of them the worker's."""
+        n, base = len(request.nodes), request.model if is_training(request.message_type) else None
+        if encoding is not None:
+            with self.findings.expecting("the ClientApp's reply"):
+                total = encoded(encoding, request.model, result) * np.uint64(n)
+                try:
+                    found = decode(encoding, total, survivors=n, base=base, sums=task.queries)
+                except UpdateTooLarge as error:  # a round would repeat it with wider scales
+                    self._plan.learn_overflow(request.message_type, encoding, error.statistics)
+                    return _nothing(request)
+                self._plan.learn(request.message_type, encoding, found)
+                if base is not None:  # from now on with the packed fields of the settings
+                    later = self._plan.encoding(request.message_type, base.layout, n, self.clients)
+                    self.facts["bytes_up"] = later.words * 8
+                return ExchangeReply.of_cohort(found)
+        return _nothing(request)
+
+    def _simulated_owners(self) -> SimulatedOwners:
+        owners = super(DryRound, self)._simulated_owners()
+        owners.agreed = Agreed(run_config=self.run_config, settings=self.settings)
+        return owners
+
+    def check_budget(self) -> None:
+        """What the noise of all rounds that are planned costs, against the run's budget and the clients'."""
+        rounds = planned_rounds(self.run_config)
+        if not self.costs or rounds is None:
+            return
+        budget, spent = PrivacyBudget(self._plan.privacy), Accountant()
+        for _, encoding in self.costs:
+            for _ in range(rounds - 1):
+                budget.spend(release_of(encoding))
+            if (release := release_of(encoding)) is not None and rounds > 1:
+                spent.add(release, rounds - 1)
+        task, encoding = self.costs[0]
+        try:
+            budget.admit(release_of(encoding))
+        except BudgetSpent as error:
+            self.findings.warn("privacy", f"the run ends before its {rounds} rounds are done: {error}")
+        with self.findings.expecting("the clients' policies"):
+            check_privacy(task, encoding, self.settings, self._owners.policy, spent)
+
+
+def _nothing(request: ExchangeRequest) -> ExchangeReply:
+    """A reply with which a strategy can go on."""
+    state = request.model if is_training(request.message_type) else None
+    return ExchangeReply(node=COHORT, state=state, examples=1, metrics={})

@@ -1,0 +1,144 @@
+"""What TAB offers for the values of options; nothing heavy is imported for it, and it never raises.
+
+Typer calls these with the part of the word that is there. Where a value is a list of assignments in quotes, or of
+modes with commas, the last of them is completed. The names of modes and partitions are written down here a second time,
+since the modules that define them take seconds to import; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+Offer = tuple[str, str]
+"""A word, and what it means."""
+
+MODES: Final[Mapping[str, str]] = {
+    "all": "every mode that needs no further settings",
+    "centralized": "all data in one place",
+    "local": "each site alone",
+    "allreduce": "synchronous data parallel, gradients averaged every step",
+    "local-sgd": "models averaged every h steps, no server",
+    "diloco": "local-sgd with an outer Nesterov optimizer",
+    "ps-sync": "parameter server, one step for all workers",
+    "ps-async": "parameter server, nobody waits",
+    "ps-ssp": "parameter server, at most s steps ahead",
+    "federated": "secure aggregation: the server learns the sum alone",
+    "federated-plain": "the server reads every update",
+    "federated-dp": "secure aggregation with differential privacy",
+}
+PARTITIONS: Final[Mapping[str, str]] = {
+    "iid": "at random",
+    "dirichlet:": "labels by a Dirichlet distribution: dirichlet:ALPHA",
+    "shards:": "a few labels for each site: shards:COUNT",
+    "natural": "by the owners that the data come with",
+}
+STATUSES: Final = ("waiting", "running", "finished", "failed", "cancelled", "interrupted")
+
+
+def modes(incomplete: str) -> list[Offer]:
+    """The modes of a comparison; of a list with commas the last one."""
+    done, _, last = incomplete.rpartition(",")
+    lead = f"{done}," if done else ""
+    return [(lead + name, title) for name, title in MODES.items() if name.startswith(last)]
+
+
+def partitions(incomplete: str) -> list[Offer]:
+    """How data are divided."""
+    return _beginning(incomplete, PARTITIONS)
+
+
+def engines(incomplete: str) -> list[Offer]:
+    """The training engines."""
+    from fedcore.config import EngineConfig
+
+    return [(name, "") for name in get_args(get_type_hints(EngineConfig)["engine"]) if name.startswith(incomplete)]
+
+
+def settings(incomplete: str) -> list[Offer]:
+    """`[tool.fedcore]`: keys, and the values of those that have a few."""
+    from fedcore.config import JobSettings
+
+    return _assignments(incomplete, JobSettings().to_mapping(), _choices(JobSettings))
+
+
+def engine_settings(incomplete: str) -> list[Offer]:
+    """Settings of an engine."""
+    from fedcore.config import EngineConfig
+
+    return _assignments(incomplete, EngineConfig().to_mapping(), _choices(EngineConfig))
+
+
+def run_config(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """The run config of the app that the command line names already."""
+    config = _project(ctx).get("flwr", {}).get("app", {}).get("config", {})
+    return _assignments(incomplete, dict(_flat(config)), {})
+
+
+def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """The metrics that the app declares, and those that fedcore's own loops report."""
+    own = _project(ctx).get("fedcore", {})
+    declared = [*own.get("evaluate-metrics", []), *own.get("train-metrics", []), own.get("best-model", "")]
+    names = dict.fromkeys([*(str(name).partition(":")[0] for name in declared), "eval_acc", "eval_loss"])
+    both = {f"{name}{end}": what for name in names if name for end, what in _BETTER.items()}
+    return _beginning(incomplete, both)
+
+
+def statuses(incomplete: str) -> list[Offer]:
+    """How a run may stand."""
+    return _beginning(incomplete, dict.fromkeys(STATUSES, ""))
+
+
+_BETTER: Final = {"": "", ":max": "more is better", ":min": "less is better"}
+
+
+def _assignments(incomplete: str, values: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[Offer]:
+    """Of "K=V K=V" the last one: its key, or its value where there are a few to choose from."""
+    done, _, last = incomplete.rpartition(" ")
+    lead = f"{done} " if done else ""
+    key, chosen, begun = last.partition("=")
+    if chosen:
+        return [(f"{lead}{key}={value}", "") for value in choices.get(key, ()) if value.startswith(begun)]
+    return [(f"{lead}{name}=", f"now {value!r}") for name, value in values.items() if name.startswith(key)]
+
+
+def _choices(cls: type) -> dict[str, tuple[str, ...]]:
+    """The fields of a settings class that have a few values, by their keys."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, hint in get_type_hints(cls).items():
+        key = name.replace("_", "-")
+        if get_origin(hint) is Literal:
+            found[key] = tuple(map(str, get_args(hint)))
+        elif hint is bool:
+            found[key] = ("true", "false")
+    return found
+
+
+def _beginning(incomplete: str, offers: Mapping[str, str]) -> list[Offer]:
+    return [(name, what) for name, what in offers.items() if name.startswith(incomplete)]
+
+
+def _project(ctx: typer.Context) -> dict[str, Any]:
+    """`[tool]` of the app's pyproject.toml; empty where there is none yet."""
+    # An option whose value is being typed ends click's parsing, and the positional arguments are left where they were.
+    named = ctx.params.get("app") or ctx.params.get("paths") or ctx.args[:1]
+    folder = (named or ["."])[0] if isinstance(named, list | tuple) else named
+    try:
+        content = tomllib.loads((Path(str(folder)) / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    tool = content.get("tool", {})
+    return tool if isinstance(tool, dict) else {}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Nested keys joined by dots, as Flower names them."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

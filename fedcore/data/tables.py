@@ -1,0 +1,328 @@
+"""Tables that several sites keep alike: what their columns are, agreed once, and a CSV file read by that agreement.
+
+The agreement is a file, schema.toml, in the app's folder: it is part of the app's hash, so that everybody who takes
+part has the same one. Each site reads its own CSV by it, and a file that does not fit is refused before training. An
+error names columns and counts rows, and repeats no cell: it may be told to others.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.data.files import data_folder
+from fedcore.data.types import Split
+from fedcore.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+Kind: TypeAlias = Literal["number", "boolean", "category"]
+Task: TypeAlias = Literal["binary", "classes", "regression"]
+Cells: TypeAlias = "pandas.Series[str]"
+
+TRUE: Final = frozenset({"1", "1.0", "true", "yes", "y", "t"})
+FALSE: Final = frozenset({"0", "0.0", "false", "no", "n", "f"})
+MISSING: Final = ("?",)
+"""Besides what pandas takes for a missing value: an empty cell, NA, NaN, null and so on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumn:
+    """A column. low, high: of a number, between what it is counted. categories: of a category, in order."""
+
+    name: str
+    kind: Kind
+    low: float = 0.0
+    high: float = 1.0
+    categories: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What a model sees of it: one feature, or one for each category."""
+        return tuple(f"{self.name}={one}" for one in self.categories) or (self.name,)
+
+    def values(self, cells: Cells) -> NDArray[np.float32]:
+        """Of each row, float32 [n, features]; nan where a number is missing, all 0 where a category is."""
+        match self.kind:
+            case "number":
+                return numbers(cells)[:, None].astype(np.float32)
+            case "boolean":
+                return booleans(cells)[:, None].astype(np.float32)
+        place = places(cells, self.categories)
+        return np.asarray(place[:, None] == np.arange(len(self.categories)), np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """What all sites agree on: the columns that are used, and what is to be predicted.
+
+    target: name of the column. task: "binary" (classes are two), "classes", or "regression", for which `target_low` and
+    `target_high` bound the target where it is counted, and `target_unit` is what a model and its errors count it in, so
+    that squares of large numbers stay within a run's metric-max. left_out: columns of the first table that are
+    not used, and why.
+    """
+
+    target: str
+    task: Task
+    columns: tuple[TableColumn, ...]
+    classes: tuple[str, ...] = ()
+    target_low: float = 0.0
+    target_high: float = 1.0
+    target_unit: float = 1.0
+    left_out: tuple[tuple[str, str], ...] = field(default=())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read schema.toml; raises ConfigurationError where it says something else than a schema does."""
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            columns = tuple(_column(name, values) for name, values in found.pop("columns").items())
+            left_out = tuple(sorted(found.pop("left-out", {}).items()))
+            classes = tuple(found.pop("classes", ()))
+            low, high = float(found.pop("target-low", 0.0)), float(found.pop("target-high", 1.0))
+            bounds: dict[str, Any] = {"target_low": low, "target_high": high}
+            bounds["target_unit"] = float(found.pop("target-unit", 1.0))
+            schema = cls(columns=columns, classes=classes, left_out=left_out, **bounds, **found)
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"{path} is no schema of a table: {error}") from None
+        schema._check(path)
+        return schema
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of what a model sees, in order."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model answers: one for each class, one logit for two of them, one for a number."""
+        return len(self.classes) if self.task == "classes" else 1
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Between which values numbers are counted, by name; "y" is the target of a regression, in its unit."""
+        found = {one.name: (one.low, one.high) for one in self.columns if one.kind != "category"}
+        unit = self.target_unit
+        target = {"y": (self.target_low / unit, self.target_high / unit)}
+        return found | (target if self.task == "regression" else {})
+
+    def without(self, column: str) -> TableSchema:
+        """The schema without one of its columns."""
+        return replace(self, columns=tuple(one for one in self.columns if one.name != column))
+
+    def read(self, path: Path, *, targets: bool = True) -> Split:
+        """The rows of a CSV file that have a target: x float32 [n, features], y int64 [n], or float32 for a number.
+
+        targets: False for rows to predict, whose y is 0. Raises DataError for a file that does not fit.
+        """
+        table = read_cells(path)
+        wanted = [one.name for one in self.columns] + ([self.target] if targets else [])
+        if lacking := [name for name in wanted if name not in table.columns]:
+            raise DataError(f"{path} lacks a column of schema.toml: {nearest(lacking[0], table.columns)}")
+        if targets:
+            table = table[table[self.target].notna()]
+        if not len(table):
+            raise DataError(f"{path} has no row{' with a target' if targets else ''}")
+        parts = [column.values(_one(table, column.name, path)) for column in self.columns]
+        y = self._targets(_one(table, self.target, path)) if targets else np.zeros(len(table), np.int64)
+        return Split(x=np.concatenate(parts, axis=1), y=y)
+
+    def to_toml(self) -> str:
+        """The inverse of `load`."""
+        lines = [f"target = {_quoted(self.target)}", f"task = {_quoted(self.task)}"]
+        if self.task == "regression":
+            found = {"low": self.target_low, "high": self.target_high, "unit": self.target_unit}
+            lines += [f"target-{key} = {value:g}" for key, value in found.items()]
+        else:
+            lines.append(f"classes = [{', '.join(map(_quoted, self.classes))}]")
+        lines += ["", "[columns]", *map(_column_line, self.columns)]
+        if self.left_out:
+            lines += ["", "[left-out]", *(f"{_quoted(name)} = {_quoted(why)}" for name, why in self.left_out)]
+        return "\n".join(lines) + "\n"
+
+    def _targets(self, cells: Cells) -> NDArray[Any]:
+        if self.task == "regression":
+            return (numbers(cells) / self.target_unit).astype(np.float32)
+        return places(cells, self.classes).astype(np.int64)
+
+    def _check(self, path: Path) -> None:
+        names = [*self.features, self.target]
+        if not self.columns or len(set(names)) < len(names) or "y" in self.features:
+            raise ConfigurationError(f"{path} has no columns, one of them twice, or one that is the target or named y")
+        if self.task not in get_args(Task) or any(one.kind not in get_args(Kind) for one in self.columns):
+            raise ConfigurationError(
+                f"{path}: task is one of {', '.join(get_args(Task))}, kind one of {', '.join(get_args(Kind))}"
+            )
+        wrong = [one.name for one in self.columns if (one.kind == "category") != bool(one.categories)]
+        wrong += [name for name, (low, high) in self.bounds.items() if not low < high]
+        if wrong or not self.target_unit > 0:
+            raise ConfigurationError(
+                f"{path}: column {(*wrong, self.target)[0]!r} needs categories if it is a category, else low below "
+                "high and a unit above 0"
+            )
+        if (self.task == "regression") == bool(self.classes) or (self.task == "binary") != (len(self.classes) == 2):
+            raise ConfigurationError(f"{path}: a binary task has two classes, a regression none")
+
+
+def read_cells(path: Path) -> pandas.DataFrame:
+    """A CSV file as text cells, without the spaces around them; columns are named by the first line.
+
+    The separator is a comma, a semicolon or a tab. Raises DataError for a file that is absent or no such table.
+    """
+    import pandas
+
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            head = file.readline()
+        separator = max(",;\t", key=head.count)
+        table = pandas.read_csv(
+            path, dtype=str, sep=separator, encoding="utf-8-sig", na_values=MISSING, skipinitialspace=True
+        )
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not in UTF-8; save it as CSV UTF-8") from None
+    except (pandas.errors.EmptyDataError, pandas.errors.ParserError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    table.columns = table.columns.str.strip()
+    stripped: pandas.DataFrame = table.apply(lambda cells: cells.str.strip())
+    return stripped
+
+
+def numbers(cells: Cells) -> NDArray[np.float64]:
+    """Float64 [n], nan where missing; raises DataError for a cell that is no finite number."""
+    import pandas
+
+    values = np.asarray(pandas.to_numeric(cells, errors="coerce"), np.float64)
+    return _all_understood(cells, np.where(np.isinf(values), np.nan, values), "no numbers")
+
+
+def booleans(cells: Cells) -> NDArray[np.float64]:
+    """1.0 or 0.0, nan where missing, float64 [n]; raises DataError for a cell that is neither."""
+    known = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
+    values = np.asarray(cells.str.lower().map(known), np.float64)
+    return _all_understood(cells, values, "neither true nor false")
+
+
+def places(cells: Cells, names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Which of the names each cell is, -1 where missing, int64 [n]; raises DataError for another one."""
+    known = {name: place for place, name in enumerate(names)}
+    values = np.asarray(cells.map(known), np.float64)
+    if np.isnan(values[cells.notna()]).any() and all(map(_is_number, names)):  # 1 and 1.0 are one number
+        known_numbers = {float(name): place for name, place in known.items()}
+        values = np.array([known_numbers.get(one, np.nan) for one in numbers(cells)], np.float64)
+    _all_understood(cells, values, f"none of {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}")
+    return np.where(np.isnan(values), -1, values).astype(np.int64)
+
+
+def table_data(
+    schema: TableSchema, config: Mapping[str, Any], node: Mapping[str, Any], app: Path
+) -> tuple[Split, Split]:
+    """Training and test part of one site, or of one client of a simulation; every fifth row is of the test part.
+
+    A site names its own file in its node config, `csv = "/data/patients.csv"`, and all rows of it are its own. Where
+    none is named, one file is divided evenly among all clients, for trying things out: `csv` of the run config, in the
+    folder FEDCORE_DATA (--data-dir), or the file whose path is in `app`/.example-csv.
+    Raises DataError for a file that is absent, does not fit the schema, or has too few rows.
+    """
+    if own := node.get("csv"):
+        return _halves(schema, Path(str(own)))
+    train, test = _halves(schema, _shared_file(str(config["csv"]), app))
+    share, shares = int(node["partition-id"]), int(node["num-partitions"])
+    parts = [part.take(np.arange(share, len(part), shares)) for part in (train, test)]
+    if not all(map(len, parts)):
+        raise DataError(
+            f"{len(train)} training and {len(test)} test rows are too few for {shares} clients: simulate fewer of them"
+        )
+    return parts[0], parts[1]
+
+
+def _shared_file(name: str, app: Path) -> Path:
+    named = data_folder() / name
+    if named.is_file():
+        return named
+    example = app / ".example-csv"
+    if example.is_file():
+        return app / example.read_text(encoding="utf-8").strip()
+    raise DataError(
+        "this site has no table: name its CSV file with --node-config 'csv=\"/data/patients.csv\"'. To divide one file "
+        f"among several clients, for trying things out, name the folder that holds {name} with --data-dir"
+    )
+
+
+@lru_cache(maxsize=8)
+def _halves(schema: TableSchema, path: Path) -> tuple[Split, Split]:
+    """Kept, since clients ask in every round."""
+    whole = schema.read(path)
+    if len(whole) < 2:
+        raise DataError(f"{path} has {len(whole)} rows with a target; there have to be some to train and some to test")
+    order, tested = np.random.default_rng(0).permutation(len(whole)), np.arange(len(whole)) % 5 == 0
+    return whole.take(np.sort(order[~tested])), whole.take(np.sort(order[tested]))
+
+
+def _one(table: pandas.DataFrame, name: str, path: Path) -> Cells:
+    found: Any = table[name]
+    if found.ndim != 1:
+        raise DataError(f"{path} has two columns {name!r}")
+    found.name = f"{path}: column {name!r}"
+    cells: Cells = found
+    return cells
+
+
+def _all_understood(cells: Cells, values: NDArray[np.float64], wrong: str) -> NDArray[np.float64]:
+    """The values, if only missing cells gave nan; no cell is repeated in the error."""
+    bad = np.flatnonzero(np.isnan(values) & cells.notna().to_numpy())
+    if len(bad):
+        rows = [int(str(cells.index[row])) + 1 for row in bad[:5]]
+        raise DataError(
+            f"{cells.name} has {len(bad)} cells that are {wrong}, the first in row {', '.join(map(str, rows))}: "
+            "correct the file, or let all sites agree on another schema.toml"
+        )
+    return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name, and what might have been meant, whatever its capitals."""
+    known = {one.lower(): one for one in names}
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    return f"{name!r}" + (f"; did you mean {known[near[0]]!r}?" if near else f"; there are {', '.join(known.values())}")
+
+
+def _column(name: str, values: Mapping[str, Any]) -> TableColumn:
+    given = dict(values)
+    return TableColumn(name=name, categories=tuple(given.pop("categories", ())), **given)
+
+
+def _column_line(column: TableColumn) -> str:
+    entries = [f"kind = {_quoted(column.kind)}"]
+    if column.kind == "number":
+        entries += [f"low = {column.low:g}", f"high = {column.high:g}"]
+    if column.categories:
+        entries.append(f"categories = [{', '.join(map(_quoted, column.categories))}]")
+    return f"{_quoted(column.name)} = {{{', '.join(entries)}}}"
+
+
+def _quoted(text: str) -> str:
+    """As a TOML string, which is one of JSON's but for the character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,0 +1,28 @@
+"""An event of a run as one line of text: for a server's log, and for whoever reads a run's events afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcore.events import AppPrinted, RunEvent
+
+
+def event_line(event: RunEvent) -> str:
+    """The kind of the event and what it says, without what is empty; of the app its line as it is."""
+    if isinstance(event, AppPrinted):
+        return f"app: {event.line}"
+    data: Mapping[str, Any] = event.model_dump(exclude={"kind"})
+    shown = ((key, value) for key, value in data.items() if value not in (None, "", [], {}))
+    return f"{event.kind}: " + ", ".join(f"{key} {_short(value)}" for key, value in shown)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        names = [str(item) for item in value[:8]]
+        return "[" + " ".join(names) + (" ...]" if len(value) > 8 else "]")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in list(value.items())[:8]) + "}"
+    return str(value)

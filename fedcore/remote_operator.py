@@ -1,0 +1,66 @@
+"""What operates a federation with an operator's kit: the part of another package, found by its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from fedcore.errors import EnvironmentFailure
+from fedcore.events import Recorded, RunOut
+from fedcore.operator_wire import RunInfo, ServerOut
+from fedcore.results_home import Home
+
+if TYPE_CHECKING:
+    from fedcore.statistics import Statistics
+
+_GROUP: Final = "fedcore.operator"
+
+
+class RemoteOperator(Protocol):
+    """What the operator's part of fedcore does with a kit; every method raises FedcoreError."""
+
+    def submit(
+        self, app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any], initial: Path | None
+    ) -> str: ...
+
+    def follow(self, run: str, emit: Callable[[Recorded], None], away: Callable[[str], None]) -> RunOut: ...
+
+    def cancel(self, run: str) -> None: ...
+
+    def runs(self, limit: int) -> list[RunInfo]: ...
+
+    def members(self) -> ServerOut: ...
+
+    def show(self, word: str) -> RunOut: ...
+
+    def fetch(self, run: RunOut, home: Home) -> dict[str, Any]: ...
+
+    def statistics(
+        self,
+        app: Path,
+        *,
+        bounds: Mapping[str, tuple[float, float]],
+        bins: int | None,
+        epsilon: float,
+        delta: float,
+    ) -> tuple[Statistics, tuple[float, ...]]: ...
+
+
+def remote_operator(kit: Path, server: str = "", connect_seconds: float = 30.0) -> RemoteOperator:
+    """What operates a kit: the library imports no app. Raises KitError for a folder that is none.
+
+    server: its address, in place of the one in the kit. connect_seconds: how long it may be away.
+    """
+    from fedcore.federation import OperatorKit
+
+    OperatorKit.load(kit)
+    found = entry_points(group=_GROUP)
+    if not found:
+        raise EnvironmentFailure(
+            f"this installation of fedcore has no entry point {_GROUP!r}, so it cannot operate a federation; install "
+            "fedcore again"
+        )
+    make = next(iter(found)).load()
+    return cast(RemoteOperator, make(kit, server, connect_seconds))

@@ -1,0 +1,172 @@
+"""The templates, and what each of them needs to know beside the name of the app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fedcore.data.tables import TableSchema
+from fedcore.errors import ConfigurationError
+from fedcore.templates.columns import InferredTable, infer_table
+from fedcore.templates.examples import breast_cancer_csv, messages, patients_csv
+
+EXAMPLE: Final = ".example/"
+"""Where the data of an example lie in an app: hidden, so that they are no part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What `fedcore new` was asked.
+
+    csv, target: the table and the column to predict. event: of a survival analysis, the column that tells whether it
+    happened. task: "classification" or "regression" over what the target looks like. categories: given ones.
+    """
+
+    csv: Path | None = None
+    target: str = ""
+    event: str = ""
+    task: str = ""
+    categories: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """What a template is filled with. values: for its files. data: further files, by their path in the app's folder.
+
+    notes: what a person should look at.
+    """
+
+    values: Mapping[str, Any]
+    data: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A kind of app. about: a line of it. table: whether it reads --csv."""
+
+    about: str
+    fill: Callable[[Answers], Filling]
+    table: bool = False
+
+
+def _image(answers: Answers) -> Filling:
+    return Filling(values={"clients": 5}, data={})
+
+
+def _text(answers: Answers) -> Filling:
+    return Filling(values={"clients": 5}, data={"messages.csv": messages()})
+
+
+def _lora(answers: Answers) -> Filling:
+    return Filling(values={"clients": 4}, data={"sample.txt": messages(labels=False)})
+
+
+def _tabular(answers: Answers) -> Filling:
+    about = "A table: `{}` predicted from {} other columns, of {} rows"
+    if answers.csv is None:
+        if answers.target or answers.categories or answers.task:
+            raise ConfigurationError("--target, --task and --categories are about a table: name it with --csv FILE")
+        found, place, data = _example("breast-cancer.csv", breast_cancer_csv(), "diagnosis")
+        about += " of the breast cancer data of Wisconsin, which come with scikit-learn"
+    else:
+        _check_target(answers)
+        found = infer_table(answers.csv, answers.target, task=answers.task, categories=answers.categories)
+        place, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
+        about += f" in `{answers.csv.name}`"
+    schema = found.schema
+    values = {
+        **_table_values(found, place, own=answers.csv is not None),
+        "about": f"{about.format(schema.target, len(schema.columns), found.rows)}.",
+        "answer": _ANSWERS[schema.task],
+        "loss": _LOSSES[schema.task],
+        "figures": _FIGURES[schema.task].format(len(schema.classes)),
+    }
+    return Filling(values=values, data=data, notes=found.notes)
+
+
+def _survival(answers: Answers) -> Filling:
+    if answers.csv is None:
+        if answers.target or answers.event or answers.categories:
+            raise ConfigurationError("--target, --event and --categories are about a table: name it with --csv FILE")
+        found, place, data = _example("patients.csv", patients_csv(), "years")
+        event, about = "died", "Survival of 600 patients who do not exist"
+    else:
+        _check_target(answers)
+        if not answers.event:
+            raise ConfigurationError(
+                "a survival analysis needs --event COLUMN: 1 where it happened at the time of --target, and 0 where "
+                "the patient was last seen then"
+            )
+        found = infer_table(answers.csv, answers.target, task="regression", categories=answers.categories)
+        place, data = answers.csv, {".example-csv": f"{answers.csv.absolute()}\n"}
+        event, about = answers.event, f"Survival by the {found.rows} rows of `{answers.csv.name}`"
+    _check_event(found.schema, event)
+    values = {
+        **_table_values(found, place, own=answers.csv is not None),
+        "event": event,
+        "about": f"{about}: Cox regression on `{found.schema.target}` and `{event}`.",
+    }
+    return Filling(values=values, data=data, notes=found.notes)
+
+
+def _example(name: str, content: str, target: str) -> tuple[InferredTable, Path, dict[str, str]]:
+    """A table that fedcore has, as it will lie in the app's folder."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="fedcore-new-") as folder:
+        path = Path(folder) / name
+        path.write_text(content, encoding="utf-8")
+        found = infer_table(path, target, task="regression" if target == "years" else "")
+    return found, Path(name), {EXAMPLE + name: content, ".example-csv": f"{EXAMPLE}{name}\n"}
+
+
+def _check_target(answers: Answers) -> None:
+    if not answers.target:
+        raise ConfigurationError("--csv needs --target COLUMN: the column that is to be predicted")
+
+
+def _check_event(schema: TableSchema, event: str) -> None:
+    for column in schema.columns:
+        if column.name == event and column.kind == "boolean":
+            return
+    raise ConfigurationError(
+        f"--event {event!r} has to be a column of 1 and 0, both of which occur; columns like that are "
+        f"{', '.join(one.name for one in schema.columns if one.kind == 'boolean') or 'not there'}"
+    )
+
+
+def _table_values(found: InferredTable, place: Path, *, own: bool) -> dict[str, Any]:
+    # The least of fedcore.data.partition, so that every client has enough to train and to test on.
+    clients = max(2, min(10, found.rows // 20))
+    # The app goes to every site, and a path of this machine must not go with it.
+    data = "FOLDER" if own else EXAMPLE.rstrip("/")
+    values = {"schema": found.schema, "notes": found.notes, "csv_name": place.name, "clients": clients}
+    return {**values, "data_dir": data}
+
+
+_ANSWERS: Final = {
+    "binary": "one logit [n, 1], above 0 for the second class",
+    "classes": "a score for each class [n, classes]",
+    "regression": "the target, in the unit of schema.toml [n, 1]",
+}
+_LOSSES: Final = {"binary": "binary_cross_entropy", "classes": "cross_entropy", "regression": "squared_error"}
+_FIGURES: Final = {
+    "binary": "metrics.accuracy, metrics.auc()",
+    "classes": "metrics.accuracy, metrics.f1({})",
+    "regression": "metrics.rmse, metrics.mae, metrics.r2",
+}
+
+TEMPLATES: Final[Mapping[str, Template]] = {
+    "image": Template(about="images into classes: a small convolutional network, on digits at first", fill=_image),
+    "tabular": Template(about="a table, your own with --csv FILE --target COLUMN", fill=_tabular, table=True),
+    "text": Template(about="short texts into classes: words counted by their hash, no shared vocabulary", fill=_text),
+    "lora": Template(about="a language model of Hugging Face, of which only a LoRA adapter is trained", fill=_lora),
+    "survival": Template(
+        about="time until an event: Cox regression, your own with --csv FILE --target TIME --event COLUMN",
+        fill=_survival,
+        table=True,
+    ),
+}

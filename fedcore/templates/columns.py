@@ -1,0 +1,199 @@
+"""What a CSV file's columns are: the schema that all sites will read theirs by, and what a person should look at in it.
+
+Of the file's values the schema repeats the names of categories and classes, which every site has to know. A number's
+bounds are the next powers of ten, not the least and the greatest value that were seen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.data.tables import FALSE, TRUE, Cells, TableColumn, TableSchema, Task, nearest, numbers, read_cells
+from fedcore.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+LEAST_ROWS: Final = 40
+MOST_CATEGORIES: Final = 20
+MOST_CLASSES: Final = 10
+"""Whole numbers in a target with no more values than this are classes; with more they are numbers."""
+RARE: Final = 5
+"""A category that fewer rows have may point to a person."""
+_WIDEST: Final = 1000.0
+"""Between the bounds of a target, in its unit: a squared error is then within a run's default for metrics."""
+_LONGEST_NAME: Final = 100
+_DATE: Final = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]\d{1,2}:\d{2}.*)?")
+_DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
+_ID_NAME: Final = re.compile(r"(?i)(^|[^a-z])(id|uuid|guid|ssn|mrn|name|e-?mail|phone)($|[^a-z])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferredTable:
+    """What a file gave. rows: with a target. notes: what a person should look at, a sentence each."""
+
+    schema: TableSchema
+    rows: int
+    notes: tuple[str, ...]
+
+
+class _LeftOut(Exception):
+    """A column that no model should see."""
+
+
+def infer_table(
+    path: Path, target: str, *, task: str = "", categories: Mapping[str, tuple[str, ...]] | None = None
+) -> InferredTable:
+    """Look at a CSV file. task: "classification" or "regression"; by default what the target looks like.
+
+    categories: of columns whose categories are given, whatever the file holds. Raises DataError for a file that cannot
+    be learned from, ConfigurationError for a target or a column that is not there.
+    """
+    table = read_cells(path)
+    _check_names(path, table, target, categories or {})
+    rows = table[table[target].notna()]
+    if len(rows) < LEAST_ROWS:
+        raise DataError(
+            f"{path} has {len(rows)} rows with a {target!r}, too few to learn from; at least {LEAST_ROWS} are needed"
+        )
+    notes = []
+    if dropped := len(table) - len(rows):
+        notes.append(f"{dropped} rows have no {target!r} and are left out")
+    columns, left_out = [], {}
+    for name in table.columns:
+        if name == target:
+            continue
+        try:
+            column, found = _column(rows[name], (categories or {}).get(name))
+            columns.append(column)
+            notes += found
+        except _LeftOut as reason:
+            left_out[name] = str(reason)
+            notes.append(f"column {name!r} is left out: {reason}")
+    if not columns:
+        raise DataError(f"{path} has no column to learn from beside {target!r}: {'; '.join(notes)}")
+    kind, classes, bounds, found = _target(rows[target], task)
+    unit = max(1.0, (bounds[1] - bounds[0]) / _WIDEST)
+    if unit > 1:
+        found.append(f"errors of {target!r} are told in units of {unit:g}")
+    schema = TableSchema(
+        target=target, task=kind, classes=classes, target_low=bounds[0], target_high=bounds[1], target_unit=unit,
+        columns=tuple(columns), left_out=tuple(left_out.items()),
+    )  # fmt: skip
+    return InferredTable(schema=schema, rows=len(rows), notes=tuple(notes + found))
+
+
+def _check_names(path: Path, table: pandas.DataFrame, target: str, given: Mapping[str, tuple[str, ...]]) -> None:
+    names = list(table.columns)
+    for name in (target, *given):
+        if name not in names:
+            raise ConfigurationError(f"{path} has no column {nearest(name, names)}")
+    for name in names:
+        if len(name) > _LONGEST_NAME or not name.isprintable() or (name == "y" != target) or names.count(name) > 1:
+            raise ConfigurationError(
+                f"column {name[:40]!r} of {path} needs another name: one that occurs once, has up to {_LONGEST_NAME} "
+                "printable characters, and is not y, which stands for the target"
+            )
+
+
+def _column(cells: Cells, given: tuple[str, ...] | None) -> tuple[TableColumn, list[str]]:
+    """The column and what is to be said of it; raises _LeftOut."""
+    name, present = str(cells.name), cells.dropna()
+    if given is not None:
+        return TableColumn(name=name, kind="category", categories=given), []
+    if not len(present):
+        raise _LeftOut("all its values are missing")
+    seen = set(present.str.lower())
+    if len(seen) == 1:
+        raise _LeftOut("it has the same value in every row")
+    notes = []
+    if (share := 1 - len(present) / len(cells)) >= 0.5:
+        notes.append(f"column {name!r} is missing in {share:.0%} of the rows")
+    if seen <= TRUE | FALSE:
+        return TableColumn(name=name, kind="boolean"), notes
+    values = _numbers(present)
+    if values is not None:
+        _refuse_identifier(name, values)
+        low, high = coarse_bounds(values)
+        return TableColumn(name=name, kind="number", low=low, high=high), notes
+    return _category(name, present, notes)
+
+
+def _category(name: str, present: Cells, notes: list[str]) -> tuple[TableColumn, list[str]]:
+    if present.str.fullmatch(_DATE).mean() > 0.9:
+        raise _LeftOut("it holds dates; give a number that means something, such as an age or days since admission")
+    if present.str.fullmatch(_DECIMAL_COMMA).mean() > 0.9:
+        raise _LeftOut("it holds numbers with a decimal comma; write them with a point")
+    counts = present.value_counts()
+    if len(counts) == len(present):
+        raise _LeftOut("it is different in every row, as an identifier or a name is")
+    if len(counts) > MOST_CATEGORIES:
+        raise _LeftOut(
+            f"it has {len(counts)} categories, more than {MOST_CATEGORIES}; join some, or name those that count with "
+            f"--categories {name!r}=A|B|C"
+        )
+    if rare := int((counts < RARE).sum()):
+        notes.append(f"{rare} categories of {name!r} occur in fewer than {RARE} rows, and their names will be known")
+    return TableColumn(name=name, kind="category", categories=tuple(sorted(map(str, counts.index)))), notes
+
+
+def _refuse_identifier(name: str, values: NDArray[np.float64]) -> None:
+    """A number of its own for every row is no measurement where it is called so, or counts up."""
+    distinct = np.unique(values)
+    whole = bool((values == np.round(values)).all())
+    counts_up = len(distinct) > 1 and bool((np.diff(distinct) == 1).all())
+    if whole and len(distinct) == len(values) and (counts_up or _ID_NAME.search(name)):
+        raise _LeftOut("it is different in every row, as an identifier is")
+
+
+def _target(cells: Cells, task: str) -> tuple[Task, tuple[str, ...], tuple[float, float], list[str]]:
+    """Task, classes, bounds, and what is to be said; raises DataError for a target that nothing can be learned of."""
+    name, counts = str(cells.name), cells.value_counts()
+    if len(counts) < 2:
+        raise DataError(f"the target {name!r} has one value alone, so there is nothing to learn")
+    values = _numbers(cells)
+    whole = values is not None and bool((values == np.round(values)).all())
+    if task == "regression" or (not task and values is not None and not (whole and len(counts) <= MOST_CLASSES)):
+        if values is None:
+            raise DataError(f"the target {name!r} holds text, which is no number: leave --task regression out")
+        return "regression", (), coarse_bounds(values), []
+    if len(counts) > MOST_CATEGORIES:
+        raise DataError(
+            f"the target {name!r} has {len(counts)} classes, more than {MOST_CATEGORIES}; join some, or take another"
+        )
+    classes = [str(one) for one in counts.index]
+    classes.sort(key=(lambda one: (float(one), one)) if values is not None else str.lower)
+    if {one.lower() for one in classes} <= TRUE | FALSE:
+        classes.sort(key=lambda one: one.lower() in TRUE)
+    notes = [f"the target {name!r} is {classes[1]!r} or not"] if len(classes) == 2 else []
+    if values is not None and len(classes) > 2:
+        notes.append(f"the target {name!r} is taken for {len(classes)} classes; --task regression makes it a number")
+    if (least := int(counts.min())) < RARE:
+        notes.append(f"a class of {name!r} has only {least} rows")
+    return ("binary" if len(classes) == 2 else "classes"), tuple(classes), (0.0, 1.0), notes
+
+
+def _numbers(cells: Cells) -> NDArray[np.float64] | None:
+    """Of a column without missing values; None where one is no number."""
+    try:
+        return numbers(cells)
+    except DataError:
+        return None
+
+
+def coarse_bounds(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The next powers of ten around the values, one of them 0 where all have one sign; they tell no value."""
+    low, high = float(values.min()), float(values.max())
+    return (-_power(-low) if low < 0 else 0.0), (_power(high) if high > 0 else 0.0)
+
+
+def _power(value: float) -> float:
+    return 10.0 ** math.ceil(math.log10(value))

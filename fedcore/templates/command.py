@@ -1,0 +1,169 @@
+"""`fedcore new`: write an app to begin with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+TEMPLATES_HELP: Final = "image, tabular, text, lora or survival.  \\[default: tabular with --csv, else image]"
+
+
+def new(
+    name: Annotated[
+        Path | None, typer.Argument(metavar="NAME", help="Folder to create; its name is the app's.")
+    ] = None,
+    template: Annotated[str, typer.Option(help=TEMPLATES_HELP)] = "",
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A table to look at: columns by name in the first line.")
+    ] = None,
+    target: Annotated[str, typer.Option(metavar="COLUMN", help="Column of the table that is to be predicted.")] = "",
+    event: Annotated[
+        str, typer.Option(metavar="COLUMN", help="For survival: 1 where it happened at the time of --target, else 0.")
+    ] = "",
+    task: Annotated[
+        str, typer.Option(help="classification or regression.  \\[default: what the target looks like]")
+    ] = "",
+    categories: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'COLUMN=A|B'", help="Categories of a column, in place of those in the file; repeatable."),
+    ] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="train.py", help="A PyTorch script of yours, which is only read.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Print the templates.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Write an app to begin with: it runs at once, with its test, and is short enough to be read.
+
+    Example: fedcore new my-hospitals --csv patients.csv --target diagnosis
+
+    Of the table, only names of columns, categories and classes get into the app; its rows stay in the file. A script of
+    yours is read and never run: fedcore new my-app --from train.py
+    """
+    from fedcore.errors import ConfigurationError
+
+    if list_:
+        _list(as_json)
+        return
+    if name is None:
+        raise typer.BadParameter("how is the app to be called? As in: fedcore new my-app", param_hint="'NAME'")
+    asked = {"--csv": csv, "--target": target, "--event": event, "--task": task, "--categories": categories}
+    if from_ is not None:
+        if other := [option for option, value in {"--template": template, **asked}.items() if value]:
+            raise ConfigurationError(f"--from reads a script, and {other[0]} does not go with it")
+        made = _from_script(name, from_)
+    else:
+        made = _from_template(name, template or ("tabular" if csv or target else "image"), asked)
+    if as_json:
+        typer.echo(json.dumps(made, indent=2))
+    else:
+        _print(made)
+
+
+def _from_template(folder: Path, template: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    from fedcore.errors import ConfigurationError, UnknownKey
+    from fedcore.templates.choices import EXAMPLE, TEMPLATES, Answers
+    from fedcore.templates.writing import check_free, project_name, write_app
+
+    if template not in TEMPLATES:
+        raise UnknownKey(template, TEMPLATES, "--template")
+    given = [option for option, value in asked.items() if value]
+    if given and not TEMPLATES[template].table:
+        raise ConfigurationError(f"{given[0]} goes with --template tabular or survival, not with {template}")
+    if asked["--event"] and template != "survival":
+        raise ConfigurationError("--event goes with --template survival")
+    if asked["--task"] not in ("", "classification", "regression"):
+        raise ConfigurationError(f"--task is classification or regression, not {asked['--task']!r}")
+    project_name(folder)
+    check_free(folder)  # before a large file is read
+    csv: Path | None = asked["--csv"]
+    answers = Answers(
+        csv=csv,
+        target=asked["--target"],
+        event=asked["--event"],
+        task=asked["--task"],
+        categories=_categories(asked["--categories"] or ()),
+    )
+    filling = TEMPLATES[template].fill(answers)
+    files = write_app(folder, template, filling.values, filling.data)
+    made: dict[str, Any] = {"folder": str(folder), "template": template, "files": [str(path) for path in files]}
+    if schema := filling.values.get("schema"):
+        features = {column.name: list(column.categories) or column.kind for column in schema.columns}
+        made |= {"target": schema.target, "task": schema.task, "classes": list(schema.classes), "columns": features}
+    data: Path | None = None
+    if TEMPLATES[template].table:  # what is compared are processes that know the app, and not what lies beside it
+        data = Path(EXAMPLE) if csv is None else csv.absolute().parent
+    return {**made, "notes": list(filling.notes), "next": _next(folder, filling.values["clients"], data)}
+
+
+def _from_script(folder: Path, script: Path) -> dict[str, Any]:
+    from fedcore.templates.adoption import adopt
+
+    found = adopt(folder, script)
+    return {"folder": str(folder), "template": "script", **found, "next": _next(folder, 5)}
+
+
+def _categories(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    from fedcore.errors import ConfigurationError
+
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        values = tuple(value.strip() for value in listed.split("|") if value.strip())
+        if not name or len(values) < 2 or len(set(values)) < len(values):
+            raise ConfigurationError(f"--categories {text!r} is not COLUMN=A|B|C, with two categories or more")
+        found[name.strip()] = values
+    return found
+
+
+def _next(folder: Path, clients: int, data: Path | None = None) -> list[str]:
+    """What to type then, in the folder. data: where the table lies."""
+    where = f" --data-dir {shlex.quote(str(data))}" if data is not None else ""
+    return [
+        f"cd {folder}",
+        "fedcore simulate .",
+        "python -m pytest",
+        f"fedcore compare . --modes federated,centralized,local --clients {clients} --out ../{folder.name}-comparison"
+        f"{where}",
+    ]
+
+
+def _list(as_json: bool) -> None:
+    from fedcore.templates.choices import TEMPLATES
+
+    if as_json:
+        typer.echo(json.dumps({name: template.about for name, template in TEMPLATES.items()}, indent=2))
+        return
+    for name, template in TEMPLATES.items():
+        typer.echo(f"{name:9} {template.about}")
+
+
+def _print(made: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in (*_summary(made), "", "next:", *(f"  {line}" for line in made["next"])):
+        console.print(escape(line))
+
+
+def _summary(made: Mapping[str, Any]) -> list[str]:
+    lines = [f"made {made['folder']}, {made['template']}: {len(made['files'])} files"]
+    if "columns" in made:
+        classes = f": {', '.join(made['classes'])}" if made["classes"] else ""
+        lines.append(f"predicts {made['target']} ({made['task']}{classes}) from {len(made['columns'])} columns")
+        for column, kind in made["columns"].items():
+            lines.append(f"  {column}: {kind if isinstance(kind, str) else 'one of ' + ', '.join(kind)}")
+    if "lines" in made:
+        lines.append(
+            "of {script} lines of the script {changed} change, {used} are used as they are".format(**made["lines"])
+        )
+    for title, key in (("found in the script", "found"), ("to be decided by you", "todo"), ("look at", "notes")):
+        if made.get(key):
+            lines += [f"{title}:", *(f"  {line}" for line in made[key])]
+    return lines

@@ -1,0 +1,344 @@
+"""Reading a person's PyTorch script by its syntax tree; nothing of it is run.
+
+What is looked for: the model that the optimizer is given, the optimizer, the loss, and what the DataLoaders read. An
+expression is followed through assignments of its own function and of the module, `self.x` of a class, defaults of
+parameters, and the defaults of an ArgumentParser. Where that ends at something unknown, a person has to decide.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self, TypeAlias
+
+from fedcore.errors import DataError
+
+Scope: TypeAlias = tuple[ast.AST, ...]
+"""The module, and the classes and functions around a node, from the outside in."""
+
+_OPTIMIZERS: Final = frozenset(
+    {
+        "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop",
+        "SGD", "SparseAdam",
+    }
+)  # fmt: skip
+_WRAPPERS: Final = frozenset({"to", "cuda", "cpu", "float", "double", "train", "DataParallel", "compile"})
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Code that can stand elsewhere. text: of the expression. before: statements that it needs, in order. lines: of the
+    script, from which it comes. unknown: names in it that could not be followed."""
+
+    text: str
+    before: tuple[str, ...]
+    names: frozenset[str]
+    lines: tuple[int, ...]
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script as text and tree. scopes: of each node."""
+
+    path: Path
+    lines: tuple[str, ...]
+    tree: ast.Module
+    scopes: dict[ast.AST, Scope] = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises DataError for a file that is absent or no Python."""
+        try:
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            raise DataError(f"{path} is no Python{f', line {line}' if line else ''}: {error}") from None
+        return cls(path=path, lines=tuple(text.splitlines()), tree=tree, scopes=dict(_scopes(tree, ())))
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Calls of functions with one of these names, whatever module they are of, in the order of their lines."""
+        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and called(node) in names]
+        return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+
+    def optimizer(self) -> ast.Call | None:
+        """The first optimizer that is made."""
+        return next((call for call in self.calls(*_OPTIMIZERS) if call.args or call.keywords), None)
+
+    def modules(self) -> list[ast.ClassDef]:
+        """Classes of the module that are models: subclasses of nn.Module, or of another one of them."""
+        found: list[ast.ClassDef] = []
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef):
+                bases = {_last(base) for base in node.bases}
+                if bases & {"Module", *(one.name for one in found)}:
+                    found.append(node)
+        return found
+
+    def model(self) -> ast.expr | None:
+        """What the optimizer's parameters are of, without `.to(device)`; else the last model that is made."""
+        if (optimizer := self.optimizer()) is not None:
+            for node in ast.walk(optimizer):
+                if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
+                    made = self.assigned(node.value, optimizer)
+                    if made is not None and isinstance(made.value, ast.expr):
+                        return _unwrapped(made.value)
+        calls = self.calls(*(one.name for one in self.modules()))
+        outside = [call for call in calls if not any(isinstance(s, ast.ClassDef) for s in self.scopes[call])]
+        return outside[-1] if outside else None
+
+    def loaders(self) -> tuple[ast.Call | None, ast.Call | None]:
+        """The DataLoaders of training and of testing."""
+        train = test = None
+        for call in self.calls("DataLoader"):
+            said = f"{self._target_of(call)} {ast.unparse(call)}".lower()
+            shuffled = "shuffle=true" in said.replace(" ", "")
+            if any(word in said for word in ("test", "val", "eval")) and not shuffled:
+                test = test or call
+            elif train is None or (shuffled and "train" in said):
+                train = call
+        return train, test
+
+    def assigned(self, target: ast.expr, before: ast.AST) -> ast.Assign | ast.AnnAssign | None:
+        """The last assignment to a name or to self.name, in the scopes of a node and above its line."""
+        wanted = ast.unparse(target)
+        own = wanted.startswith("self.")
+        line = getattr(before, "lineno", 0)
+        for scope in reversed(self.scopes[before]):
+            if isinstance(scope, ast.ClassDef) and not own:
+                continue
+            innermost = scope is next(s for s in reversed(self.scopes[before]) if not isinstance(s, ast.ClassDef))
+            found = [
+                node
+                for node in ast.walk(scope)
+                if isinstance(node, ast.Assign | ast.AnnAssign)
+                and wanted in _targets(node)
+                and (own or (self.scopes[node][-1] is scope and (node.lineno < line or not innermost)))
+            ]
+            if found:
+                return max(found, key=lambda node: node.lineno)
+        return None
+
+    def expression(self, node: ast.expr) -> Expression:
+        """A part of the script, so that it can stand in a function of its own."""
+        return _Follow(self).follow(node)
+
+    def parser_default(self, name: str) -> ast.expr | None:
+        """What an ArgumentParser says where nobody gives --name."""
+        for call in self.calls("add_argument"):
+            flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            if name in (flag.lstrip("-").replace("-", "_") for flag in flags):
+                for keyword in call.keywords:
+                    if keyword.arg == "default":
+                        return keyword.value
+        return None
+
+    def imports(self) -> dict[str, str]:
+        """Names that the module imports, and the statement for each."""
+        found = {}
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "module", "") == "__future__":
+                continue
+            for alias in node.names:
+                one: ast.stmt = ast.Import(names=[alias])
+                if isinstance(node, ast.ImportFrom):
+                    one = ast.ImportFrom(module=node.module, names=[alias], level=node.level)
+                found[alias.asname or alias.name.partition(".")[0]] = ast.unparse(one)
+        return found
+
+    def definitions(self) -> dict[str, ast.AST]:
+        """Functions and classes of the module."""
+        return {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+    def kept(self) -> list[int]:
+        """Numbers of the lines that do nothing when they are imported: imports, definitions, plain values, comments."""
+        dropped: set[int] = set()
+        for node in self.tree.body:
+            if not _is_quiet(node):
+                dropped |= set(range(_first_line(node), (node.end_lineno or node.lineno) + 1))
+        return [number for number in range(1, len(self.lines) + 1) if number not in dropped]
+
+    def _target_of(self, call: ast.Call) -> str:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign) and any(one is call for one in ast.walk(node.value)):
+                return " ".join(_targets(node))
+        return ""
+
+
+class _Follow(ast.NodeTransformer):
+    """Rewrites an expression, and gathers what it needs."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.known = {*script.imports(), *script.definitions(), *dir(builtins)}
+        self.before: dict[int, str] = {}
+        self.names: set[str] = set()
+        self.lines: set[int] = set()
+        self.unknown: dict[str, None] = {}
+        self._at: ast.AST = script.tree
+        self._bound: set[str] = set()
+
+    def follow(self, node: ast.expr) -> Expression:
+        text = self._rewritten(node)
+        before = tuple(self.before[line] for line in sorted(self.before))
+        return Expression(text, before, frozenset(self.names), tuple(sorted(self.lines)), tuple(self.unknown))
+
+    def _rewritten(self, node: ast.expr) -> str:
+        at, bound = self._at, self._bound
+        self._at = node
+        self._bound = bound | {
+            name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        } | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}  # fmt: skip
+        self.lines.add(node.lineno)
+        text = _plainly(self.visit(_copy(node)))
+        self._at, self._bound = at, bound
+        return text
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            return self._assignment(node, ast.Name(node.attr, ast.Load()))
+        if isinstance(node.value, ast.Name) and node.value.id not in self.known:
+            default = self.script.parser_default(node.attr)
+            if default is not None:
+                self.lines.add(default.lineno)
+                return ast.parse(self._rewritten(default), mode="eval").body
+            if self._is_given(node.value):
+                self.unknown[ast.unparse(node)] = None
+                return node
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self._bound:
+            return node
+        if node.id in self.known:
+            self.names.add(node.id)
+            return node
+        return self._assignment(node, node)
+
+    def _is_given(self, name: ast.Name) -> bool:
+        """Whether it is an object of options, made from what a person types, or a parameter."""
+        found = self.script.assigned(name, self._at)
+        return found is None or found.value is None or _asks(found.value)
+
+    def _assignment(self, node: ast.expr, name: ast.Name) -> ast.AST:
+        """The name, once what is assigned to it comes before it; or the default of a parameter of that name."""
+        found = self.script.assigned(node, self._at)
+        if found is not None and found.value is not None and not _asks(found.value):
+            if isinstance(found.value, ast.Constant):
+                return found.value
+            if found.lineno not in self.before:
+                self.before[found.lineno] = ""  # seen, so that a circle ends
+                targets = ", ".join(one.removeprefix("self.") for one in _targets(found))
+                self.before[found.lineno] = f"{targets} = {self._rewritten(found.value)}  # line {found.lineno}"
+            return name
+        default = _parameter_default(self.script.scopes[self._at], name.id)
+        if default is None:
+            self.unknown[ast.unparse(node)] = None
+            return name
+        return default
+
+
+def _asks(node: ast.expr) -> bool:
+    """Whether it reads what a person types, or whatever the command line says."""
+    return any(
+        isinstance(one, ast.Call) and called(one) in ("parse_args", "parse_known_args", "input")
+        for one in ast.walk(node)
+    )
+
+
+def _plainly(node: ast.AST) -> str:
+    """As code with double quotes around strings, which is how formatters want them."""
+    text = ast.unparse(node)
+    if '"' not in text and "\\" not in text:
+        other = text.replace("'", '"')
+        try:
+            same = ast.dump(ast.parse(other)) == ast.dump(ast.parse(text))
+        except SyntaxError:
+            same = False
+        return other if same else text
+    return text
+
+
+def called(call: ast.Call) -> str:
+    """The last part of the name of what is called."""
+    return _last(call.func)
+
+
+def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+    """An argument of a call, by its name or its place."""
+    for one in call.keywords:
+        if one.arg == name:
+            return one.value
+    return call.args[place] if place is not None and len(call.args) > place else None
+
+
+def _scopes(node: ast.AST, around: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+    yield node, around or (node,)
+    inside = (*around, node) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) else around
+    for child in ast.iter_child_nodes(node):
+        yield from _scopes(child, inside)
+
+
+def _copy(node: ast.expr) -> ast.expr:
+    return ast.parse(ast.unparse(node), mode="eval").body
+
+
+def _last(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    whole: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [
+        ast.unparse(one) for target in whole for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+    ]
+
+
+def _unwrapped(node: ast.expr) -> ast.expr:
+    """Without .to(device), DataParallel and the like."""
+    while isinstance(node, ast.Call) and called(node) in _WRAPPERS:
+        is_method = isinstance(node.func, ast.Attribute) and not (
+            isinstance(node.func.value, ast.Name) and node.func.value.id in ("nn", "torch")
+        )
+        inner = node.func.value if is_method and isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
+        if inner is None:
+            break
+        node = inner
+    return node
+
+
+def _parameter_default(scopes: Scope, name: str) -> ast.expr | None:
+    for scope in reversed(scopes):
+        if isinstance(scope, ast.FunctionDef):
+            plain = scope.args.args
+            for place, one in enumerate(reversed(plain)):
+                if one.arg == name and place < len(scope.args.defaults):
+                    return list(reversed(scope.args.defaults))[place]
+            for one, default in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True):
+                if one.arg == name:
+                    return default
+    return None
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(one.lineno for one in decorators)])
+
+
+def _is_quiet(node: ast.stmt) -> bool:
+    if isinstance(node, _DEFINITIONS):
+        return True
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        return not any(isinstance(one, ast.Call | ast.Await | ast.Subscript) for one in ast.walk(node.value))
+    return False

@@ -1,0 +1,14 @@
+"""What happens in a run, told to an experiment tracker: TensorBoard, MLflow, Weights & Biases.
+
+A tracker gets figures by round, the parameters, tags and the model, all of which the operator has anyway: nothing that
+is tracked says anything of a client that the events of the run do not (`fedcore.events`).
+
+What must hold: a tracker that fails is warned of once and left out, and the run goes on; what can be known before is
+refused before the run (`Track.parse`); and nothing leaves this machine unless its user names an address (`mlflow:URI`)
+or sets WANDB_MODE: the packages' own reports to their makers are switched off before they are imported.
+"""
+
+from fedcore.tracking.tracker import Track, TrackedRun, Tracker
+from fedcore.tracking.tracking import Tracking, parse_tracks
+
+__all__ = ["Track", "TrackedRun", "Tracker", "Tracking", "parse_tracks"]

@@ -1,0 +1,101 @@
+"""The commands `fedcore predict`, `fedcore export` and `fedcore card`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli import AsJson, RunConfig
+from fedcore.errors import ConfigurationError
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model's file, as fedcore run and simulate save it.")]
+App = Annotated[Path, typer.Option(metavar="APP_DIR", help="Folder of the app that made it.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+
+def predict(
+    model: Model,
+    app: App,
+    input_: Annotated[
+        Path, typer.Option("--input", metavar="FILE", help="New examples, in a form that the app reads.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the answers here, .csv or .jsonl, and not to the screen.")
+    ] = None,
+    force: Force = False,
+    run_config: RunConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a trained model about new examples, on this machine: a row of answers for each, as CSV.
+
+    Example: fedcore predict model.safetensors --app examples/digits --input digits.csv
+
+    The app's own code reads the file and names the answers: its pyproject.toml has a line
+    predictor = "my_app.predict:predict" under \\[tool.fedcore].
+    """
+    from fedcore.trained.predicting import Prediction
+
+    Prediction(model=model, app=app, file=input_, out=out, force=force, run_config=run_config or []).carry_out(as_json)
+
+
+def export(
+    model: Model,
+    app: App,
+    to: Annotated[str, typer.Option(metavar="onnx|torch", help="ONNX, or a program of torch.export.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where it is saved; usually .onnx, or .pt2 for torch.")],
+    force: Force = False,
+    run_config: RunConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a program of a trained model that runs without fedcore and without the app.
+
+    Example: fedcore export model.safetensors --app examples/digits --to onnx --out digits.onnx
+
+    The app gives an example input: its pyproject.toml has a line example-input = "my_app.predict:example_input" under
+    \\[tool.fedcore]. The program's output for it is compared with the model's before it is kept. What the model's file
+    says of itself goes along. A site's own model comes out of its kit first: fedcore client export.
+    """
+    from fedcore.trained.exporting import Export
+
+    Export(model=model, app=app, kind=to, out=out, force=force, run_config=run_config or []).carry_out(as_json)
+
+
+def card(
+    model: Model,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's events, as fedcore runs logs RUN --json prints them.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Ask the server for it: its id, the beginning of one, or last.")
+    ] = None,
+    operator: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="Folder with the operator's kit, to ask the server.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A comparison's report.json, for its checks of fairness.")
+    ] = None,
+    names: Annotated[bool, typer.Option("--names", help="Name the sites, and do not only count them.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here, .md or .html.")] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model card: what is known of how a model was made, what it promises, how to verify it.
+
+    Example: fedcore card model.safetensors --record events.jsonl --out model.card.md
+
+    What the model's file and the record do not say is called unknown: --run RUN --operator KIT asks the server of the
+    run instead, which knows its settings too. fedcore run writes a card beside the model.
+    """
+    from fedcore.trained.card import Sources, make_card
+    from fedcore.trained.card_command import from_server, write_or_print
+
+    if (run is None) != (operator is None):
+        raise ConfigurationError("--run and --operator go together: a run, and the kit to ask its server with")
+    if run is not None and record is not None:
+        raise ConfigurationError("--record and --run are two sources of the same; leave one out")
+    sources = Sources.read(model, record, compare, names=names)
+    if run is not None and operator is not None:
+        sources = from_server(sources, run, operator)
+    write_or_print(make_card(sources), out, force=force, as_json=as_json)

@@ -1,0 +1,137 @@
+"""`fedcore export`: the trained module as a program that runs without the app, checked before it is kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import secrets
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import typer
+from torch import Tensor
+
+from fedcore.cli import user_output_to_stderr
+from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
+from fedcore.flower.trained import TrainedModel
+from fedcore.system.files import check_place
+from fedcore.trained.opening import open_trained
+
+KINDS: Final = {"onnx": ".onnx", "torch": ".pt2"}
+"""What can be made, and how such a file usually ends."""
+FACTS_FILE: Final = "fedcore.json"
+_TOLERANCE: Final = 1e-3
+"""Of the outputs, relative and absolute: another runtime adds up in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What `fedcore export` is asked to do."""
+
+    model: Path
+    app: Path
+    kind: str
+    out: Path
+    force: bool
+    run_config: Sequence[str]
+
+    def carry_out(self, as_json: bool) -> None:
+        """Write the program; raises FedcoreError."""
+        self._check()
+        with user_output_to_stderr():
+            trained = open_trained(self.app, self.model, self.run_config)
+            inputs = trained.example_input()
+            with torch.no_grad():
+                expected = trained.module(*inputs)
+            if not isinstance(expected, Tensor):
+                raise AppError(f"the module returns a {type(expected).__name__}; only one tensor can be exported")
+            checked = self._write(trained, inputs, expected)
+        shapes = [list(one.shape) for one in inputs]
+        if as_json:
+            facts = asdict(trained.facts) if trained.facts is not None else None
+            said = {"model": str(self.model), "out": str(self.out), "to": self.kind, "checked": checked}
+            typer.echo(json.dumps({**said, "inputs": shapes, "output": list(expected.shape), "facts": facts}, indent=2))
+        else:
+            how = f"its output is the module's ({checked})" if checked else "its output was not checked: no onnxruntime"
+            typer.echo(
+                f"saved {self.out}: inputs {shapes}, output {list(expected.shape)}, the first size is free; {how}"
+            )
+
+    def _check(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigurationError(f"--to: there is no {self.kind!r}, only {', '.join(KINDS)}")
+        lacking = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+        if self.kind == "onnx" and lacking:
+            raise ConfigurationError(f"--to onnx needs {' and '.join(lacking)}: pip install 'fedcore[export]'")
+        check_place(self.out, force=self.force)
+
+    def _write(self, trained: TrainedModel, inputs: tuple[Tensor, ...], expected: Tensor) -> str:
+        """Write beside `out`, check, and only then take its place; what it was checked with."""
+        draft = self.out.with_name(f".{self.out.name}.{secrets.token_hex(4)}.part")
+        make, run = (_make_onnx, _run_onnx) if self.kind == "onnx" else (_make_torch, _run_torch)
+        try:
+            make(trained, inputs, draft)
+            found, checked = run(draft, inputs)
+            if found is not None and not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+                worst = float((found - expected).abs().max())
+                raise AppError(
+                    f"the exported program's output differs from the module's by {worst:.3g}; it is not kept"
+                )
+            os.replace(draft, self.out)
+        except OSError as error:
+            raise EnvironmentFailure(f"--out: {self.out} cannot be written: {error.strerror or error}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        return checked
+
+
+def _free_batch(inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """The first size of every input is free, unless the module insists."""
+    return tuple({0: torch.export.Dim.AUTO} if one.dim() else {} for one in inputs)
+
+
+def _metadata(trained: TrainedModel) -> dict[str, str]:
+    known = trained.facts.to_metadata() if trained.facts is not None else {}
+    return {key: text for key, text in known.items() if key != "format"}  # of safetensors alone
+
+
+def _make_onnx(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses packages that nobody needs here
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            trained.module, inputs, dynamo=True, dynamic_shapes=_free_batch(inputs), external_data=False, verbose=False
+        )
+    if program is None:
+        raise AppError("torch.onnx.export gave no program")
+    program.model.metadata_props.update(_metadata(trained))
+    program.save(str(path), external_data=False)
+
+
+def _run_onnx(path: Path, inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, str]:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None, ""
+    import onnxruntime  # type: ignore[import-untyped]
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    fed = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+    return torch.from_numpy(session.run(None, fed)[0]), f"onnxruntime {onnxruntime.__version__}"
+
+
+def _make_torch(trained: TrainedModel, inputs: tuple[Tensor, ...], path: Path) -> None:
+    program = torch.export.export(trained.module, inputs, dynamic_shapes=_free_batch(inputs))
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files={FACTS_FILE: json.dumps(_metadata(trained))})
+
+
+def _run_torch(path: Path, inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, str]:
+    with path.open("rb") as file, torch.no_grad():
+        found = torch.export.load(file).module()(*inputs)
+    return found, f"torch {torch.__version__}"

@@ -1,0 +1,146 @@
+"""What people who watch a federation say to its server and are told: sessions, read-only links, and figures to draw.
+
+Other than in `fedcore.wire`, a number that is none is null here: browsers read JSON without NaN and infinity.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints
+
+from fedcore.events import PrivacyTerms
+from fedcore.wire import Message, MetricValue
+
+MOST_MARKS: Final = 200
+"""Exchanges of which the marks are kept."""
+Mark = Literal[".", "j", "t", "u", "d", "x", "!"]
+"""Where a client stood in an exchange: not asked, joined, training (its keys are here), its update is here, done,
+dropped, blamed."""
+
+
+class Shown(Message):
+    """Base of what a browser is told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
+
+
+class Role(StrEnum):
+    """What a session may do: all that the operator's token may, or look only."""
+
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+class SessionIn(Message):
+    """POST /v1/session: the operator's token, or that of a read-only link."""
+
+    token: str = Field(min_length=1, max_length=512, repr=False)
+
+
+class SessionOut(Shown):
+    """GET /v1/session: who asks. expires: None for a request with the operator's token itself."""
+
+    role: Role
+    federation: str
+    expires: AwareDatetime | None
+
+
+Label = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]*$")
+]
+
+
+class LinkIn(Message):
+    """POST /v1/links: a read-only link for somebody. days: how long it is good."""
+
+    label: Label
+    days: int = Field(ge=1, le=365)
+
+
+class LinkInfo(Shown):
+    """A read-only link, without its token."""
+
+    id: str
+    label: str
+    created: AwareDatetime
+    expires: AwareDatetime
+
+
+class LinkOut(LinkInfo):
+    """A link that was just made. token, url: shown this once; the server keeps their hash."""
+
+    token: str = Field(repr=False)
+    url: str = Field(repr=False)
+
+
+class LinksOut(Shown):
+    """GET /v1/links: the links that are good, the newest first."""
+
+    links: list[LinkInfo]
+
+
+class RoundOut(Shown):
+    """One round: its training and its evaluation, together.
+
+    seconds: of both. train, evaluate: their metrics. up, down: bytes of all clients. epsilon: spent up to here. cohort:
+    clients that were asked, survivors: whose updates are in the sum, dropped: the others.
+    """
+
+    round: int
+    seconds: float
+    train: dict[str, MetricValue | None]
+    evaluate: dict[str, MetricValue | None]
+    up: int
+    down: int
+    epsilon: float | None
+    cohort: int
+    survivors: int
+    dropped: int
+
+
+class RoundsOut(Shown):
+    """GET /v1/runs/{run}/rounds. planned: rounds, where the app says so. seq: number of the last event in it."""
+
+    rounds: list[RoundOut]
+    planned: int | None
+    privacy: PrivacyTerms | None
+    seq: int
+
+
+class ClientMarks(Shown):
+    """One client's line of marks, one character for each exchange, as `Mark` says."""
+
+    name: str
+    marks: str
+
+
+class MarksOut(Shown):
+    """GET /v1/runs/{run}/marks: the last exchanges, the oldest first, and where each client stood in them."""
+
+    exchanges: list[int]
+    kinds: list[Literal["train", "evaluate", "query"]]
+    clients: list[ClientMarks]
+
+
+class SawOut(Shown):
+    """GET /v1/runs/{run}/saw: the beginnings of what the server saw in the newest exchange that made a model.
+
+    client: whose update came first. bits: of each number of `words`, its masked update as it came, and of `sum`, all of
+    them together, still masked. mean: numbers of the model that the sum gave once its masks were off.
+    """
+
+    exchange: int
+    client: str
+    bits: int
+    words: list[int]
+    sum: list[int]
+    mean: list[float | None]
+
+
+class CrowdOut(Shown):
+    """In GET /v1/live, of a federation with many members: how many there are, and how many of them are connected."""
+
+    online: int
+    members: int
