@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -35,6 +36,13 @@ def listed(federation: Path) -> list[str]:
     kit = ServerKit.load(federation)
     apps = ApprovedApps(kit.folder / APPROVED_FILE).load()
     return [f"{sha256}  {name}" for sha256, name in apps.items()] + _any(kit)
+
+
+def listed_json(federation: Path) -> str:
+    """The same for a program; `any`: whether every app runs, whatever is listed."""
+    kit = ServerKit.load(federation)
+    apps = ApprovedApps(kit.folder / APPROVED_FILE).load()
+    return json.dumps({"apps": dict(apps), "any": kit.approved_apps is None}, indent=2)
 
 
 def _any(kit: ServerKit) -> list[str]:

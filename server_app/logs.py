@@ -1,11 +1,40 @@
-"""How the server logs: lines for people, or one JSON object a line for machines."""
+"""How the server logs: lines for people, or one JSON object a line for machines.
+
+A line of JSON says what it is about: `run`, `exchange`, `client`, `step` (of a request) or `stage` (of an event), and
+the `request`, by an id that the answer has too. `at` and `note` put these into whatever is logged below them, in the
+same task. No line has the content of a message, a signature or a token.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+_PLACE: ContextVar[Mapping[str, object]] = ContextVar("place", default=MappingProxyType({}))
+_EXTRAS: Final = ("run", "event", "data")
+_OF_EVENTS: Final = ("exchange", "client", "stage")
+
+
+@contextlib.contextmanager
+def at(**place: object) -> Iterator[None]:
+    """Say in every line of this block where it was logged."""
+    token = _PLACE.set({**_PLACE.get(), **place})
+    try:
+        yield
+    finally:
+        _PLACE.reset(token)
+
+
+def note(**place: object) -> None:
+    """Say more in the lines that follow in the block around."""
+    _PLACE.set({**_PLACE.get(), **place})
 
 
 class JsonFormatter(logging.Formatter):
@@ -19,9 +48,13 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for key in ("run", "event", "data"):
+        entry |= _PLACE.get()
+        for key in _EXTRAS:
             if hasattr(record, key):
                 entry[key] = getattr(record, key)
+        data = entry.get("data")
+        if isinstance(data, dict):
+            entry |= {key: data[key] for key in _OF_EVENTS if key in data}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)

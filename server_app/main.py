@@ -1,7 +1,9 @@
-"""The commands `fedcore server` and `fedcore server approve`."""
+"""The commands `fedcore server`, `fedcore server approve` and `fedcore server upgrade`."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +29,8 @@ def serve(
 
     Example: fedcore server --federation federation
 
-    Ctrl-C or SIGTERM stop it cleanly, with status 0; a run that was open is then marked as interrupted.
+    Ctrl-C or SIGTERM stop it cleanly, with status 0; a run that was open goes on with the next start.
+    SIGHUP takes a new certificate.
     """
     if context.invoked_subcommand is not None:
         return
@@ -44,9 +47,16 @@ def serve(
     logs.configure(as_json=log_json)
     kit = ServerKit.load(_required(federation))
     settings = ServerSettings(
-        data_dir=(data_dir or kit.data_dir).absolute(), app_rules=kit.app_rules, approved_apps=kit.approved_apps
+        data_dir=(data_dir or kit.data_dir).absolute(),
+        database=os.environ.get("FEDCORE_DATABASE") or kit.database,
+        objects=kit.objects,
+        keep_runs=kit.keep_runs,
+        keep_days=kit.keep_days,
+        url=f"https://{host or kit.host}:{kit.port if port < 0 else port}",
+        app_rules=kit.app_rules,
+        approved_apps=kit.approved_apps,
     )
-    refuse_to_show(kit.app_rules.read, [kit.tls_key, settings.database], kit.app_rules)
+    refuse_to_show(kit.app_rules.read, [kit.tls_key, settings.database_file], kit.app_rules)
 
     def ready(url: str) -> None:
         log.info("federation %s: %d members, listening on %s", kit.federation, len(kit.roster.members), url)
@@ -67,6 +77,7 @@ def approve(
     federation: Federation = None,
     remove: Annotated[bool, typer.Option("--remove", help="Let it run no more; its hash will do as well.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Show the apps that may run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the apps that may run as JSON.")] = False,
 ) -> None:
     """Let an app run on this server: the operator may submit approved apps only.
 
@@ -75,14 +86,51 @@ def approve(
     Its ServerApp is code that runs on this machine, in a sandbox. Read it first; the hash covers every file of the
     folder. A server that runs counts the approval at once.
     """
-    from server_app.approval import change, listed
+    from server_app.approval import change, listed, listed_json
 
     folder = _required(federation)
     if not app and not show:
         raise click.MissingParameter(param_type="argument", param_hint="'APP_DIR'")
     lines = change(folder, app, remove=remove) if app else []
+    if as_json:
+        typer.echo(listed_json(folder))
+        return
     for line in [*lines, *(listed(folder) if show else [])]:
         typer.echo(line)
+
+
+@server.command()
+def upgrade(
+    federation: Federation = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The data folder; default from server.toml.")] = None,
+    to: Annotated[int, typer.Option(help="The version to lead it to, up or down; by default the newest.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+) -> None:
+    """Lead the server's database to the version that this fedcore reads.
+
+    Example: fedcore server upgrade --federation federation
+
+    Stop all of the federation's servers first. A copy of an SQLite database is made beside it; make one of PostgreSQL
+    with pg_dump. All or nothing is done, and nothing where the version is right already. To go back to an earlier
+    fedcore, lead the database down with the newer one first: what the earlier version does not know is lost then.
+    """
+    from fedcore.federation import ServerKit
+    from server_app.http.serving import lock_data_folder
+    from server_app.settings import DATABASE_FILE
+    from server_app.storage.tables import SCHEMA_VERSION
+    from server_app.storage.upgrade import upgrade as lead
+
+    kit = ServerKit.load(_required(federation))
+    folder = (data_dir or kit.data_dir).absolute()
+    database = os.environ.get("FEDCORE_DATABASE") or kit.database or folder / DATABASE_FILE
+    with lock_data_folder(folder):
+        done = []
+        for line in lead(database, to or SCHEMA_VERSION):
+            done.append(line)
+            if not as_json:
+                typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps({"version": to or SCHEMA_VERSION, "done": done}))
 
 
 def _required(federation: Path | None) -> Path:

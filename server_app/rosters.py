@@ -11,6 +11,7 @@ from pathlib import Path
 from fedcore.federation import Member, Roster
 from fedcore.federation.chain import chain_text, successors
 from fedcore.federation.files import replace_file
+from server_app.storage.store import Store
 
 log = logging.getLogger("fedcore.server")
 
@@ -28,13 +29,22 @@ class Rosters:
         self._authority = authority
         self._path = path
         self._current = self._chain[-1]
+        self._hashed = (self._current, self._current.hash())
         self._open = 0
+        self._store: Store | None = None
         self._publishing = asyncio.Lock()
 
     @property
     def current(self) -> Roster:
         """The roster in use."""
         return self._current
+
+    @property
+    def sha256(self) -> bytes:
+        """`hash()` of the roster in use, made once: thousands of members take milliseconds, and all of them ask."""
+        if self._hashed[0] is not self._current:
+            self._hashed = (self._current, self._current.hash())
+        return self._hashed[1]
 
     @property
     def newest(self) -> Roster:
@@ -66,8 +76,13 @@ class Rosters:
         return [roster for roster in self._chain if version < roster.version <= self._current.version]
 
     @contextmanager
-    def held(self) -> Iterator[Roster]:
-        """The roster of an exchange, which stays in use until the exchange has ended."""
+    def held(self, version: int | None = None) -> Iterator[Roster]:
+        """The roster of an exchange, which stays in use until the exchange has ended.
+
+        version: of an exchange that began under it, in an earlier process; None for the roster in use.
+        """
+        if version is not None and self._open == 0:
+            self._current = next(roster for roster in self._chain if roster.version == version)
         self._open += 1
         try:
             yield self._current
@@ -88,10 +103,31 @@ class Rosters:
             if not fresh and texts and texts[-1] != known[-1]:
                 fresh = [texts[-1]]  # an older one as the last word is no news: it has to be refused
             following = successors(self.newest, fresh, self._authority)
-            if following:
-                await asyncio.to_thread(replace_file, self._path, chain_text((*self._chain, *following)))
-                self._chain += following
+            if self._store is not None:
+                for roster in following:
+                    await self._store.add_roster(roster.version, roster.to_json())
+            await self._take(following)
             self._use_newest()
+
+    async def share(self, store: Store) -> None:
+        """Take the rosters that other servers of the federation published, and leave them those that are here.
+
+        Raises ProtocolViolation where the database holds another chain than the authority signed.
+        """
+        async with self._publishing:
+            self._store = store
+            kept = await store.rosters_after(0)
+            fresh = [text for version, text in sorted(kept.items()) if version > self.newest.version]
+            await self._take(successors(self.newest, fresh, self._authority))
+            for roster in self._chain:
+                if roster.version not in kept:
+                    await store.add_roster(roster.version, roster.to_json())
+            self._use_newest()
+
+    async def _take(self, following: Sequence[Roster]) -> None:
+        if following:
+            await asyncio.to_thread(replace_file, self._path, chain_text((*self._chain, *following)))
+            self._chain += tuple(following)
 
     def _use_newest(self) -> None:
         if self._open == 0 and self.newest is not self._current:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fedcore.events import EventSink, RunEvent
 from fedcore.secagg import Randomness
+from fedcore.tracing import Traces
+from server_app.exchanges.seen import LastSeen
 from server_app.http.polling import Bell
+from server_app.operation.certificate import ServedCertificate
+from server_app.operation.metrics import Metrics
+from server_app.operation.round_spans import RoundSpans
 from server_app.rosters import Rosters
 from server_app.runs.presence import Presence
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool
+from server_app.storage.objects import Objects
 from server_app.storage.store import Store
 
 
@@ -20,13 +27,15 @@ class Services:
 
     min_cohort: fewest clients of a secure sum beside those that may collude, as policies ask for. client_bell:
     rung when a client's poll may have an answer. run_bell: when a run's record grew. clock: monotonic seconds. wall:
-    seconds since 1970. threads: for folding and unmasking.
+    seconds since 1970. threads: for folding and unmasking. certificate: that is served, None without TLS. saw: what
+    is shown of the newest exchange.
     """
 
     settings: ServerSettings
     roster: Rosters
     min_cohort: int
     store: Store
+    objects: Objects
     spool: Spool
     presence: Presence
     clock: Callable[[], float]
@@ -36,6 +45,20 @@ class Services:
     threads: int
     client_bell: Bell = field(default_factory=Bell)
     run_bell: Bell = field(default_factory=Bell)
+    metrics: Metrics = field(default_factory=Metrics)
+    certificate: ServedCertificate | None = None
+    traces: Traces = field(default_factory=Traces)
+    saw: LastSeen = field(default_factory=LastSeen)
+
+    def observer(self, run: str) -> EventSink:
+        """Gets the events of a run, for metrics and traces."""
+        spans = RoundSpans(self.traces, run)
+
+        def observe(event: RunEvent) -> None:
+            self.metrics.observe(event)
+            spans.observe(event)
+
+        return observe
 
     @property
     def names(self) -> Mapping[int, str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from fedcore.codec import Decoded
 from fedcore.config import JobSettings
 from fedcore.exchange import ExchangeReply
-from fedcore.plain_exchange import PlainReply
+from fedcore.plain_exchange import PlainReply, mean_metrics
 from fedcore.wire import MetricValue, Task
 from server_app.http.guard import CountBytes
 from server_app.runs.event_log import EventLog
@@ -21,15 +21,24 @@ from server_app.services import Services
 class ExchangeContext:
     """What an exchange is made of.
 
-    settings: the run's. folder: its files; made and removed by the caller. model: the file that clients fetch.
+    settings: the run's. model: the file that clients fetch. enough: with how many updates more are not waited for; 0 to
+    wait for everybody. step: of the run's journal, which asked for the exchange. extra: what else the caller needs to
+    make the exchange again.
     """
 
     services: Services
     task: Task
     settings: JobSettings
-    folder: Path
     model: Path | None
     event_log: EventLog
+    enough: int = 0
+    step: int = 0
+    extra: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> str:
+        """The folder of the exchange's objects."""
+        return f"runs/{self.task.run}/exchanges/{self.task.exchange}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +56,47 @@ class ExchangeResult:
     decoded: Decoded | None = None
     plain: tuple[PlainReply, ...] = ()
 
+    @classmethod
+    def of_sum(cls, decoded: Decoded, survivors: frozenset[int]) -> Self:
+        """What a secure exchange gives."""
+        return cls(
+            replies=(ExchangeReply.of_cohort(decoded),),
+            survivors=survivors,
+            examples=decoded.examples,
+            metrics=decoded.metrics,
+            decoded=decoded,
+        )
+
+    @classmethod
+    def of_replies(cls, replies: Sequence[PlainReply]) -> Self:
+        """What a plain exchange gives."""
+        answered = [reply for reply in replies if reply.error is None]
+        return cls(
+            plain=tuple(replies),
+            survivors=frozenset(reply.node for reply in answered),
+            examples=sum(reply.examples for reply in answered),
+            metrics=mean_metrics(answered) if answered else {},
+        )
+
 
 @dataclass(slots=True)
 class ExchangeUsage:
     """Bytes received from and sent to each client, and seconds by stage."""
 
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    up: Counter[int] = field(default_factory=Counter)
-    down: Counter[int] = field(default_factory=Counter)
+    up: dict[int, int] = field(default_factory=dict)
+    down: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """How long the stages took together."""
+        return sum(self.stage_seconds.values())
 
     def byte_counter(self, client: int) -> CountBytes:
         """Where the guard enters a request of `client`."""
 
         def enter(up: int, down: int) -> None:
-            self.up[client] += up
-            self.down[client] += down
+            self.up[client] = self.up.get(client, 0) + up
+            self.down[client] = self.down.get(client, 0) + down
 
         return enter

@@ -1,49 +1,41 @@
-"""One exchange as the server leads it: who was asked, who is left, what each has done.
+"""One exchange as the server leads it: who was asked, who is left, what each has done; and again after a restart.
 
-`Exchange` holds what secure and plain exchanges share: stages that end when everybody has answered,
-left, fallen silent or run out of time; receipts, so that a repeated message is answered alike;
-withdrawals; uploads; and the account of bytes and seconds. All of it lives on the event loop; what takes long
-is sent to threads.
+`Exchange` holds what secure and plain exchanges share: stages that end when everybody has answered, left, fallen silent
+or run out of time; their closings, which are committed before anybody is told what follows from them; and the making of
+all this anew from what was committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
+from abc import abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
+
+from sqlalchemy import Executable
 
 from fedcore.errors import (
     CohortTooSmall,
-    ConflictingMessage,
+    ConfigurationError,
+    EnvironmentFailure,
     FedcoreError,
-    NothingContributed,
     PeerError,
-    RepliesDiffer,
     RoundFailed,
-    StorageFull,
-    TooFewContributed,
-    UpdateTooLarge,
+    UsageError,
 )
-from fedcore.events import ClientBlamed, ClientDropped
-from fedcore.secagg import Fault
-from fedcore.wire import (
-    ComplaintIn,
-    ManifestIn,
-    ModelRef,
-    ProblemKind,
-    Task,
-    WithdrawIn,
-)
-from server_app.exchanges.context import ExchangeContext, ExchangeResult, ExchangeUsage
+from fedcore.wire import WithdrawIn
+from server_app.exchanges.closing import Closing, Parting
+from server_app.exchanges.context import ExchangeContext, ExchangeResult
+from server_app.exchanges.ending import ExchangeEnd, Failure
+from server_app.exchanges.intake import Intake
+from server_app.exchanges.receipts import WITHDRAWAL, until_kept
 from server_app.exchanges.stage_progress import StageReporter
-from server_app.exchanges.stages import Participants, StageEvent, Stages, Standing
-from server_app.exchanges.uploads import UpdateLimits, Uploads
-from server_app.http.problems import Rejection
-from server_app.storage.blobs import Body
+from server_app.exchanges.stages import Phase, StageEvent
+from server_app.exchanges.uploads import UpdateLimits
+from server_app.storage.store import History
+from server_app.storage.tables import ReceiptRow
 
 log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
@@ -51,97 +43,143 @@ T = TypeVar("T")
 _TICK_SECONDS: Final = 0.5
 
 
-class Exchange(ABC):
-    """One exchange; `run` leads it to its result, the other methods are called by the routes.
+class Exchange(Intake):
+    """One exchange; `run` leads it to its result, what `Intake` has is called by the routes.
 
-    Every method for a client raises Rejection: not-in-cohort, round-failed after the end, stale-step
-    once the client was given up or the step is over.
+    end: how it ended, once that is kept.
     """
 
-    steps: Mapping[str, str]
-    """Step of a client -> stage in which it is taken."""
-    stage_names: tuple[str, ...]
-
     def __init__(self, context: ExchangeContext, limits: UpdateLimits) -> None:
-        self.context = context
-        self.services = context.services
-        self.task = context.task
-        self.usage = ExchangeUsage()
-        self.stages = Stages(self.stage_names)
-        self.clients = Participants(context.task.cohort)
-        self.blamed: dict[int, Fault] = {}
+        super().__init__(context, limits)
         self.late: frozenset[int] = frozenset()
-        self.uploads = Uploads(context.services.spool, context.folder / "uploads", limits)
-        self._spoilt: RoundFailed | None = None
-        self._storage_was_full = False
-        # What the receipts' table holds of this exchange, which lives and ends with this object.
-        self._receipts: dict[tuple[str, int], bytes] = {}
-        self._ends_of_uploads: dict[int, asyncio.Lock] = {}
-        self._opened = self.services.clock()
+        self.end: ExchangeEnd | None = None
+        self._gone_before: frozenset[int] = frozenset()
 
     @property
     def survivors(self) -> frozenset[int]:
         """Whose updates are in the sum, once that is decided; of a plain exchange nobody's."""
         return frozenset()
 
+    # --- what the kinds do ----------------------------------------------------------------------
+
+    @abstractmethod
+    def seconds_for(self, stage: str) -> float:
+        """How long a stage may last."""
+
+    @abstractmethod
+    def begin(self, stage: str) -> None:
+        """Prepare a stage."""
+
+    def has_enough(self, stage: str) -> bool:
+        """Whether a stage need not wait for whoever is missing."""
+        return False
+
+    async def settle(self, stage: str) -> None:
+        """Make durable what a stage has brought, before it is closed."""
+
+    def conclude(self, stage: str) -> Sequence[Executable]:
+        """End a stage over which no client is missing; what to write in the transaction that closes it.
+
+        Raises RoundFailed. Nobody has seen anything of it before that transaction.
+        """
+        return ()
+
+    async def tidy(self, stage: str) -> None:
+        """Remove what nobody needs any more, once the stage is closed on the disk."""
+
+    async def take_up(self, folded: Mapping[str, Any] | None, waiting: frozenset[int]) -> None:
+        """Find the updates again. folded: as kept. waiting: whose updates came in the stage that is still open.
+
+        Raises RoundFailed where they are not what was kept.
+        """
+
+    @abstractmethod
+    def replay(self, client: int, step: str, body: bytes) -> None:
+        """Take over a message that was accepted before a restart."""
+
+    @abstractmethod
+    async def finish(self) -> ExchangeEnd:
+        """After the last stage: what came of it. Raises RoundFailed. May be done again after a restart."""
+
+    def release(self) -> None:
+        """Nobody leads the exchange any more: let go of what takes memory."""
+
+    async def clear(self) -> None:
+        """The exchange has ended: remove what only it needed."""
+
     # --- leading --------------------------------------------------------------------------------
 
     async def run(self) -> ExchangeResult:
-        """Lead the exchange to its end. Raises RoundFailed where too few clients were left."""
-        await self._open()
+        """Lead the exchange to its end. Raises RoundFailed where too few clients were left, or the like.
+
+        Cancelled, or where this server may lead no more (EnvironmentFailure), it is put down: its clients are told to
+        ask again, on the disk it stays open, and another object takes it up by `restore`.
+        """
         try:
-            await self._lead()
-            while not self.stages.is_last:
-                before = self.stages.current
-                self.clients.begin_stage()
-                self.stages.move(StageEvent.NEXT_STAGE)
-                await self._lead(before)
-            result = await self._timed("result", self.finish())
-        except BaseException as error:
-            await asyncio.shield(self._fail())
-            if isinstance(error, NothingContributed | RepliesDiffer | TooFewContributed | UpdateTooLarge):
-                raise
-            if isinstance(error, RoundFailed | PeerError):
-                raise RoundFailed(self._explain(error)) from error
+            await self._open()
+            end = await self._lead()
+            await until_kept(lambda: self._keep_end(end), f"the end of exchange {self.task.exchange}")
+        except (EnvironmentFailure, asyncio.CancelledError):
+            await asyncio.shield(self._put_down())
             raise
-        await self._end(StageEvent.FINISH)
-        return result
+        except Exception:
+            try:
+                await self.abandon("the server failed; its log says more")
+            except FedcoreError as error:  # the first error is the one to report
+                log.warning("the end of exchange %d is not recorded: %s", self.task.exchange, error)
+            raise
+        await self._clear()
+        return await until_kept(lambda: end.outcome(self.services.objects.fetch), "the result")
+
+    async def abandon(self, reason: str) -> None:
+        """The exchange is to have no result: it fails for `reason`, unless it had ended before. May be repeated."""
+        if self.stages.over:
+            return
+        row = await self.services.store.exchange(self.task.run, self.task.exchange) if self._kept_stage else None
+        if row is not None:  # what was being written when the exchange was put down may be there
+            self._kept_stage = row.stage
+        if row is not None and row.result is not None:
+            self._has_ended(ExchangeEnd.from_json(row.result))
+        else:
+            await self._keep_end(self.ending(failure=Failure.of(RoundFailed(reason))))
+        await self._clear()
 
     async def _open(self) -> None:
-        task = self.task
-        await self.services.store.add_exchange(
-            task.run,
-            task.exchange,
-            stage=self.stages.current,
-            server_round=task.server_round,
-            attempt=task.attempt,
-            cohort=task.cohort,
-        )
-        self.services.client_bell.ring()
-
-    async def _fail(self) -> None:
-        try:
-            await self._end(StageEvent.FAIL)
-        except FedcoreError as error:  # the first error is the one to report
-            log.warning("the end of exchange %d is not recorded: %s", self.task.exchange, error)
-
-    async def _end(self, event: StageEvent) -> None:
-        last = self.stages.current
-        self.stages.move(event)
-        self.release()
-        self.uploads.close()
-        self.services.client_bell.ring()
-        await self._record_stage(last)
-
-    async def _lead(self, before: str = "") -> None:
-        """Lead one stage to its end; `before` is the one that it follows."""
-        stage = self.stages.current
-        self.begin(stage)
-        if before:
-            await self._record_stage(before)
+        if self._kept_stage:  # restored; whoever asked before it was may not have heard of it yet
             self.services.client_bell.ring()
-        await self._timed(stage, self._wait(stage))
-        await self.close(stage)
+            return
+        task, first = self.task, self.stages.current
+        await until_kept(
+            lambda: self.services.store.add_exchange(
+                task.run,
+                task.exchange,
+                stage=first,
+                server_round=task.server_round,
+                attempt=task.attempt,
+                cohort=task.cohort,
+                step=self.context.step,
+                task=task.model_dump(mode="json"),
+                extra=self.context.extra,
+                opened_at=self.services.wall(),
+            ),
+            f"exchange {task.exchange}",
+        )
+        self._opened, self._kept_stage = self.services.clock(), first
+        self.begin(first)
+        self.services.client_bell.ring()
+
+    async def _lead(self) -> ExchangeEnd:
+        try:
+            while True:
+                stage = self.stages.current
+                await self._timed(stage, self._wait(stage))
+                if self.stages.is_last:
+                    return await self._timed("result", self.finish())
+                await self._close(stage)
+        except (RoundFailed, PeerError) as error:
+            self._has_failed = True
+            self.services.client_bell.ring()
+            return self.ending(failure=Failure.of(error, self._explain(error)))
 
     async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         start = self.services.clock()
@@ -159,12 +197,16 @@ class Exchange(ABC):
         while clock() < deadline and self._spoilt is None:
             self._drop_silent()
             progress.show(self.clients.done, self.clients.missing)
-            if not self.clients.missing or (self._is_lost() and not self._worth_hearing(progress)):
+            if (
+                not self.clients.missing
+                or self.has_enough(stage)
+                or (self._is_lost() and not self._worth_hearing(progress))
+            ):
                 break
             await self.clients.changed.wait(min(_TICK_SECONDS, deadline - clock()))
         late = clock() >= deadline
         self.stages.move(StageEvent.CLOSE)
-        while self.clients.being_taken:
+        while self.clients.being_taken or self._writing:
             await self.clients.changed.wait(_TICK_SECONDS)
         if self._spoilt is not None:
             raise self._spoilt
@@ -172,6 +214,9 @@ class Exchange(ABC):
             self.late = self.clients.missing
             for client in self.late:
                 self.give_up(client, f"no answer in stage {stage} within {seconds:g} s")
+        elif self.has_enough(stage):
+            for client in self.clients.missing:
+                self.give_up(client, "not needed: as many others as were wanted were faster")
         progress.show(self.clients.done, self.clients.missing, final=True)
         if self._is_lost():
             raise CohortTooSmall(stage, self._present(), self.task.quorum)
@@ -188,13 +233,90 @@ class Exchange(ABC):
         return alike and progress.seconds_lost() < self.services.settings.grace_seconds
 
     def _drop_silent(self) -> None:
-        limit = self.context.settings.liveness_seconds
+        limit, task = self.context.settings.liveness_seconds, (self.task.run, self.task.exchange)
         for client in self.clients.missing - self.clients.being_taken:
-            if (silent := self.services.presence.silent_for(client)) > limit:
-                self.give_up(client, "has stopped" if math.isinf(silent) else f"silent for more than {limit:g} s")
+            if reason := self.services.presence.why_gone(client, task, limit):
+                self.give_up(client, reason)
 
-    async def _record_stage(self, before: str) -> None:
-        await self.services.store.move_exchange(self.task.run, self.task.exchange, before, self.stages.current)
+    async def _close(self, stage: str) -> None:
+        """Close a stage on the disk, and only then let anybody see what follows."""
+        await until_kept(lambda: self.settle(stage), f"stage {stage}")
+        closing, following = self._closing(), self.stages.following
+        also = self.conclude(stage)
+        task, told = self.task, closing.to_json()
+        await until_kept(
+            lambda: self.services.store.close_stage(task.run, task.exchange, stage, following, told, also=also),
+            f"the end of stage {stage}",
+        )
+        self._kept_stage = following
+        self._gone_before |= closing.gone.keys()
+        await until_kept(lambda: self.tidy(stage), f"stage {stage}")
+        self._begin_next()
+        self.services.client_bell.ring()
+
+    def _closing(self) -> Closing:
+        said = self.clients.withdrawals
+        return Closing(
+            answered=tuple(sorted(self.clients.done)),
+            gone={
+                client: Parting(reason=reason, withdrawal=said.get(client))
+                for client, reason in self.clients.reasons.items()
+                if client not in self._gone_before
+            },
+            blamed=dict(self.blamed),
+            usage=self.usage,
+        )
+
+    def _begin_next(self) -> None:
+        self.clients.begin_stage()
+        self.begin(self.stages.move(StageEvent.NEXT_STAGE))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def ending(self, **found: Any) -> ExchangeEnd:
+        """How the exchange ends; `found`: fields of `ExchangeEnd`."""
+        end = ExchangeEnd(
+            survivors=tuple(sorted(self.survivors)),
+            blamed=dict(self.blamed),
+            withdrawals=dict(self.clients.withdrawals),
+            common=self.clients.common_reason(),
+            usage=self.usage,
+        )
+        return replace(end, **found)
+
+    async def _keep_end(self, end: ExchangeEnd) -> None:
+        if self._kept_stage:
+            task, after = self.task, (Phase.DONE if end.failure is None else Phase.FAILED).value
+            await self.services.store.end_exchange(task.run, task.exchange, self._kept_stage, after, end.to_json())
+        self._has_ended(end)
+
+    def _has_ended(self, end: ExchangeEnd) -> None:
+        self.end = end
+        self.stages.move(StageEvent.FINISH if end.failure is None else StageEvent.FAIL)
+        self.release()
+        self.uploads.close()
+        self.services.client_bell.ring()
+
+    async def _clear(self) -> None:
+        try:
+            await self.clear()
+        except FedcoreError as error:  # a folder more, until the run's files go
+            log.warning("what exchange %d leaves is not removed: %s", self.task.exchange, error)
+
+    async def _put_down(self) -> None:
+        """Take nothing more, and finish what is being written: whoever takes the exchange up reads all of it."""
+        if self.stages.over:
+            return
+        self._is_down = True
+        self.services.client_bell.ring()
+        while self._writing:
+            await self.clients.changed.wait(_TICK_SECONDS)
+        taking = list(self._taking)
+        for task in taking:
+            task.cancel()
+        await asyncio.gather(*taking, return_exceptions=True)
+        self.release()
+        self.uploads.close()
 
     def _explain(self, error: FedcoreError) -> str:
         names = self.services.names
@@ -204,219 +326,73 @@ class Exchange(ABC):
             return f"{what}; who cheated: {', '.join(cheats)}"
         lost = [f"{names[client]}: {reason}" for client, reason in sorted(self.clients.reasons.items())]
         lost = lost[:10] + (["the server's disk was full when an upload came"] if self._storage_was_full else [])
-        return f"{error}" + (f" ({'; '.join(lost)})" if lost else "")
+        return f"{error}; {', '.join(lost)}" if lost else str(error)
 
-    # --- what the two kinds differ in -----------------------------------------------------------
+    # --- after a restart ------------------------------------------------------------------------
 
-    @abstractmethod
-    def seconds_for(self, stage: str) -> float:
-        """The time limit of a stage."""
+    async def restore(self, history: History) -> None:
+        """Be where the exchange was that was put down: closed as it was closed, and then `run` goes on.
 
-    @abstractmethod
-    def begin(self, stage: str) -> None:
-        """Prepare a stage."""
-
-    async def close(self, stage: str) -> None:  # noqa: B027 - not every kind has something to do
-        """End a stage over which no client is missing; raises RoundFailed."""
-
-    @abstractmethod
-    async def finish(self) -> ExchangeResult:
-        """After the last stage."""
-
-    def release(self) -> None:  # noqa: B027
-        """The exchange has ended: let go of what takes memory."""
-
-    @abstractmethod
-    def check_manifest(self, manifest: ManifestIn) -> None:
-        """Raise Rejection unless the upload that this manifest ends can be used."""
-
-    async def check_update(self, path: Path) -> None:  # noqa: B027
-        """Raise Rejection unless the update that is here whole, in a file, can be used."""
-
-    @abstractmethod
-    async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
-        """Make an update, whose receipt is kept, part of the result; its file is this method's to keep or remove.
-
-        path: None where the manifest is all there is.
+        In the open stage every message that was kept counts, all of its time begins anew, and everybody was heard of
+        just now. Where what was kept does not fit together, `run` raises RoundFailed. Raises UsageError for an exchange
+        that is not open.
         """
-
-    # --- what clients ask -----------------------------------------------------------------------
-
-    def task_for(self, client: int) -> Task | None:
-        """The task, where the client may still begin it."""
-        begins = self.stages.is_first and self.stages.takes_messages
-        if not begins or client not in self.clients or client in self.clients.reasons:
-            return None
-        left = self.task.seconds - (self.services.clock() - self._opened)
-        return self.task.model_copy(update={"seconds": max(left, 1.0)})
-
-    def model_for(self, client: int) -> tuple[Path, ModelRef] | None:
-        """The file that a client fetches and what it was told of it, if there is one."""
-        path, reference = self.context.model, self.task.model
-        return (path, reference) if path is not None and reference is not None else None
-
-    def require(self, client: int) -> None:
-        """Raise Rejection unless the client takes part and the exchange goes on."""
-        self.require_member(client)
-        if self.stages.over:
-            raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {self.task.exchange} has ended")
-        if client in self.clients.reasons:
-            raise Rejection(
-                ProblemKind.STALE_STEP,
-                f"this client was declared dropped in exchange {self.task.exchange}",
-            )
-
-    def require_member(self, client: int) -> None:
-        """Raise Rejection unless the client was asked."""
-        if client not in self.clients:
-            raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {self.task.exchange}")
-
-    def require_step(self, client: int, step: str) -> None:
-        """Raise Rejection unless the client may do `step` now."""
-        self.require(client)
-        stage = self.steps.get(step)
-        if stage is None:
-            raise no_such_step(self.task.aggregation)
-        if self.stages.is_ahead(stage):
-            raise Rejection(
-                ProblemKind.PROTOCOL_VIOLATION,
-                f"out-of-order: {step} is not due in stage {self.stages.current}",
-                check="out-of-order",
-            )
-        if self.stages.is_past(stage) or not self.stages.takes_messages:
-            raise Rejection(ProblemKind.STALE_STEP, f"the stage for {step} is over")
-
-    async def take(self, client: int, step: str, digest: bytes, apply: Callable[[], None]) -> None:
-        """A control message: `apply` checks it and takes it over, then the receipt is kept."""
-        if self.was_taken(client, step, digest):
-            return
-        self.require_step(client, step)
-        apply()
-        self.clients.answer(client)
-        await self.keep_receipt(client, step, digest)
-
-    def was_taken(self, client: int, step: str, digest: bytes) -> bool:
-        """Whether these very bytes came before; ConflictingMessage where others did."""
-        self.require_member(client)
-        known = self._receipts.get((step, client))
-        if known is not None and known != digest:
-            raise ConflictingMessage("this step was answered before with other content")
-        return known is not None
-
-    async def keep_receipt(self, client: int, step: str, digest: bytes) -> None:
-        """Make durable that the client did this step; ConflictingMessage where it did another."""
-        task = self.task
-        await self.services.store.add_receipt(task.run, task.exchange, step, client, digest)
-        self._receipts[step, client] = digest
-
-    def parts_of(self, client: int, size: int) -> dict[int, bytes]:
-        """The parts that are here of the update of `size` bytes that the client sends: index -> SHA-256.
-
-        Refuses what sending a part would be refused for: who sends a body may not get to hear why it was refused.
-        """
-        self.require_step(client, "part")
-        self.uploads.limits.check_size(size)
-        return self.uploads.held(client)
-
-    async def take_part(self, client: int, index: int, body: Body) -> None:
-        """One part of the client's update: spooled and checked, and of no use before the manifest."""
-        self.require_member(client)
-
-        def admit() -> None:
-            self.require_step(client, "part")
-
-        def progress() -> None:
-            self.services.presence.touch(client)
-
+        row = await self.services.store.exchange(self.task.run, self.task.exchange)
+        if row is None or row.result is not None:
+            raise UsageError(f"exchange {self.task.exchange} is not open, so there is nothing to take up")
+        self._opened, self._kept_stage = self.services.clock(), row.stage
+        self.receipts.restore(history.receipts)
+        self._is_silent = True
         try:
-            await self.uploads.take(client, index, body, admit=admit, progress=progress)
-        except StorageFull:
-            self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
-            raise
+            self.begin(self.stages.current)
+            for closing in history.closings:
+                self._close_again(Closing.from_json(closing.gone), history.receipts)
+            if self.stages.current != row.stage:
+                raise RoundFailed(f"the exchange is in stage {row.stage}, and its closings end in another one")
+            sent = self._sent(history.receipts)
+            await self.take_up(row.folded, frozenset(receipt.client for receipt in sent if receipt.step == "manifest"))
+            for receipt in sent:
+                self._count(receipt)
+            self._let_go_again(history.receipts)
+        except (RoundFailed, PeerError, UsageError, ConfigurationError, ValueError) as error:
+            self.spoil(RoundFailed(f"what was kept of the exchange does not fit together: {error}"))
+        finally:
+            self._is_silent = False
+        self.services.presence.expect(self.task.cohort)
 
-    async def take_manifest(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
-        """The end of an upload: what was sent becomes the client's update, once all of it is here and durable.
+    def _close_again(self, closing: Closing, receipts: Sequence[ReceiptRow]) -> None:
+        stage, answered = self.stages.current, frozenset(closing.answered)
+        for receipt in self._sent(receipts):
+            if receipt.client in answered:
+                self._count(receipt)
+        if self.clients.done != answered:
+            raise RoundFailed(f"not all answers of stage {stage} were kept")
+        for client, parting in closing.gone.items():
+            self.clients.drop(client, parting.reason, parting.withdrawal)
+        self._gone_before |= closing.gone.keys()
+        self.blamed.update(closing.blamed)
+        self.usage = closing.usage
+        self.stages.move(StageEvent.CLOSE)
+        self.conclude(stage)
+        self._begin_next()
 
-        One manifest of a client at a time; its repetition waits and finds the receipt.
-        """
-        async with self._ends_of_uploads.setdefault(client, asyncio.Lock()):
-            if self.was_taken(client, "manifest", digest):
-                return
-            self.require_step(client, "manifest")
-            self.check_manifest(manifest)
-            self.uploads.check_whole(client, manifest)
-            await self._use_update(client, manifest, digest)
+    def _sent(self, receipts: Sequence[ReceiptRow]) -> list[ReceiptRow]:
+        """What the present stage was sent by those that had not been given up before it."""
+        stage, gone = self.stages.current, self.clients.reasons
+        return [one for one in receipts if self.steps.get(one.step) == stage and one.client not in gone]
 
-    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
-        """The receipt first, and only then into the result."""
-        path = await self.uploads.publish(client, manifest.size) if manifest.size else None
-        # The client may have been given up while it sent. From the admission on its update counts, whatever becomes
-        # of the client, and the stage does not end before that.
-        self.require_step(client, "manifest")
-        self.clients.admit(client)
-        try:
-            if path is not None:
-                await self.check_update(path)
-            await self.keep_receipt(client, "manifest", digest)
-            await self.add_update(client, manifest, path)
-        except BaseException:
-            self.clients.refuse(client)
-            if client in self.clients.reasons:
-                self._forget_update(client)
-            raise
-        self.clients.take(client)
-        self.uploads.keep(client)
+    def _count(self, receipt: ReceiptRow) -> None:
+        self.replay(receipt.client, receipt.step, receipt.body)
+        if receipt.step == "manifest":
+            self.clients.admit(receipt.client)
+            self.clients.take(receipt.client)
+        else:
+            self.clients.answer(receipt.client)
 
-    def spoil(self, error: RoundFailed) -> None:
-        """The exchange cannot succeed any more: `run` raises `error`."""
-        self._spoilt = error
-
-    async def withdraw(self, client: int, body: WithdrawIn) -> None:
-        """The client leaves; saying it again changes nothing."""
-        if client in self.clients.withdrawals and not self.stages.over:
-            return
-        self.require(client)
-        if body.complaint is not None:
-            self.hear(client, body.complaint)
-        reason = f"withdrew: {body.reason.value}" + (f", {body.why}" if body.why else "")
-        self.give_up(client, reason, body)
-
-    def hear(self, client: int, complaint: ComplaintIn) -> None:
-        """Blame the one of the two who is at fault; raises Rejection where there is nothing to complain of."""
-        raise Rejection(ProblemKind.MALFORMED, f"an exchange in {self.task.aggregation} mode knows no complaints")
-
-    def blame(self, client: int, fault: Fault) -> None:
-        """Name a client that was found to cheat, and go on without it."""
-        if client in self.blamed:
-            return
-        self.blamed[client] = fault
-        self.context.event_log.add(
-            ClientBlamed(
-                exchange=self.task.exchange,
-                client=self.services.names[client],
-                stage=self.stages.current,
-                reason=fault.value,
-            )
-        )
-        self.give_up(client, f"cheated: {fault}")
-
-    def give_up(self, client: int, reason: str, withdrawal: WithdrawIn | None = None) -> None:
-        """Declare a client dropped; its later messages are refused."""
-        if client in self.clients.reasons:
-            return
-        self.clients.drop(client, reason, withdrawal)
-        if self.clients.standing(client) is Standing.DROPPED:
-            self._forget_update(client)
-        name = self.services.names[client]
-        self.context.event_log.add(
-            ClientDropped(exchange=self.task.exchange, client=name, stage=self.stages.current, reason=reason)
-        )
-        self.services.client_bell.ring()
-
-    def _forget_update(self, client: int) -> None:
-        self.uploads.drop(client)
-
-
-def no_such_step(aggregation: str) -> Rejection:
-    """The problem of a step that this kind of exchange does not have."""
-    return Rejection(ProblemKind.NOT_FOUND, f"an exchange in {aggregation} mode has no such step")
+    def _let_go_again(self, receipts: Sequence[ReceiptRow]) -> None:
+        for receipt in receipts:
+            if receipt.step == WITHDRAWAL and receipt.client not in self.clients.reasons:
+                said = WithdrawIn.model_validate_json(receipt.body)
+                if said.complaint is not None:
+                    self.hear(receipt.client, said.complaint)
+                self.let_go(receipt.client, said)

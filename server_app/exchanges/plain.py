@@ -16,20 +16,21 @@ from fedcore.plain_exchange import (
     INPUT,
     MESSAGE_UNAVAILABLE,
     NODE_UNAVAILABLE,
-    PlainReply,
     Question,
     check_quorum,
-    mean_metrics,
     reply_error,
 )
 from fedcore.wire import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
-from server_app.exchanges.context import ExchangeContext, ExchangeResult
+from server_app.exchanges.context import ExchangeContext
+from server_app.exchanges.ending import ExchangeEnd, KeptReply
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
 
 LONGEST_REPLY_BYTES: Final = 1 << 40
 """Far beyond any reply: the disk, of which a reserve stays free, is what really bounds them."""
+NO_REPLY: Final = "its app has no reply"
+"""Begins the reason of a client whose app failed; what follows are the app's words."""
 _REFUSALS: Final = frozenset({WithdrawalReason.POLICY, WithdrawalReason.APP_MISMATCH})
 
 
@@ -42,6 +43,7 @@ class PlainExchange(Exchange):
 
     stage_names = (INPUT,)
     steps: Mapping[str, str] = {"part": INPUT, "manifest": INPUT}
+    updates_folder = "replies"
 
     def __init__(
         self, context: ExchangeContext, questions: Mapping[int, Question], *, timeout: float | None = None
@@ -49,7 +51,7 @@ class PlainExchange(Exchange):
         super().__init__(context, UpdateLimits(longest=LONGEST_REPLY_BYTES, exact=False))
         self._questions = questions
         self._wanted_in_time = timeout is not None and timeout <= context.task.seconds
-        self._replies: dict[int, PlainReply] = {}
+        self._replies: dict[int, KeptReply] = {}
 
     @property
     def common_content(self) -> str | None:
@@ -62,24 +64,18 @@ class PlainExchange(Exchange):
         return self.context.settings.step_seconds + self.task.seconds
 
     def begin(self, stage: str) -> None:
-        """Make room for the replies."""
-        self.uploads.open()
+        """There is nothing to prepare."""
 
-    async def finish(self) -> ExchangeResult:
+    async def finish(self) -> ExchangeEnd:
         """The replies as they are, and errors in the place of those that did not come."""
         self._check_refusals()
         for client in self.task.cohort:
             if client not in self._replies and not (client in self.late and self._wanted_in_time):
-                self._replies[client] = PlainReply.failed(client, self._absence(client))
+                self._replies[client] = KeptReply(node=client, error=self._absence(client))
         replies = tuple(reply for _, reply in sorted(self._replies.items()))
-        check_quorum(replies, self.context.settings.quorum)
-        answered = [reply for reply in replies if reply.error is None]
-        return ExchangeResult(
-            plain=replies,
-            survivors=frozenset(reply.node for reply in answered),
-            examples=sum(reply.examples for reply in answered),
-            metrics=mean_metrics(answered) if answered else {},
-        )
+        answered = tuple(reply.node for reply in replies if reply.error is None)
+        check_quorum(len(answered), self.context.settings.quorum)
+        return self.ending(replies=replies, survivors=answered)
 
     def _absence(self, client: int) -> ReplyError:
         code = MESSAGE_UNAVAILABLE if client in self.late else NODE_UNAVAILABLE
@@ -114,20 +110,27 @@ class PlainExchange(Exchange):
         elif manifest.size:
             raise Rejection(ProblemKind.MALFORMED, "a reply is a file or an error, not both")
 
-    async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
+    async def add_update(self, client: int, manifest: ManifestIn) -> None:
         """The reply, or the error in its place."""
-        self._replies[client] = PlainReply(
-            node=client,
-            content=path,
-            error=manifest.error,
-            examples=manifest.examples or 0,
-            metrics=dict(manifest.values),
-        )
+        self._note(client, manifest)
         if manifest.error is not None:
             event = ClientDropped(
                 exchange=self.task.exchange,
                 client=self.services.names[client],
                 stage=self.stages.current,
-                reason=f"its app has no reply: {manifest.error.reason or f'error {manifest.error.code}'}",
+                reason=f"{NO_REPLY}: {manifest.error.reason or f'error {manifest.error.code}'}",
             )
             self.context.event_log.add(event)
+
+    def replay(self, client: int, step: str, body: bytes) -> None:
+        """The reply whose manifest was kept."""
+        self._note(client, ManifestIn.model_validate_json(body))
+
+    def _note(self, client: int, manifest: ManifestIn) -> None:
+        self._replies[client] = KeptReply(
+            node=client,
+            content=self.uploads.key(client) if manifest.size else None,
+            error=manifest.error,
+            examples=manifest.examples or 0,
+            metrics=dict(manifest.values),
+        )

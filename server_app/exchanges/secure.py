@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import Executable
 
 from fedcore import conversions
 from fedcore.codec import AnyEncoding, Decoded, decode
-from fedcore.errors import FedcoreError, PeerError, ProtocolViolation, RoundFailed
-from fedcore.exchange import ExchangeReply, encoding_of, round_parameters
+from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
+from fedcore.exchange import encoding_of, round_parameters
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage, apply_masks
 from fedcore.state import ModelState
+from fedcore.system.concurrency import in_thread
 from fedcore.transcript import ExchangeRecord
+from fedcore.watch_wire import SawOut
 from fedcore.wire import (
     AdvertisementIn,
     CohortOut,
@@ -27,17 +29,23 @@ from fedcore.wire import (
     DeliveryOut,
     KeySharesIn,
     ManifestIn,
+    Message,
     ProblemKind,
     SignaturesOut,
     SurvivorsOut,
     UnmaskIn,
 )
-from server_app.exchanges.context import ExchangeContext, ExchangeResult
+from server_app.exchanges.context import ExchangeContext
+from server_app.exchanges.ending import ExchangeEnd, KeptSum
 from server_app.exchanges.exchange import Exchange
-from server_app.exchanges.fold import WORD_BYTES, fold_file
+from server_app.exchanges.fold import WORD_BYTES
+from server_app.exchanges.masked_sum import UPDATES, MaskedSum
+from server_app.exchanges.receipts import until_kept
+from server_app.exchanges.seen import beginning, fields, first_values
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import discard
+from server_app.storage.transcript_tables import record_completed, record_opened
 
 ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
     ServerStage.ADVERTISE.value,
@@ -60,6 +68,14 @@ _NEVER_HONEST: Final = frozenset(
 """Checks at the server that only a message of a client's own making fails. Another roster or model, of which an honest
 client may know no better, fails the signature of its keys before any of these."""
 
+_MESSAGES: Final[Mapping[str, type[Message]]] = {
+    "advertisement": AdvertisementIn,
+    "key-shares": KeySharesIn,
+    "manifest": ManifestIn,
+    "consistency": ConsistencyIn,
+    "unmask": UnmaskIn,
+}
+
 
 class SecureExchange(Exchange):
     """Drives one `ServerRound`. The server holds one sum, and nothing for each client.
@@ -76,6 +92,7 @@ class SecureExchange(Exchange):
         "consistency": CONSISTENCY,
         "unmask": UNMASK,
     }
+    updates_folder = UPDATES
 
     def __init__(
         self,
@@ -101,8 +118,8 @@ class SecureExchange(Exchange):
         )
         self._federation = federation
         self._roster_hash = roster_hash
-        self._sum: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self._fold_lock = asyncio.Lock()
+        task = context.task
+        self._sum = MaskedSum(self.services, task.run, task.exchange, key=context.key, words=self.encoding.words)
 
     @property
     def survivors(self) -> frozenset[int]:
@@ -117,88 +134,160 @@ class SecureExchange(Exchange):
         return settings.step_seconds + (self.task.seconds if stage == INPUT else 0.0)
 
     def begin(self, stage: str) -> None:
-        """Make room for the updates and their sum."""
+        """Make room for the sum."""
         if stage == INPUT:
-            self.uploads.open()
-            self._sum = np.zeros(self.encoding.words, np.uint64)
+            self._sum.open()
 
-    async def close(self, stage: str) -> None:
-        """Tell the protocol who has left, which is all that it ever hears of that, and end its stage."""
-        for client in self.clients.reasons:
+    def has_enough(self, stage: str) -> bool:
+        """With over-selection, once as many updates are here as the strategy wanted, and a quorum."""
+        enough = self.context.enough
+        return stage == INPUT and enough > 0 and len(self.clients.done) >= max(enough, self.task.quorum)
+
+    async def settle(self, stage: str) -> None:
+        """Write down the sum before its survivors are named."""
+        if stage == INPUT:
+            await self._sum.keep()
+
+    def conclude(self, stage: str) -> Sequence[Executable]:
+        """Tell the protocol who has left, which is all that it ever hears of that, and end its stage.
+
+        Clients may sign the survivors as soon as they are named, and release shares once they are shown signatures. So
+        the transcript's record is opened, and completed, in the transactions before that.
+        """
+        self._drop_all()
+        self._round.close_stage()
+        if stage == INPUT:
+            outcome = self._round.outcome()
+            record = ExchangeRecord.of(
+                self.task, federation=self._federation, roster_hash=self._roster_hash, outcome=outcome
+            )
+            return (record_opened(record, outcome),)
+        if stage == CONSISTENCY:
+            return (record_completed(self._round.outcome(), self._round.signatures().signatures),)
+        return ()
+
+    def _drop_all(self) -> None:
+        """Whoever was given up, and whose message was taken over but could not be kept."""
+        for client in self.clients.reasons.keys() | (self._round.answered - self.clients.done):
             self._round.drop(client)
-        if stage == UNMASK:  # rebuilds the secrets: seconds for large cohorts
-            try:
-                await asyncio.to_thread(self._round.close_stage)
-            finally:
-                self._blame_who_was_found()
-        else:
-            self._round.close_stage()
-        if stage == INPUT:
-            await self._open_record()
-        elif stage == CONSISTENCY:
-            signatures = self._round.signatures().signatures
-            await self.services.store.complete_record(self._round.outcome(), signatures)
 
-    async def _open_record(self) -> None:
-        """From here on clients may sign the survivors, so the transcript has to contain this exchange."""
-        outcome = self._round.outcome()
-        record = ExchangeRecord.of(
-            self.task, federation=self._federation, roster_hash=self._roster_hash, outcome=outcome
-        )
-        await self.services.store.open_record(record, outcome)
+    async def tidy(self, stage: str) -> None:
+        """No vector of a single client is left when the first share comes."""
+        if stage == INPUT:
+            await self._sum.clear()
 
     def release(self) -> None:
         """Let go of the sum."""
-        self._sum = np.zeros(0, np.uint64)
+        self._sum.release()
 
-    async def finish(self) -> ExchangeResult:
-        """Take the masks off the sum, and decode it."""
-        survivors = self.survivors
+    async def clear(self) -> None:
+        """Remove what is left of the sum."""
+        await self._sum.remove()
+
+    async def take_up(self, folded: Mapping[str, Any] | None, waiting: frozenset[int]) -> None:
+        """The sum as it was kept, and the vectors that are not in it."""
+        if self.stages.current == INPUT:
+            await self._sum.restore(folded, waiting)
+        elif self.stages.is_past(INPUT):
+            await self._sum.restore(folded, self.survivors)
+            await self._sum.clear()
+
+    def replay(self, client: int, step: str, body: bytes) -> None:
+        """Tell the protocol what was accepted before a restart."""
+        self._receive(client, _MESSAGES[step].model_validate_json(body))
+
+    def ending(self, **found: Any) -> ExchangeEnd:
+        """Once the last stage has begun, shares were asked for."""
+        return super().ending(**{"unmasked": self.stages.is_past(CONSISTENCY), **found})
+
+    async def finish(self) -> ExchangeEnd:
+        """Rebuild the secrets, take the masks off the sum, and decode it."""
+        self._drop_all()
         try:
-            decoded = await asyncio.to_thread(self._decode, len(survivors))
+            await in_thread(self._round.close_stage)  # seconds for large cohorts
+        finally:
+            self._blame_who_was_found()
+        total = await until_kept(self._total, f"the result of exchange {self.task.exchange}")
+        return self.ending(total=total)
+
+    async def _total(self) -> KeptSum:
+        words = await self._sum.take()
+        masked = beginning(words)
+        has_model = self.encoding.layout is not None and self.context.model is not None
+        path = self.services.spool.create() if has_model else None
+        try:
+            with self.services.traces.span("decode", self.task.run, self.task.exchange):
+                decoded = await in_thread(self._decode, words, path)
+            self._note_seen(masked, decoded)
+            key = f"{self.context.key}/mean" if path is not None else None
+            if path is not None and key is not None:
+                await until_kept(lambda: self.services.objects.put(path, key), "the new model")
         except PeerError as error:
             raise RoundFailed(f"{error}; the sum cannot tell which one") from error
-        return ExchangeResult(
-            replies=(ExchangeReply.of_cohort(decoded),),
-            survivors=survivors,
-            examples=decoded.examples,
-            metrics=decoded.metrics,
-            decoded=decoded,
-        )
+        finally:
+            if path is not None:
+                discard(path)
+        return KeptSum.of(decoded, key)
 
-    def _decode(self, survivors: int) -> Decoded:
-        apply_masks(self._sum, self._round.mask_terms(), threads=self.services.threads)
-        has_model = self.encoding.layout is not None and self.context.model is not None
+    def _note_seen(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
+        """Show what the server saw, where there is a model and all of it was here in one life of the process."""
+        if self._sum.first is None or decoded.state is None:
+            return
+        client, update = self._sum.first
+        bits, words = fields(update, self.encoding.field_bits)
+        saw = SawOut(
+            exchange=self.task.exchange,
+            client=self.services.names[client],
+            bits=bits,
+            words=words,
+            sum=fields(masked, self.encoding.field_bits)[1],
+            mean=first_values(decoded.state),
+        )
+        self.services.saw.note(self.task.run, saw)
+
+    def _decode(self, words: NDArray[np.uint64], path: Path | None) -> Decoded:
+        apply_masks(words, self._round.mask_terms(), threads=self.services.threads)
         return decode(
             self.encoding,
-            self._sum,
-            survivors=survivors,
-            base=ModelState.open(self.context.model) if has_model and self.context.model else None,
-            out_path=self.context.folder / "mean.safetensors" if has_model else None,
+            words,
+            survivors=len(self.survivors),
+            base=ModelState.open(self.context.model) if path is not None and self.context.model else None,
+            out_path=path,
             threads=self.services.threads,
             sums=self.task.queries,
         )
 
     # --- the protocol's steps -------------------------------------------------------------------
 
-    async def take_advertisement(self, client: int, body: AdvertisementIn, digest: bytes) -> None:
-        """R0."""
-        message = conversions.advertisement_from_wire(client, body)
-        receive = self._round.receive_advertisement
-        await self._take(client, "advertisement", digest, lambda: receive(message))
+    async def take_step(self, client: int, step: str, body: Message, digest: bytes) -> None:
+        """R0, R1, R3 or R4; who sends what no honest client sends is blamed."""
+        try:
+            await self.take(client, step, digest, body, lambda: self._receive(client, body))
+        except ProtocolViolation as violation:
+            if violation.check in _NEVER_HONEST:
+                self.blame(client, Fault.MALFORMED_MESSAGE)
+            raise
+
+    def _receive(self, client: int, body: Message) -> None:
+        match body:
+            case AdvertisementIn():
+                self._round.receive_advertisement(conversions.advertisement_from_wire(client, body))
+            case KeySharesIn():
+                receivers = self._round.receivers(client)
+                self._round.receive_shares(conversions.key_shares_from_wire(client, body, *receivers))
+            case ManifestIn():
+                self._round.receive_input(client, bytes.fromhex(body.digest))
+            case ConsistencyIn():
+                self._round.receive_consistency(conversions.consistency_from_wire(client, body))
+            case UnmaskIn():
+                owners = self._round.owners(client)
+                self._round.receive_unmask(conversions.unmask_from_wire(client, body, *owners))
 
     def cohort_for(self, client: int) -> CohortOut | None:
         """U1, once it is known."""
         if not self._has_passed(client, ADVERTISE):
             return None
         return conversions.cohort_to_wire(self._round.advertised(client), self.task.cohort)
-
-    async def take_key_shares(self, client: int, body: KeySharesIn, digest: bytes) -> None:
-        """R1."""
-        await self._take(client, "key-shares", digest, lambda: self._receive_shares(client, body))
-
-    def _receive_shares(self, client: int, body: KeySharesIn) -> None:
-        self._round.receive_shares(conversions.key_shares_from_wire(client, body, *self._round.receivers(client)))
 
     def delivery_for(self, client: int) -> DeliveryOut | None:
         """U2 and the shares for this client, once they are there."""
@@ -228,33 +317,11 @@ class SecureExchange(Exchange):
             return None
         return conversions.survivors_to_wire(self._round.survivors(), self.task.cohort)
 
-    async def take_consistency(self, client: int, body: ConsistencyIn, digest: bytes) -> None:
-        """R3."""
-        message = conversions.consistency_from_wire(client, body)
-        receive = self._round.receive_consistency
-        await self._take(client, "consistency", digest, lambda: receive(message))
-
     def signatures_for(self, client: int) -> SignaturesOut | None:
         """The signatures over U3, once they are there."""
         if not self._has_passed(client, CONSISTENCY):
             return None
         return conversions.signatures_to_wire(self._round.signatures())
-
-    async def take_unmask(self, client: int, body: UnmaskIn, digest: bytes) -> None:
-        """R4."""
-        await self._take(client, "unmask", digest, lambda: self._receive_unmask(client, body))
-
-    def _receive_unmask(self, client: int, body: UnmaskIn) -> None:
-        self._round.receive_unmask(conversions.unmask_from_wire(client, body, *self._round.owners(client)))
-
-    async def _take(self, client: int, step: str, digest: bytes, apply: Callable[[], None]) -> None:
-        """A step of the protocol; who sends what no honest client sends is blamed."""
-        try:
-            await self.take(client, step, digest, apply)
-        except ProtocolViolation as violation:
-            if violation.check in _NEVER_HONEST:
-                self.blame(client, Fault.MALFORMED_MESSAGE)
-            raise
 
     def _blame_who_was_found(self) -> None:
         for client, fault in self._round.blamed.items():
@@ -274,19 +341,7 @@ class SecureExchange(Exchange):
             )
         self.uploads.limits.check_size(manifest.size)
 
-    async def add_update(self, client: int, manifest: ManifestIn, path: Path | None) -> None:
-        """R2: into the sum, one at a time; the vector is not kept."""
-        assert path is not None  # noqa: S101 - a masked vector is never empty
-        async with self._fold_lock:
-            await asyncio.to_thread(self._fold, path)
-            self._round.receive_input(client, bytes.fromhex(manifest.digest))
-        discard(path)
-
-    def _fold(self, path: Path) -> None:
-        """Add the vector; if that fails half way the sum is spoilt, and the exchange with it."""
-        try:
-            fold_file(path, self._sum, threads=self.services.threads)
-        except (OSError, FedcoreError) as error:
-            failure = RoundFailed(f"a vector could not be added to the sum: {error}")
-            self.spoil(failure)
-            raise failure from error
+    async def add_update(self, client: int, manifest: ManifestIn) -> None:
+        """R2: into the sum; if that fails half way the sum is spoilt, and the exchange with it."""
+        await self._sum.add(client)
+        self._receive(client, manifest)

@@ -77,6 +77,13 @@ class Stages:
         """Whether no stage follows."""
         return self._index == len(self._names) - 1
 
+    @property
+    def following(self) -> str:
+        """The stage after the present one; raises IllegalTransition after the last."""
+        if self.is_last:
+            raise IllegalTransition(self._phase, StageEvent.NEXT_STAGE)
+        return self._names[self._index + 1]
+
     def is_past(self, stage: str) -> bool:
         """Whether a later stage than `stage` has begun."""
         return self._index > self._names.index(stage)

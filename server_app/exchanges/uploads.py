@@ -2,7 +2,7 @@
 
 Each client's update is one file in the spool, in which every part has its place. A part counts once all its bytes are
 written and have the SHA-256 that was signed; until then its place may hold anything, and the next try writes over it.
-Nothing here outlives the exchange: what has to survive a crash is the receipt of the whole, which `Exchange` keeps.
+Parts do not outlive the process. A whole update is an object, and once its receipt is kept too it survives a crash.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, part_count, part_size, up
 from fedcore.wire import ManifestIn, ProblemKind
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import Body, Spool, discard
+from server_app.storage.objects import Objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class _Incoming:
 
     path: its file, while it is ours to remove. slots: how many of its parts are read at the same time, which bounds the
     memory that one client can take. turns: so that a repeated part waits for the first. complete: the manifest has come
-    and fits. publishing: the file is being moved by a thread.
+    and fits. publishing: the file is being moved.
     """
 
     path: Path | None = None
@@ -72,19 +73,20 @@ class _Incoming:
 class Uploads:
     """The updates of one exchange's clients, all of it on the event loop.
 
-    folder: where whole updates go, `<client>.upload`; on the same file system as the spool.
+    folder: the key below which whole updates go, each by its client's number. Whoever made this removes them.
     """
 
-    def __init__(self, spool: Spool, folder: Path, limits: UpdateLimits) -> None:
+    def __init__(self, spool: Spool, objects: Objects, folder: str, limits: UpdateLimits) -> None:
         self.limits = limits
         self._spool = spool
+        self._objects = objects
         self._folder = folder
         self._incoming: dict[int, _Incoming] = {}
         self._closed = False
 
-    def open(self) -> None:
-        """Make the folder for whole updates."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def key(self, client: int) -> str:
+        """The object that a client's whole update becomes."""
+        return f"{self._folder}/{client}"
 
     def held(self, client: int) -> dict[int, bytes]:
         """The SHA-256 of every part that is here, by index."""
@@ -143,9 +145,8 @@ class Uploads:
             raise Rejection(ProblemKind.MALFORMED, "the manifest came while parts of the update were still being sent")
         count = part_count(manifest.size)
         if missing := [index for index in range(count) if index not in incoming.held]:
-            raise Rejection(
-                ProblemKind.MALFORMED, f"part {missing[0]} is missing; {len(missing)} of {count} parts have not come"
-            )
+            detail = f"part {missing[0]} is missing; {len(missing)} of {count} parts have not come"
+            raise Rejection(ProblemKind.PARTS_MISSING, detail)
         parts = [incoming.held[index] for index in range(count)]
         sizes = [part_size(manifest.size, index) for index in range(count)]
         if len(incoming.held) > count or [part.size for part in parts] != sizes:
@@ -153,26 +154,21 @@ class Uploads:
         if update_digest(manifest.size, (part.sha256 for part in parts)).hex() != manifest.digest:
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the parts that came do not have the digest of the manifest")
 
-    async def publish(self, client: int, size: int) -> Path:
-        """Make an update durable that `check_whole` has passed; where it lies. May be repeated after StorageFull."""
+    async def publish(self, client: int, size: int) -> None:
+        """Make an update durable that `check_whole` has passed. May be repeated after StorageFull and the like."""
         incoming = self._incoming[client]
-        target = self._folder / f"{client}.upload"
-        if incoming.path is None:  # somebody has taken it over
-            return target
+        path = incoming.path
+        if path is None:  # it is an object already
+            return
         incoming.complete = incoming.publishing = True
         try:
-            await self._spool.publish(incoming.path, target, size=size)
-            incoming.path = target
+            await self._spool.cut(path, size)
+            await self._objects.put(path, self.key(client))
+            incoming.path = None
         finally:
             incoming.publishing = False
             if self._closed or self._incoming.get(client) is not incoming:  # meanwhile
                 _forget_file(incoming)
-        return target
-
-    def keep(self, client: int) -> None:
-        """A whole update's file is somebody else's from here on; that its parts came is still known."""
-        if client in self._incoming:
-            self._incoming[client].path = None
 
     def drop(self, client: int) -> None:
         """Forget a client's parts, and remove what is here of them."""

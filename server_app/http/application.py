@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,13 +16,23 @@ from starlette.types import ASGIApp
 
 from fedcore.http_signing import NonceCache
 from fedcore.system.version import fedcore_version
+from fedcore.watch_wire import Role
 from fedcore.wire import ProblemDocument
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
+from server_app.http.event_stream import StreamPlaces
 from server_app.http.guard import Guard
 from server_app.http.problems import install
-from server_app.routes import client, docs, health, operator
-from server_app.runs.queue import RunQueue, StartApp
+from server_app.http.sessions import Sessions
+from server_app.http.standby import Standby
+from server_app.http.strangers import Pace
+from server_app.routes import client, docs, health, live, operator, page, session, watching
+from server_app.runs.board import Board
+from server_app.runs.leadership import Leadership
+from server_app.runs.offers import Offers
+from server_app.runs.queue import RunQueue
+from server_app.runs.roll_call import RollCall
+from server_app.runs.worker import StartApp
 from server_app.services import Services
 
 log = logging.getLogger("fedcore.server")
@@ -32,6 +45,7 @@ class Application:
     asgi: ASGIApp
     fastapi: FastAPI = field(repr=False)
     queue: RunQueue = field(repr=False)
+    leadership: Leadership = field(repr=False)
 
 
 class _App(FastAPI):
@@ -48,17 +62,18 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
 
     The application's lifespan starts and stops the queue.
     """
-    queue = RunQueue(services, start_app=start_app) if start_app else RunQueue(services)
+    queue = RunQueue(services, start_app=start_app)
+    leadership = Leadership(services, begin=queue.start, cease=queue.stop)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await queue.start()
+        await leadership.start()
+        watching = asyncio.create_task(RollCall(services.presence, lambda: services.names).watch())
         try:
             yield
         finally:
-            services.client_bell.stop()
-            services.run_bell.stop()
-            await queue.stop()
+            watching.cancel()
+            await leadership.stop()
 
     app = _App(
         title="fedcore",
@@ -70,22 +85,53 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     )
     app.state.services = services
     app.state.queue = queue
-    routers = (client.router, operator.router, health.router, docs.router)
+    app.state.offers = Offers(services)
+    app.state.leadership = leadership
+    app.state.board = Board(services)
+    app.state.stream_places = places = StreamPlaces()
+    app.state.sessions = sessions = Sessions(
+        services.store,
+        token_sha256=token_sha256,
+        wall=services.wall,
+        randomness=services.randomness,
+        bell=services.run_bell,
+    )
+    routers = (
+        client.router,
+        operator.router,
+        session.router,
+        session.open_router,
+        watching.router,
+        live.router,
+        health.router,
+        docs.router,
+        page.router,
+    )
     for router in routers:
         app.include_router(router)
-    install(app)
+    install(app, services.metrics)
+    services.metrics.leader.set_function(lambda: float(leadership.leads))
+    for role in Role:
+        services.metrics.streams.labels(role.value).set_function(partial(places.of_role, role))
     audiences = Audiences(
         (route for router in routers for route in router.routes),
         open_paths=(app.openapi_url,),
     )
-    return Application(asgi=_guarded(app, audiences, services, token_sha256), fastapi=app, queue=queue)
+    audiences.check_viewers()
+    guarded = _guarded(app, audiences, services, sessions)
+    return Application(
+        asgi=Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble),
+        fastapi=app,
+        queue=queue,
+        leadership=leadership,
+    )
 
 
-def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha256: bytes) -> Guard:
+def _guarded(app: FastAPI, audiences: Audiences, services: Services, sessions: Sessions) -> Guard:
     authenticator = Authenticator(
         audiences=audiences,
         rosters=services.roster,
-        token_sha256=token_sha256,
+        sessions=sessions,
         clock=services.wall,
         # Not tied to the start of the process: what was signed before is bound to exchanges that
         # ended with it, and a client whose clock is a minute late must not be locked out.
@@ -96,4 +142,10 @@ def _guarded(app: FastAPI, audiences: Audiences, services: Services, token_sha25
         authenticate=authenticator,
         rosters=services.roster,
         stall_seconds=services.settings.stall_seconds,
+        on_answer=services.metrics.answered,
+        strangers=Pace(
+            rate=services.settings.strangers_a_second,
+            burst=10 * services.settings.strangers_a_second,
+            clock=time.monotonic,  # of the machine, whose clock also times the waiting
+        ),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
@@ -21,11 +21,30 @@ from server_app.http.problems import Rejection
 
 
 class Audience(StrEnum):
-    """Who may call a route."""
+    """Who may call a route. `VIEWERS`: operators, and who came by a read-only link."""
 
     CLIENTS = "clients"
     OPERATORS = "operators"
+    VIEWERS = "viewers"
     EVERYBODY = "everybody"
+
+
+VIEWERS_MAY: Final = frozenset(
+    {
+        ("GET", "/v1/session"),
+        ("DELETE", "/v1/session"),
+        ("GET", "/v1/runs"),
+        ("GET", "/v1/runs/{run}"),
+        ("GET", "/v1/runs/{run}/clients"),
+        ("GET", "/v1/runs/{run}/rounds"),
+        ("GET", "/v1/runs/{run}/marks"),
+        ("GET", "/v1/runs/{run}/saw"),
+        ("GET", "/v1/runs/{run}/live"),
+        ("GET", "/v1/clients"),
+        ("GET", "/v1/live"),
+    }
+)
+"""All that a read-only link is good for, of what operators may do: method and path, as the route has them."""
 
 
 class ForClients(APIRoute):
@@ -35,7 +54,7 @@ class ForClients(APIRoute):
 
 
 class ForOperators(APIRoute):
-    """A route for whoever has the operator's token."""
+    """A route for whoever has the operator's token; for viewers too, where `VIEWERS_MAY` has it."""
 
     audience: ClassVar[Audience] = Audience.OPERATORS
 
@@ -65,13 +84,23 @@ class Audiences:
                 )
             self._routes.append((route, audience))
 
+    def check_viewers(self) -> None:
+        """Whether all that viewers may do is a route of operators; raises UsageError."""
+        unknown = set(VIEWERS_MAY)
+        for route, audience in self._routes:
+            if audience is Audience.OPERATORS and isinstance(route, APIRoute):
+                unknown -= {(method, route.path) for method in route.methods or ()}
+        if unknown:
+            raise UsageError(f"no route of operators is {sorted(unknown)}, which viewers are to see")
+
     def of(self, scope: Scope) -> Audience:
         """Who may make this request, by its path and method; Rejection where no route has this address."""
         other_method = None
         for route, audience in self._routes:
             match, _ = route.matches(scope)
             if match is Match.FULL:
-                return audience
+                may_view = (scope["method"], getattr(route, "path", "")) in VIEWERS_MAY
+                return Audience.VIEWERS if audience is Audience.OPERATORS and may_view else audience
             if match is Match.PARTIAL and other_method is None:
                 other_method = audience
         if other_method is not None:

@@ -1,13 +1,11 @@
-"""Who sends a request: a client by its signature, an operator by a bearer token, or nobody.
+"""Who sends a request: a client by its signature, an operator by a bearer token, a person by a session, or nobody.
 
-Both are checked on the request's head alone, before a byte of the body is read. The reasons are
+All are checked on the request's head alone, before a byte of the body is read. The reasons are
 short and say nothing about which part of a secret was right.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,15 +14,18 @@ from starlette.types import Scope
 
 from fedcore.errors import Unauthorized
 from fedcore.http_signing import NonceCache, verify_headers
+from fedcore.watch_wire import Role
 from fedcore.wire import ProblemKind
 from server_app.http.audience import Audience, Audiences
-from server_app.http.door import KNOWN_KEY
 from server_app.http.problems import Rejection
+from server_app.http.sessions import OWN_HEADER, Session, Sessions, cookie_in
 from server_app.rosters import Rosters
 
 KEY_PREFIX: Final = "client-"
 MAX_AGE_SECONDS: Final = 300
 """How old a signed request may be."""
+_OPERATORS: Final = Audience.OPERATORS.value
+_SAFE: Final = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,41 +36,68 @@ class ClientCaller:
     content_sha256: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """Who sends a request. who: a name of ours, empty for nobody in particular. client: the member that signed it.
+
+    known_as: as whom the door knows its connection; empty for strangers, and for viewers, who are to
+    take no member's place. session: of a person who is signed in.
+    """
+
+    who: str
+    client: ClientCaller | None = None
+    known_as: str = ""
+    session: Session | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Authenticator:
     """Checks the head of a request.
 
-    audiences: who may call which route. rosters: whose members sign with which key. token_sha256: SHA-256 of
-    the operator's token. clock: seconds since 1970.
+    audiences: who may call which route. rosters: whose members sign with which key. sessions: who is signed in, and
+    what the operator's token is. clock: seconds since 1970.
     """
 
     audiences: Audiences
     rosters: Rosters
-    token_sha256: bytes = field(repr=False)
+    sessions: Sessions = field(repr=False)
     clock: Callable[[], float]
     nonces: NonceCache
 
-    def __call__(self, scope: Scope) -> ClientCaller | None:
-        """The client that sends a request, None for others who may; raises Unauthorized, or Rejection (not-found)."""
+    async def __call__(self, scope: Scope) -> Sender:
+        """Who sends a request; raises Unauthorized, or Rejection."""
         audience = self.audiences.of(scope)
         if audience is Audience.EVERYBODY:
-            return None
+            return Sender(who="")
         headers = Headers(scope)
-        caller = None
-        if audience is Audience.OPERATORS:
+        if audience is not Audience.CLIENTS:
+            return await self._person(scope, headers, audience)
+        client = self._verify_client(scope, headers)
+        who = f"{KEY_PREFIX}{client.client_id}"
+        return Sender(who=who, known_as=who, client=client)
+
+    async def _person(self, scope: Scope, headers: Headers, audience: Audience) -> Sender:
+        secret = cookie_in(headers.items())
+        if not secret or "authorization" in headers:
             self._check_token(headers)
-        else:
-            caller = self._verify_client(scope, headers)
-        if (on_known := scope.get(KNOWN_KEY)) is not None:
-            on_known(f"{KEY_PREFIX}{caller.client_id}" if caller else audience.value)
-        return caller
+            return Sender(who=_OPERATORS, known_as=_OPERATORS)
+        session = await self.sessions.find(secret)
+        if session.role is Role.VIEWER and audience is not Audience.VIEWERS:
+            raise Rejection(
+                ProblemKind.NOT_ALLOWED,
+                "who came by a read-only link may not do this; sign in with the operator's token",
+            )
+        if scope["method"] not in _SAFE and headers.get(OWN_HEADER) != "1":
+            raise Rejection(
+                ProblemKind.CROSS_SITE, "with a session, what changes something needs the header X-Fedcore: 1"
+            )
+        return Sender(who=session.name, known_as=_OPERATORS if session.role is Role.OPERATOR else "", session=session)
 
     def _check_token(self, headers: Headers) -> None:
         values = [value for name, value in headers.items() if name == "authorization"]
         scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        digest = hashlib.sha256(token.strip().encode("utf-8")).digest()
-        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self.token_sha256):
-            raise Unauthorized("this address needs the operator's bearer token")
+        if scheme.lower() != "bearer" or not self.sessions.is_operators(token):
+            raise Unauthorized("this address needs the operator's bearer token, or a session (POST /v1/session)")
 
     def _verify_client(self, scope: Scope, headers: Headers) -> ClientCaller:
         query = scope.get("query_string", b"").decode("latin-1")

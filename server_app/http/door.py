@@ -2,43 +2,60 @@
 
 A connection is a stranger's until a request on it has shown a member's signature or an operator's token. Strangers have
 half of the places at most, and can take none from those who are known; where that half is full the oldest stranger of
-the busiest address goes. One address may have a quarter of their places, one who is known may have `EACH`.
+the busiest address goes. One address may have a quarter of their places, one who is known may have `EACH`, and a
+proxy that the settings name, which answers for those behind it, any number. Connections of strangers are greeted at a
+pace: what they cost is the handshake.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NoReturn, Self, TypeAlias
+from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from fedcore.system.concurrency import end
+from server_app.http.strangers import Network, Pace, is_within, network_of
 
 log = logging.getLogger("fedcore.server")
 
-KNOWN_KEY: Final = "fedcore.known"
-"""Where the scope of a request has what to tell who sent it; its argument is a name of ours, not of the peer."""
+CONNECTION_KEY: Final = "fedcore.connection"
+"""Where the scope of a request has its `Standing`."""
 EACH: Final = 64
 """Connections of one member, or of operators together."""
 FAREWELL_SECONDS: Final = 1.0
 """For a peer to answer the end of TLS; one that never does holds its place no longer than that."""
+GREETINGS_A_SECOND: Final = 20.0
+"""Handshakes with strangers of one address; each takes a millisecond or two of the processor."""
+GREETINGS_AT_ONCE: Final = 200.0
 _MOST_DESCRIPTORS: Final = 1 << 20
 _PAUSE: Final = 0.05
 
 
+class Standing(Protocol):
+    """A connection, as the application sees it. `who` is a name of ours, never of the peer."""
+
+    def know(self, who: str) -> None:
+        """A request on it has shown who sends it."""
+
+    def doubt(self) -> bool:
+        """A request on it has shown nothing; whether it should be closed."""
+
+
 @dataclass(slots=True, eq=False)
 class Visit:
-    """One connection. who: who it is known to be, empty for a stranger."""
+    """One connection. who: who it is known to be, empty for a stranger. is_proxy: whether others are behind it."""
 
     connection: socket.socket = field(repr=False)
     address: str
     who: str = ""
+    is_proxy: bool = False
 
     def end(self) -> None:
         """Have the event loop see the end of the stream, whatever state it is in; it then lets go of the rest."""
@@ -47,17 +64,22 @@ class Visit:
 
 
 MakeProtocol: TypeAlias = Callable[[Visit], asyncio.Protocol]
+FindContext: TypeAlias = Callable[[], ssl.SSLContext | None]
 
 
 @dataclass(slots=True, kw_only=True)
 class Door:
     """Counts the connections of a process.
 
-    most: of all together. seconds: for the TLS handshake.
+    most: of all together. seconds: for the TLS handshake. proxies: whose connections are never strangers'.
     """
 
     most: int
     seconds: float
+    proxies: tuple[Network, ...] = ()
+    pace: Pace = field(
+        default_factory=lambda: Pace(rate=GREETINGS_A_SECOND, burst=GREETINGS_AT_ONCE, clock=time.monotonic)
+    )
     _count: int = 0
     _strangers: dict[str, dict[Visit, None]] = field(default_factory=dict)
     """By address, the oldest first."""
@@ -66,7 +88,7 @@ class Door:
     _crowded: bool = False
 
     @classmethod
-    def of_process(cls, seconds: float) -> Self:
+    def of_process(cls, seconds: float, proxies: tuple[Network, ...] = ()) -> Self:
         """Three quarters of the files that the process may open, which is raised to what it can be."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         top = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
@@ -75,7 +97,7 @@ class Door:
         elif soft < top:
             resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
             soft = top
-        return cls(most=soft * 3 // 4, seconds=seconds)
+        return cls(most=soft * 3 // 4, seconds=seconds, proxies=proxies)
 
     @property
     def for_strangers(self) -> int:
@@ -92,8 +114,11 @@ class Door:
         """How many they have."""
         return sum(map(len, self._strangers.values()))
 
-    async def serve(self, listener: socket.socket, make: MakeProtocol, tls: ssl.SSLContext | None) -> NoReturn:
-        """Accept connections until cancelled. make: the protocol of one, which says `leave` at its end."""
+    async def serve(self, listener: socket.socket, make: MakeProtocol, tls: FindContext) -> NoReturn:
+        """Accept connections until cancelled. make: the protocol of one, which says `leave` at its end.
+
+        tls: asked for each connection, so that a new certificate counts from the next one on.
+        """
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         greetings: set[asyncio.Task[None]] = set()
@@ -109,7 +134,7 @@ class Door:
                 if visit is None:
                     connection.close()
                     continue
-                greeting = loop.create_task(self._greet(visit, make, tls))
+                greeting = loop.create_task(self._greet(visit, make, tls()))
                 greetings.add(greeting)
                 greeting.add_done_callback(greetings.discard)
         finally:
@@ -117,6 +142,8 @@ class Door:
 
     async def _greet(self, visit: Visit, make: MakeProtocol, tls: ssl.SSLContext | None) -> None:
         limits = {"ssl_handshake_timeout": self.seconds, "ssl_shutdown_timeout": FAREWELL_SECONDS} if tls else {}
+        if not visit.is_proxy:
+            await asyncio.sleep(self.pace.wait(visit.address))
         try:
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: make(visit), visit.connection, ssl=tls, **limits)
@@ -126,7 +153,9 @@ class Door:
 
     def admit(self, connection: socket.socket, address: str) -> Visit | None:
         """A place for a new connection, where need be that of another stranger; None where there is none."""
-        address = _network(address)
+        if is_within(address, self.proxies):
+            return self._admit_proxy(connection, address)
+        address = network_of(address)
         full = self._count >= self.most or self.strangers >= self.for_strangers
         if len(self._strangers.get(address, ())) >= self.for_an_address or (full and not self._strangers):
             self._note_crowd()
@@ -140,10 +169,21 @@ class Door:
         self._count += 1
         return visit
 
+    def _admit_proxy(self, connection: socket.socket, address: str) -> Visit | None:
+        if self._count >= self.most:
+            self._note_crowd()
+            return None
+        visit = Visit(connection, address, who=f"proxy {address}", is_proxy=True)
+        self._known.setdefault(visit.who, {})[visit] = None
+        self._count += 1
+        return visit
+
     def know(self, visit: Visit, who: str) -> None:
         """A request on this connection showed who it is; the oldest connection of one with too many goes."""
-        if visit.who == who or not self._forget(visit):
+        if visit.is_proxy or visit.who == who or not self._forget(visit):
             return
+        if not visit.who:
+            self.pace.forgive(visit.address)
         visit.who = who
         own = self._known.setdefault(who, {})
         own[visit] = None
@@ -176,12 +216,3 @@ class Door:
         if not self._crowded:
             self._crowded = True
             log.warning("more connections than there are places for; strangers are turned away")
-
-
-def _network(address: str) -> str:
-    """What one peer can have many addresses of counts as one: 64 bits of an IPv6 address."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    return address if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,25 +1,36 @@
-"""The outermost layer of the application: identity, size, progress and bytes of every request.
+"""The outermost layer of the application: identity, number, size, progress and bytes of requests.
 
 An ASGI middleware, so that it sees each message as it passes: the caller is known before the body is
-read, a body that is too long or stalls is cut off, and the bytes of an exchange are counted. What
+read, a body that is too long, too slow or stalls is cut off, and the bytes of an exchange are counted. What
 goes wrong here is answered with a problem document like everything else.
+
+A request of nobody who is known, because it is open to all or because its signature or token is wrong, is answered at
+the pace of its address; the number of open requests of one sender is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedcore.errors import Unauthorized
 from fedcore.parts import PART_BYTES
+from fedcore.watch_wire import Role
 from fedcore.wire import ProblemKind
+from server_app import logs
 from server_app.http.authentication import Authenticator, ClientCaller
+from server_app.http.door import CONNECTION_KEY
 from server_app.http.problems import Rejection, problem_response, rejection_for
+from server_app.http.sessions import Session
+from server_app.http.strangers import Pace, network_of
 from server_app.rosters import Rosters
 
 log = logging.getLogger("fedcore.server")
@@ -32,15 +43,24 @@ CONTROL_BYTES_PER_NEIGHBOUR: Final = 3200
 """The largest control message holds two entries a neighbour, sealed with ML-KEM: 1170 and 1136 bytes before base64."""
 MOST_NEIGHBOURS: Final = 1024
 LINGER_BYTES: Final = 1 << 20
-"""A refused body of up to this size is read to its end, so that the connection can be kept,"""
+"""A refused body of which no more than this was announced is read to its end, so that the connection can be kept,"""
 LINGER_SECONDS: Final = 1.0
 """if it is there that soon."""
 
+IN_FLIGHT: Final = 64
+"""Requests of one sender that may be open at once; a client has a handful."""
+LEAST_BYTES_A_SECOND: Final = 4096
+"""What a body has to make on average, beyond the time that it may stall: 8 MiB in 35 minutes."""
 ROSTERS_BYTES: Final = 32 << 20
 """The most that is published at once: a roster of 10,000 members has some 1.5 MiB."""
 
+MODEL_BYTES: Final = 1 << 40
+"""The largest model that a run starts from; what the disk has room for is less."""
+
 _RUNS_PATH: Final = "/v1/runs"
 _ROSTER_PATH: Final = "/v1/roster"
+_MODEL_PATH: Final = re.compile(r"^/v1/models/[0-9a-f]{64}$")
+_EXCHANGE_PATH: Final = re.compile(r"^/v1/runs/([0-9a-zA-Z-]{1,64})/exchanges/([0-9]{1,10})/([a-z-]{1,32})")
 _PART_PATH: Final = re.compile(r"^/v1/.*/update/parts/[0-9]+$")
 
 CountBytes = Callable[[int, int], None]
@@ -50,20 +70,32 @@ CountBytes = Callable[[int, int], None]
 class GuardedRequest:
     """What the guard knows about one request; routes find it in the scope.
 
-    caller: the client that sends it; None for others. up, down: bytes of heads and bodies, without TLS and TCP framing.
-    count_bytes: where the two are entered once the answer is out, if anybody asked.
+    caller: the client that sends it; None for others. address: where it comes from. session: of the person who sends
+    it, if there is one. refused: awaited where a secret in the body was wrong. up, down: bytes of heads and bodies,
+    without TLS and TCP framing. count_bytes: where the two are entered once the answer is out, if anybody asked. id: in
+    the log and in the answer's head. status: of the answer, 0 before it.
     """
 
     caller: ClientCaller | None
+    address: str
     up: int
+    id: str
+    status: int = 0
     down: int = 0
+    session: Session | None = field(default=None, repr=False)
+    refused: Callable[[], Awaitable[None]] | None = field(default=None, repr=False)
     body_complete: bool = False
     answered: bool = False
     count_bytes: CountBytes | None = field(default=None, repr=False)
 
+    @property
+    def role(self) -> Role:
+        """What a person who was let in may see."""
+        return self.session.role if self.session is not None else Role.OPERATOR
+
 
 class StalledBody(Rejection):
-    """A request body that made no progress for too long."""
+    """A request body that made no progress for too long, or too little in all."""
 
     def __init__(self) -> None:
         super().__init__(ProblemKind.MALFORMED, "the body made no progress; send it again", status=408)
@@ -73,34 +105,92 @@ class StalledBody(Rejection):
 class Guard:
     """Wraps the application. Sizes in bytes, times in seconds.
 
-    rosters: whose members bound a control message.
+    rosters: whose members bound a control message. on_answer: told the status of each answer, 0 where there was none.
+    strangers: the pace of requests of nobody who is known.
     """
 
     app: ASGIApp
     authenticate: Authenticator
     rosters: Rosters
     stall_seconds: float
+    strangers: Pace
+    on_answer: Callable[[int], None] = lambda status: None
+    _open: dict[str, int] = field(default_factory=dict)
+    """By sender: how many requests are under way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or pass on what is no request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request = GuardedRequest(caller=None, up=head_bytes(scope["path"], scope["headers"]))
+        with logs.at(request=(request_id := secrets.token_hex(8)), **_place(scope["path"])):
+            await self._serve(scope, receive, send, request_id)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        request = GuardedRequest(
+            caller=None, address=_address(scope), up=head_bytes(scope["path"], scope["headers"]), id=request_id
+        )
         scope[SCOPE_KEY] = request
         reader = _Reader(receive, request, self._limit(scope), self.stall_seconds)
         writer = _Writer(send, request, reader)
         try:
-            request.caller = self.authenticate(scope)
-            reader.refuse_announced_length(scope["headers"])
-            await self.app(scope, reader, writer)
-            if reader.refusal is not None and not request.answered:
-                raise reader.refusal
+            await self._pass_on(scope, reader, writer)
         except Exception as error:
             await self._answer_failure(error, scope, reader, writer)
         finally:
+            self.on_answer(request.status)
             if request.count_bytes is not None:
                 request.count_bytes(request.up, request.down)
+
+    async def _pass_on(self, scope: Scope, reader: _Reader, writer: _Writer) -> None:
+        """Serve a request of somebody who may make it, when it is its turn."""
+        reader.announced = _announced_length(scope["headers"])
+        try:
+            sender = await self.authenticate(scope)
+        except Exception as error:
+            await self._doubt(scope, writer, error)
+            raise
+        writer.request.caller, writer.request.session = sender.client, sender.session
+        if sender.client is not None:
+            logs.note(client=self.rosters.names[sender.client.client_id])
+        if not sender.who:
+            writer.request.refused = lambda: self._doubt(scope, writer, Unauthorized("a wrong secret"))
+            await self._wait(scope)
+        elif sender.session is not None and sender.session.role is Role.VIEWER:
+            await self._wait(scope, sender.who)  # at a pace of its own: a link may be in anybody's hands
+        elif sender.known_as and (connection := scope.get(CONNECTION_KEY)) is not None:
+            connection.know(sender.known_as)
+        with self._in_flight(sender.who or _address(scope)):
+            reader.refuse_announced_length()
+            await self.app(scope, reader, writer)
+        if reader.refusal is not None and not writer.request.answered:
+            raise reader.refusal
+
+    async def _doubt(self, scope: Scope, writer: _Writer, error: Exception) -> None:
+        """Have a stranger wait for its refusal; the connection of one that was refused often is closed with it."""
+        if isinstance(error, Unauthorized) and (connection := scope.get(CONNECTION_KEY)) is not None:
+            writer.closing = connection.doubt()
+        await self._wait(scope)
+
+    async def _wait(self, scope: Scope, who: str = "") -> None:
+        who = who or _address(scope)
+        seconds = self.strangers.wait(who)
+        if seconds > 0.0:
+            with self._in_flight(who):
+                await asyncio.sleep(seconds)
+
+    @contextlib.contextmanager
+    def _in_flight(self, sender: str) -> Iterator[None]:
+        """Count a request; Rejection where too many of its sender are open."""
+        if self._open.get(sender, 0) >= IN_FLIGHT:
+            raise Rejection(ProblemKind.BUSY, f"{IN_FLIGHT} requests of this sender are open; wait for an answer")
+        self._open[sender] = self._open.get(sender, 0) + 1
+        try:
+            yield
+        finally:
+            self._open[sender] -= 1
+            if not self._open[sender]:
+                del self._open[sender]
 
     async def _answer_failure(self, error: Exception, scope: Scope, reader: _Reader, writer: _Writer) -> None:
         if rejection_for(error).kind is ProblemKind.INTERNAL:
@@ -117,13 +207,18 @@ class Guard:
             return BUNDLE_BYTES * 4 // 3 + (2 << 20)
         if path == _ROSTER_PATH:
             return ROSTERS_BYTES
+        if _MODEL_PATH.search(path) and scope["method"] == "PUT":
+            return MODEL_BYTES
         if _PART_PATH.search(path) and scope["method"] == "PUT":
             return PART_BYTES
         return CONTROL_BYTES + CONTROL_BYTES_PER_NEIGHBOUR * min(len(self.rosters.members), MOST_NEIGHBOURS)
 
 
 class _Reader:
-    """`receive` with a size limit and a limit on the time without progress."""
+    """`receive` with limits on the size, on the time without progress, and on the whole time.
+
+    announced: Content-Length, None where there is none.
+    """
 
     def __init__(self, receive: Receive, request: GuardedRequest, limit: int, stall_seconds: float) -> None:
         self._receive = receive
@@ -131,22 +226,18 @@ class _Reader:
         self._limit = limit
         self._stall_seconds = stall_seconds
         self._body_bytes = 0
+        self._waited = 0.0
+        self.announced: int | None = None
         self.refusal: Rejection | None = None
 
-    def refuse_announced_length(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def refuse_announced_length(self) -> None:
         """Raise Rejection where Content-Length alone is over the limit."""
-        for name, value in headers:
-            if name.lower() == b"content-length" and value.isdigit():
-                self._check(int(value[:18]))
+        self._check(self.announced or 0)
 
     async def __call__(self) -> Message:
         if self._request.body_complete or self._request.answered:
             return await self._receive()
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                message = await self._receive()
-        except TimeoutError:
-            raise self._refuse(StalledBody()) from None
+        message = await self._receive_soon()
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self._request.up += size
@@ -154,6 +245,19 @@ class _Reader:
             self._request.body_complete = not message.get("more_body", False)
             self._check(self._body_bytes)
         return message
+
+    async def _receive_soon(self) -> Message:
+        """Only the time counts in which this waited for the peer: a full disk or a busy server is not its fault."""
+        clock = asyncio.get_running_loop().time
+        left = self._stall_seconds + self._body_bytes / LEAST_BYTES_A_SECOND - self._waited
+        started = clock()
+        try:
+            async with asyncio.timeout(min(self._stall_seconds, max(left, 0.0))):
+                return await self._receive()
+        except TimeoutError:
+            raise self._refuse(StalledBody()) from None
+        finally:
+            self._waited += clock() - started
 
     def _check(self, size: int) -> None:
         if size > self._limit:
@@ -170,22 +274,26 @@ class _Reader:
         return refusal
 
     async def linger(self) -> None:
-        """Read what is left of a short body, for a second at most; without it the connection must be closed."""
-        left = LINGER_BYTES
+        """Read what is left of a short body, for a second at most; without it the connection must be closed.
+
+        One of unknown length is left alone: a megabyte of it in chunks of a byte keeps the processor busy for seconds.
+        """
+        if self.announced is None or self.announced - self._body_bytes > LINGER_BYTES:
+            return
         async with asyncio.timeout(LINGER_SECONDS):
-            while not self._request.body_complete and left > 0:
+            while not self._request.body_complete:
                 message = await self._receive()
                 if message["type"] != "http.request":
                     return
                 self._request.body_complete = not message.get("more_body", False)
                 self._request.up += len(message.get("body", b""))
-                left -= len(message.get("body", b""))
 
 
 class _Writer:
     """`send` that counts, and that closes the connection when a body was left unread.
 
-    Once the reader has refused the body, only the guard's own answer (`refusing`) goes out.
+    Once the reader has refused the body, only the guard's own answer (`refusing`) goes out. closing: whether the
+    connection is closed in any case.
     """
 
     def __init__(self, send: Send, request: GuardedRequest, reader: _Reader) -> None:
@@ -193,16 +301,19 @@ class _Writer:
         self._reader = reader
         self.request = request
         self.refusing = False
+        self.closing = False
 
     async def __call__(self, message: Message) -> None:
         if self._reader.refusal is not None and not self.request.answered and not self.refusing:
             return
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", []))
-            if not self.request.body_complete and not await self._read_rest():
+            if self.closing or not await self._read_rest():
                 headers = [line for line in headers if line[0].lower() != b"connection"]
                 headers.append((b"connection", b"close"))
             self.request.answered = True
+            self.request.status = message["status"]
+            headers.append((b"x-request-id", self.request.id.encode()))
             self.request.down += head_bytes("", headers)
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
@@ -210,11 +321,34 @@ class _Writer:
         await self._send(message)
 
     async def _read_rest(self) -> bool:
+        if self.request.body_complete:
+            return True
         try:
             await self._reader.linger()
         except TimeoutError:
             return False
         return self.request.body_complete
+
+
+def _place(path: str) -> dict[str, object]:
+    """What a request is about, for the log."""
+    found = _EXCHANGE_PATH.match(path)
+    return {"run": found[1], "exchange": int(found[2]), "step": found[3]} if found else {}
+
+
+def _announced_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """How long the body is said to be; None for one in chunks."""
+    fields = {name.lower(): value for name, value in headers}
+    if b"transfer-encoding" in fields:
+        return None
+    length = fields.get(b"content-length", b"0")
+    return int(length[:18]) if length.isdigit() else None
+
+
+def _address(scope: Scope) -> str:
+    """Where a request comes from, a proxy's word for it included where the proxy is trusted; no name of a sender."""
+    client = scope.get("client")
+    return f"address {network_of(client[0]) if client else 'unknown'}"
 
 
 def head_bytes(path: str, headers: Iterable[tuple[bytes, bytes]]) -> int:

@@ -1,87 +1,165 @@
-"""uvicorn's HTTP protocol with limits on the head of a request.
+"""uvicorn's HTTP protocol with limits on what a connection may ask of it.
 
-uvicorn over httptools waits for a head without an end and takes heads of any size (measured: 4 MB),
-which lets one peer hold connections and memory before anybody knows who it is.
+uvicorn over httptools waits for a head without an end, takes heads of any size and number of fields, keeps as many
+requests as a peer sends before it reads an answer, and waits for ever for an answer to be read. Each lets one peer hold
+connections, memory or the processor before anybody knows who it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server_app.http.door import KNOWN_KEY, Door, Visit
+from fedcore.wire import ProblemKind
+from server_app.http.door import CONNECTION_KEY, Door, Visit
+from server_app.http.problems import MEDIA_TYPE, Rejection, problem_response
+
+MOST_FIELDS: Final = 100
+"""Fields of a head; clients send a dozen, a proxy adds a few."""
+MOST_PIPELINED: Final = 8
+"""Requests that may follow before the first is answered; clients of ours send none."""
+MOST_DOUBTS: Final = 5
+"""Requests with a wrong signature or token after which a stranger's connection is closed."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Closes connections whose head is too long, or is not there in time, and tells the door who is known."""
+    """Closes connections that ask for too much or too slowly, and tells the door who is known.
+
+    unread_seconds: how long an answer may make no progress; long, since the kernel reports it in large steps.
+    """
 
     header_bytes: ClassVar[int] = 64 * 1024
     header_seconds: ClassVar[float] = 10.0
+    unread_seconds: ClassVar[float] = 120.0
 
     def __init__(self, *, door: Door, visit: Visit, **settings: Any) -> None:
         super().__init__(**settings)
         self._door = door
         self._visit = visit
-        self.timeout_keep_alive = math.ceil(self.header_seconds)  # of a stranger
+        self._doubts = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        if not visit.who:
+            self.timeout_keep_alive = math.ceil(self.header_seconds)
+
+    # --- what is known of the peer: server_app.http.door.Standing -----------------------------------------------
+
+    def know(self, who: str) -> None:
+        """A request on this connection has shown who sends it."""
+        self._door.know(self._visit, who)
+        self._doubts = 0
+        self.timeout_keep_alive = self.config.timeout_keep_alive
+
+    def doubt(self) -> bool:
+        """A request has shown nothing; whether the connection should be closed. A proxy's has others behind it."""
+        self._doubts += 1
+        return self._doubts >= MOST_DOUBTS and not self._visit.is_proxy
+
+    # --- the connection -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A peer connected; it has `header_seconds` for the head of its first request."""
         super().connection_made(transport)
-        self._in_head = True
-        self._open_bytes = 0
-        self._field_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.header_seconds, self._head_is_late)
+        self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
-        self._stop_timer()
+        self._stop_head_timer()
+        self.resume_writing()
         self._door.leave(self._visit)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes arrived; those of a head that is still open count against its limit."""
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         if self._in_head:
             self._open_bytes += len(data)
             if self._open_bytes > self.header_bytes:
                 self.transport.abort()
 
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as it is answered."""
+        super().pause_writing()
+        if self._unread_timer is None:
+            self._watch_unread(math.inf)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _watch_unread(self, before: float) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread >= before:
+            self.transport.abort()
+        else:
+            self._unread_timer = self.loop.call_later(self.unread_seconds, self._watch_unread, unread)
+
+    # --- the head of a request ----------------------------------------------------------------------------------
+
     def on_message_begin(self) -> None:
         """The first byte of a request: from here on its head must arrive in time."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError("more requests than answers were read")
         super().on_message_begin()
-        self.scope[KNOWN_KEY] = self._on_known  # type: ignore[typeddict-unknown-key]
-        self._in_head = True
-        self._open_bytes = 0
-        self._field_bytes = 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.header_seconds, self._head_is_late)
+        self.scope[CONNECTION_KEY] = self  # type: ignore[typeddict-unknown-key]
+        self._begin_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field is complete; an exception makes uvicorn answer 400 and close the connection."""
+        """A field is complete; an exception ends the connection."""
         self._field_bytes += len(name) + len(value)
-        if self._field_bytes > self.header_bytes:
+        if self._field_bytes > self.header_bytes or len(self.headers) >= MOST_FIELDS:
             raise ValueError("the head of the request is too long")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> Any:
         """The head is there."""
         self._in_head = False
-        self._stop_timer()
+        self._stop_head_timer()
         return super().on_headers_complete()
 
-    def _on_known(self, who: str) -> None:
-        self._door.know(self._visit, who)
-        self.timeout_keep_alive = self.config.timeout_keep_alive
+    def on_body(self, body: bytes) -> None:
+        """Bytes of a body; the first that wait are handed on as they are, which saves uvicorn's two copies of them."""
+        if self.cycle.body or self.cycle.response_complete:
+            super().on_body(body)
+            return
+        self.cycle.body = body  # type: ignore[assignment]
+        if len(body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.cycle.message_event.set()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request of ours, where no other answer is under way, and close."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        refusal = Rejection(ProblemKind.MALFORMED, "this is no HTTP request, or its head is too long", status=400)
+        body = bytes(problem_response(refusal).body)
+        lines = ("HTTP/1.1 400 Bad Request", f"content-type: {MEDIA_TYPE}", f"content-length: {len(body)}")
+        self.transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode("ascii") + body)
+        self.transport.close()
+
+    def _begin_head(self) -> None:
+        self._in_head = True
+        self._open_bytes = 0
+        self._field_bytes = 0
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.header_seconds, self._head_is_late)
 
     def _head_is_late(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.abort()
 
-    def _stop_timer(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -16,9 +16,12 @@ class Bell:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.stopped = False
+        self.rings = 0
+        """How often it rang: who sees it unchanged knows that there is nothing new."""
 
     def ring(self) -> None:
         """Wake all who wait now."""
+        self.rings += 1
         self._event.set()
         self._event = asyncio.Event()
 
@@ -26,6 +29,10 @@ class Bell:
         """Wake all, and let no poll wait any more: the server stops."""
         self.stopped = True
         self.ring()
+
+    def start(self) -> None:
+        """Let polls wait again."""
+        self.stopped = False
 
     async def wait(self, seconds: float) -> None:
         """Return at the next ring, or after `seconds`."""
@@ -46,3 +53,36 @@ async def poll(bell: Bell, probe: Callable[[], T | None], seconds: float) -> T |
         if answer is not None or left <= 0 or bell.stopped:
             return answer
         await bell.wait(left)
+
+
+class HungUp(Exception):
+    """Nobody waits for the answer any more: the connection has ended."""
+
+
+@contextlib.asynccontextmanager
+async def while_connected(receive: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
+    """Ends what is inside with HungUp as soon as the connection ends.
+
+    receive: of an ASGI request whose body has been read; what it returns then is the connection's end.
+    """
+    watching = asyncio.ensure_future(receive())
+    inside = True
+    try:
+        async with asyncio.timeout(None) as limit:
+
+            def hang_up(_: object) -> None:
+                # Called a turn of the loop after the connection's end, when what is inside may have ended as well.
+                if inside:
+                    limit.reschedule(asyncio.get_running_loop().time())
+
+            watching.add_done_callback(hang_up)
+            try:
+                yield
+            finally:
+                inside = False
+    except TimeoutError:
+        if not watching.done():
+            raise
+        raise HungUp from None
+    finally:
+        watching.cancel()

@@ -21,13 +21,19 @@ from fedcore.errors import (
     ConflictingMessage,
     FedcoreError,
     IllegalTransition,
+    LeaseLost,
     PeerError,
     ProtocolViolation,
     RoundFailed,
+    StorageDamaged,
     StorageFull,
+    StorageUnavailable,
     Unauthorized,
+    WrongClock,
 )
 from fedcore.wire import ProblemDocument, ProblemKind
+from server_app.operation.metrics import Metrics
+from server_app.storage.trouble import disk_trouble
 
 log = logging.getLogger("fedcore.server")
 
@@ -35,6 +41,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.UNAUTHORIZED: (401, "The request is not signed by a member, or the token is wrong"),
+    ProblemKind.WRONG_CLOCK: (401, "The clocks of the two machines differ too much"),
     ProblemKind.REVOKED: (403, "The client was revoked"),
     ProblemKind.MALFORMED: (422, "The request does not have the documented form"),
     ProblemKind.NOT_FOUND: (404, "There is nothing at this address"),
@@ -43,10 +50,16 @@ STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.CONFLICT: (409, "The step was answered before with other content"),
     ProblemKind.TOO_LARGE: (413, "The body is larger than announced or allowed"),
     ProblemKind.DIGEST_MISMATCH: (422, "The body does not have the digest that was signed"),
+    ProblemKind.PARTS_MISSING: (409, "Parts of the update are not here; send them, then its manifest again"),
     ProblemKind.STORAGE_FULL: (507, "The server's disk is full"),
+    ProblemKind.STORAGE_UNAVAILABLE: (503, "The server's database or object store does not answer for now"),
+    ProblemKind.NOT_LEADING: (503, "Another server of this federation leads; ask it, or again soon"),
     ProblemKind.ROUND_FAILED: (409, "The exchange has ended"),
     ProblemKind.PROTOCOL_VIOLATION: (422, "A check of the protocol failed"),
     ProblemKind.APP_NOT_APPROVED: (403, "The server's owner has not approved this app"),
+    ProblemKind.NOT_ALLOWED: (403, "A read-only link shows runs and members; it changes and downloads nothing"),
+    ProblemKind.CROSS_SITE: (403, "A page of another site may have sent the request"),
+    ProblemKind.TOO_MANY_STREAMS: (429, "Too many live streams are open from one address"),
     ProblemKind.BAD_CONFIGURATION: (422, "The configuration cannot work"),
     ProblemKind.BUSY: (503, "The server takes no more work for now"),
     ProblemKind.INTERNAL: (500, "The server failed"),
@@ -76,10 +89,14 @@ def rejection_for(error: BaseException) -> Rejection:
     if isinstance(error, ProtocolViolation):
         return Rejection(ProblemKind.PROTOCOL_VIOLATION, str(error), check=error.check)
     kinds: tuple[tuple[type[FedcoreError], ProblemKind], ...] = (
+        (WrongClock, ProblemKind.WRONG_CLOCK),
         (Unauthorized, ProblemKind.UNAUTHORIZED),
         (ConflictingMessage, ProblemKind.CONFLICT),
         (IllegalTransition, ProblemKind.STALE_STEP),
         (StorageFull, ProblemKind.STORAGE_FULL),
+        (StorageUnavailable, ProblemKind.STORAGE_UNAVAILABLE),
+        (StorageDamaged, ProblemKind.STORAGE_UNAVAILABLE),  # before its base: it is not the asker's configuration
+        (LeaseLost, ProblemKind.NOT_LEADING),
         (ConfigurationError, ProblemKind.BAD_CONFIGURATION),
         (RoundFailed, ProblemKind.ROUND_FAILED),
     )
@@ -102,12 +119,14 @@ def problem_response(error: BaseException) -> JSONResponse:
         }
     )
     headers: dict[str, str] = {}
-    if rejection.kind is ProblemKind.UNAUTHORIZED:
+    if rejection.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if rejection.kind is ProblemKind.TOO_LARGE:
         headers["Connection"] = "close"
-    if rejection.kind is ProblemKind.BUSY:
+    if rejection.kind in (ProblemKind.BUSY, ProblemKind.TOO_MANY_STREAMS):
         headers["Retry-After"] = "10"
+    if rejection.kind in (ProblemKind.STORAGE_UNAVAILABLE, ProblemKind.NOT_LEADING):
+        headers["Retry-After"] = "2"
     return JSONResponse(
         document.model_dump(mode="json"),
         status_code=rejection.status,
@@ -116,15 +135,20 @@ def problem_response(error: BaseException) -> JSONResponse:
     )
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, metrics: Metrics) -> None:
     """Let every error that a route raises become a problem document."""
 
     async def handle(_: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, StorageFull):  # the one trouble that only the server's owner can end
-            log.warning("%s", error)
+        if isinstance(error, OSError):
+            if (trouble := disk_trouble(error)) is None:
+                log.error("a request failed", exc_info=error)
+            error = trouble or error
+        if isinstance(error, StorageFull | StorageUnavailable | StorageDamaged):  # only the server's owner can end it
+            log.warning("%s%s", error, f" ({error.__cause__})" if error.__cause__ is not None else "")
+            metrics.storage_failed(error)
         return problem_response(error)
 
-    for kind in (FedcoreError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+    for kind in (FedcoreError, OSError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, handle)
 
 
@@ -142,6 +166,8 @@ def problem_responses(*kinds: ProblemKind) -> dict[int | str, dict[str, Any]]:
 
 
 def _rejection_for_http(error: HTTPException) -> Rejection:
+    if error.status_code == 400:  # FastAPI's word for a body that is not even text; documented is ours
+        return Rejection(ProblemKind.MALFORMED, str(error.detail))
     kind = ProblemKind.NOT_FOUND if error.status_code in (404, 405) else ProblemKind.MALFORMED
     return Rejection(kind, str(error.detail), status=error.status_code)
 

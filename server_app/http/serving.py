@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -23,15 +24,20 @@ from fedcore.errors import ConfigurationError, EnvironmentFailure, PortInUse
 from fedcore.federation import ServerKit
 from fedcore.system.concurrency import end
 from fedcore.system.files import Lock
+from fedcore.tracing import open_traces
 from server_app.http.application import Application, make_application
 from server_app.http.door import Door, Visit
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.polling import Bell
+from server_app.http.strangers import networks
+from server_app.operation.certificate import ServedCertificate
+from server_app.operation.watch import watch
 from server_app.rosters import Rosters
 from server_app.runs.presence import Presence, Uptime
 from server_app.services import Services
 from server_app.settings import ServerSettings
 from server_app.storage.blobs import Spool
+from server_app.storage.objects import open_objects
 from server_app.storage.store import Store
 
 log = logging.getLogger("fedcore.server")
@@ -52,22 +58,27 @@ async def serve(
     Raises PortInUse, ConfigurationError (another server uses the data folder) and
     EnvironmentFailure.
     """
-    with _locked(settings.data_dir), _listening(host, port) as listener:
-        async with make_services(kit, settings) as services:
+    certificate = ServedCertificate(kit.tls_certificate, kit.tls_key, wall=time.time)
+    with lock_data_folder(settings.data_dir), _listening(host, port) as listener:
+        async with make_services(kit, settings, certificate) as services, _operated(services, kit.metrics_listen):
             application = make_application(services, token_sha256=kit.operator_token_sha256)
-            server = DoorServer(_configuration(kit, settings, application), Door.of_process(settings.header_seconds))
+            door = Door.of_process(settings.header_seconds, networks(kit.trust_proxy))
+            server = DoorServer(_configuration(kit, settings, application), door, certificate)
             server.on_ready = lambda: ready(_url(kit, listener))
             server.bells = (services.client_bell, services.run_bell)
-            await server.serve(sockets=[listener])
+            with _reloading(certificate):
+                await server.serve(sockets=[listener])
             if not server.was_ready:
                 raise EnvironmentFailure("the server could not start; its log says why")
 
 
 @contextlib.asynccontextmanager
-async def make_services(kit: ServerKit, settings: ServerSettings) -> AsyncIterator[Services]:
+async def make_services(
+    kit: ServerKit, settings: ServerSettings, certificate: ServedCertificate | None = None
+) -> AsyncIterator[Services]:
     """The services of a process, over real clocks and randomness."""
     settings.spool_dir.mkdir(parents=True, exist_ok=True)
-    store = await Store.open(settings.database)
+    store = await Store.open(settings.database or settings.database_file)
     try:
         async with Uptime.counted(time.monotonic) as uptime:
             yield Services(
@@ -75,6 +86,7 @@ async def make_services(kit: ServerKit, settings: ServerSettings) -> AsyncIterat
                 roster=Rosters(kit.rosters, authority=kit.authority, path=kit.rosters_file),
                 min_cohort=kit.min_cohort,
                 store=store,
+                objects=await open_objects(settings.objects, settings.data_dir),
                 spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
                 presence=Presence(clock=uptime),
                 clock=time.monotonic,
@@ -82,9 +94,24 @@ async def make_services(kit: ServerKit, settings: ServerSettings) -> AsyncIterat
                 new_id=lambda: secrets.token_hex(8),
                 randomness=os.urandom,
                 threads=os.cpu_count() or 1,
+                certificate=certificate,
+                traces=open_traces(kit.traces, service="fedcore-server", instance=socket.gethostname()),
             )
     finally:
         await store.close()
+
+
+@contextlib.asynccontextmanager
+async def _operated(services: Services, metrics_listen: str) -> AsyncIterator[None]:
+    """Show the metrics where that is asked for, and look after what nobody asks about."""
+    ending = services.metrics.serve(metrics_listen) if metrics_listen else lambda: None
+    watching = asyncio.create_task(watch(services))
+    try:
+        yield
+    finally:
+        await end(watching)
+        await asyncio.to_thread(ending)
+        await asyncio.to_thread(services.traces.close)
 
 
 class DoorServer(uvicorn.Server):
@@ -92,9 +119,10 @@ class DoorServer(uvicorn.Server):
 
     bells: tuple[Bell, ...] = ()
 
-    def __init__(self, config: uvicorn.Config, door: Door) -> None:
+    def __init__(self, config: uvicorn.Config, door: Door, certificate: ServedCertificate | None) -> None:
         super().__init__(config)
         self.door = door
+        self._certificate = certificate
         self.on_ready: Callable[[], None] = lambda: None
         self.was_ready = False
         self._accepting: list[asyncio.Task[NoReturn]] = []
@@ -104,11 +132,13 @@ class DoorServer(uvicorn.Server):
         await super().startup(sockets=[])
         if self.started:
             self._accepting = [
-                asyncio.create_task(self.door.serve(listener, self._protocol, self.config.ssl))
-                for listener in sockets or ()
+                asyncio.create_task(self.door.serve(listener, self._protocol, self._tls)) for listener in sockets or ()
             ]
             self.was_ready = True
             self.on_ready()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        return self._certificate.context if self._certificate is not None else None
 
     def _protocol(self, visit: Visit) -> asyncio.Protocol:
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -151,11 +181,22 @@ def _configuration(kit: ServerKit, settings: ServerSettings, application: Applic
         log_config=None,
         access_log=False,
         server_header=False,
-        ssl_certfile=str(kit.tls_certificate),
-        ssl_keyfile=str(kit.tls_key),
+        proxy_headers=bool(kit.trust_proxy),
+        forwarded_allow_ips=list(kit.trust_proxy),  # uvicorn's own default trusts whoever is on this machine
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
+
+
+@contextlib.contextmanager
+def _reloading(certificate: ServedCertificate) -> Iterator[None]:
+    """SIGHUP takes a new certificate, as long as the context lasts."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, certificate.reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 def _url(kit: ServerKit, listener: socket.socket) -> str:
@@ -182,7 +223,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _locked(folder: Path) -> Lock:
+def lock_data_folder(folder: Path) -> Lock:
     """Hold the data folder: two servers over one database would each lead its runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

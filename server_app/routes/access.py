@@ -7,24 +7,33 @@ which costs more than they do.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 
 from fedcore.errors import Unauthorized
 from fedcore.transcript import TranscriptOut
 from fedcore.wire import ProblemKind
-from server_app.exchanges.exchange import Exchange, no_such_step
+from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.intake import no_such_step
 from server_app.exchanges.secure import SecureExchange
 from server_app.http.authentication import ClientCaller
 from server_app.http.guard import SCOPE_KEY, GuardedRequest
+from server_app.http.polling import poll, while_connected
 from server_app.http.problems import Rejection
+from server_app.http.sessions import Sessions
+from server_app.runs.leadership import Leadership
+from server_app.runs.offers import Offers
 from server_app.runs.queue import RunQueue
 from server_app.services import Services
 
+T = TypeVar("T")
 Wait = Annotated[float, Query(ge=0, le=30, description="seconds to wait for an answer")]
 RunId = Annotated[str, Path(min_length=1, max_length=64)]
 RecordHash = Annotated[str, Query(pattern=r"^([0-9a-f]{64})?$", description="hash of the last record that is known")]
+After = Annotated[int, Query(ge=0, le=2**31 - 1, description="number of the last event that is known")]
 ExchangeNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
@@ -44,6 +53,27 @@ async def queue_of(request: Request) -> RunQueue:
     queue = request.app.state.queue
     assert isinstance(queue, RunQueue)  # noqa: S101 - set by the app's own lifespan
     return queue
+
+
+async def leadership_of(request: Request) -> Leadership:
+    """Whether the process leads."""
+    leadership = request.app.state.leadership
+    assert isinstance(leadership, Leadership)  # noqa: S101 - set when the app is made
+    return leadership
+
+
+async def offers_of(request: Request) -> Offers:
+    """The process's offers."""
+    offers = request.app.state.offers
+    assert isinstance(offers, Offers)  # noqa: S101 - set when the app is made
+    return offers
+
+
+async def sessions_of(request: Request) -> Sessions:
+    """Who is signed in."""
+    sessions = request.app.state.sessions
+    assert isinstance(sessions, Sessions)  # noqa: S101 - set when the app is made
+    return sessions
 
 
 def guarded_request(request: Request) -> GuardedRequest:
@@ -71,9 +101,38 @@ async def signed_client(request: Request) -> ClientCaller:
 
 
 AnyServices = Annotated[Services, Depends(services_of)]
+AnyOffers = Annotated[Offers, Depends(offers_of)]
 AnyQueue = Annotated[RunQueue, Depends(queue_of)]
+AnySessions = Annotated[Sessions, Depends(sessions_of)]
+AnyLeadership = Annotated[Leadership, Depends(leadership_of)]
 Client = Annotated[ClientCaller, Depends(signed_client)]
 ClientHead = Annotated[ClientCaller, Depends(signed_head)]
+
+
+@dataclass(frozen=True, slots=True)
+class LongPoll:
+    """A request that a client lets wait for its answer; meanwhile it is known to be there."""
+
+    request: Request
+    services: Services
+    client: int
+    seconds: float
+
+    async def answer(self, probe: Callable[[], T | None]) -> T | None:
+        """What `probe` says in time, None for nothing; raises HungUp when the client's connection ends."""
+        if (answer := probe()) is not None or not self.seconds:
+            return answer
+        async with while_connected(self.request.receive):
+            with self.services.presence.polling(self.client):
+                return await poll(self.services.client_bell, probe, self.seconds)
+
+
+async def long_poll_of(request: Request, services: AnyServices, client: Client, wait: Wait = 0) -> LongPoll:
+    """The request as one that waits; its body has been read."""
+    return LongPoll(request, services, client.client_id, wait)
+
+
+AnyPoll = Annotated[LongPoll, Depends(long_poll_of)]
 
 
 async def records_after(services: Services, known: str) -> TranscriptOut:

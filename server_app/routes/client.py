@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from fedcore.parts import PART_BYTES
 from fedcore.system.version import fedcore_version
 from fedcore.transcript import TranscriptOut
 from fedcore.wire import (
+    OFFERS_HEADER,
+    SHA256_HEX,
     AdvertisementIn,
+    AppOut,
     ClientId,
     CohortOut,
     ConsistencyIn,
@@ -33,32 +37,33 @@ from fedcore.wire import (
     WithdrawIn,
 )
 from server_app.http.audience import ForClients
-from server_app.http.polling import poll
+from server_app.http.polling import HungUp
 from server_app.http.problems import Rejection, problem_responses
 from server_app.routes.access import (
     AnyExchange,
+    AnyOffers,
+    AnyPoll,
     AnyQueue,
     AnyServices,
     Client,
     ClientHead,
+    LongPoll,
     RecordHash,
     Secure,
     UploadExchange,
-    Wait,
     guarded_request,
     records_after,
 )
-from server_app.routes.files import OCTETS, ModelResponse
-from server_app.services import Services
+from server_app.routes.files import OCTETS, ModelResponse, body_chunks
 from server_app.storage.blobs import Body
 
-T = TypeVar("T")
 K = ProblemKind
+PIECE_BYTES: Final = 1 << 20
 router = APIRouter(
     prefix="/v1",
     route_class=ForClients,
     tags=["client"],
-    responses=problem_responses(K.UNAUTHORIZED, K.REVOKED, K.MALFORMED, K.DIGEST_MISMATCH, K.TOO_LARGE),
+    responses=problem_responses(K.UNAUTHORIZED, K.WRONG_CLOCK, K.REVOKED, K.MALFORMED, K.DIGEST_MISMATCH, K.TOO_LARGE),
 )
 EXCHANGE = "/runs/{run}/exchanges/{exchange}"
 _ENDED = (K.NOT_FOUND, K.NOT_IN_COHORT, K.STALE_STEP, K.ROUND_FAILED)
@@ -74,6 +79,18 @@ _PUT = problem_responses(
 )
 _NOT_YET: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing yet; ask again"}}
 
+_NO_TASK: dict[int | str, dict[str, Any]] = {
+    204: {
+        "description": "Nothing yet; ask again",
+        "headers": {
+            OFFERS_HEADER: {
+                "schema": {"type": "string"},
+                "description": "SHA-256 of apps that open runs want, where the client has none of them installed",
+            }
+        },
+    }
+}
+
 
 @router.post("/join")
 async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
@@ -88,7 +105,7 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
         version=fedcore_version(),
         heartbeat_seconds=services.settings.heartbeat_seconds,
         roster=services.roster.current.version,
-        roster_sha256=services.roster.current.hash().hex(),
+        roster_sha256=services.roster.sha256.hex(),
     )
 
 
@@ -115,17 +132,21 @@ async def heartbeat(
         guarded_request(request).count_bytes = shown.usage.byte_counter(client.client_id)
 
 
-@router.get("/task", response_model=Task, responses=_NOT_YET)
+@router.get("/task", response_model=Task, responses=_NO_TASK)
 async def task(
     request: Request,
     services: AnyServices,
     queue: AnyQueue,
     client: Client,
-    wait: Wait = 0,
+    offers: AnyOffers,
+    waiting: AnyPoll,
     run: Annotated[str, Query(max_length=64, description="run of the last task taken")] = "",
     after: Annotated[int, Query(ge=0, description="exchange of the last task taken")] = 0,
 ) -> Response:
-    """The exchange that the client is asked to take part in, if there is one."""
+    """The exchange that the client is asked to take part in, if there is one.
+
+    An idle client sends nothing else: while it waits here it is there, and when its connection ends it is not.
+    """
 
     def probe() -> Task | None:
         shown = queue.exchange
@@ -133,10 +154,34 @@ async def task(
             return None
         return shown.task_for(client.client_id)
 
-    found = await poll(services.client_bell, probe, wait)
-    if found is not None and queue.exchange is not None:
+    presence, found = services.presence, None
+    presence.asks(client.client_id, (run, after))
+    try:
+        found = await waiting.answer(probe)
+    except HungUp:
+        presence.hung_up(client.client_id)
+    if found is None:
+        apps = await offers.to(client.client_id)
+        return Response(status_code=204, headers={OFFERS_HEADER: ", ".join(apps)} if apps else {})
+    if queue.exchange is not None:
+        presence.handed(client.client_id, (found.run, found.exchange))
         guarded_request(request).count_bytes = queue.exchange.usage.byte_counter(client.client_id)
     return _answer(found)
+
+
+@router.get("/apps/{sha256}", response_model=AppOut, responses=problem_responses(K.NOT_FOUND))
+async def offered_app(
+    offers: AnyOffers, client: Client, sha256: Annotated[str, Path(pattern=SHA256_HEX)]
+) -> StreamingResponse:
+    """The files of an app that an open run wants, for the owner of a client that has another one."""
+    content = memoryview(await offers.content(sha256))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(content), PIECE_BYTES):
+            yield bytes(content[start : start + PIECE_BYTES])
+
+    headers = {"content-length": str(len(content))}
+    return StreamingResponse(pieces(), media_type="application/json", headers=headers)
 
 
 @router.get("/transcript", responses=problem_responses(K.NOT_FOUND))
@@ -161,33 +206,29 @@ async def model(exchange: AnyExchange, client: Client) -> ModelResponse:
 
 
 @router.put(f"{EXCHANGE}/advertisement", response_model=CohortOut, responses={**_PUT, **_NOT_YET})
-async def put_advertisement(
-    body: AdvertisementIn, exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0
-) -> Response:
+async def put_advertisement(body: AdvertisementIn, exchange: Secure, client: Client, waiting: AnyPoll) -> Response:
     """R0: the client's keys. Answers with U1 if it is known within `wait` seconds, which saves a request."""
-    await exchange.take_advertisement(client.client_id, body, client.content_sha256)
-    return await _poll(services, lambda: exchange.cohort_for(client.client_id), wait)
+    await exchange.take_step(client.client_id, "advertisement", body, client.content_sha256)
+    return await _poll(waiting, lambda: exchange.cohort_for(client.client_id))
 
 
 @router.get(f"{EXCHANGE}/cohort", response_model=CohortOut, responses={**_GET, **_NOT_YET})
-async def cohort(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+async def cohort(exchange: Secure, client: Client, waiting: AnyPoll) -> Response:
     """U1: everybody's keys."""
-    return await _poll(services, lambda: exchange.cohort_for(client.client_id), wait)
+    return await _poll(waiting, lambda: exchange.cohort_for(client.client_id))
 
 
 @router.put(f"{EXCHANGE}/key-shares", response_model=DeliveryOut, responses={**_PUT, **_NOT_YET})
-async def put_key_shares(
-    body: KeySharesIn, exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0
-) -> Response:
+async def put_key_shares(body: KeySharesIn, exchange: Secure, client: Client, waiting: AnyPoll) -> Response:
     """R1: sealed shares for the others. Answers with U2 and this client's shares if they come within `wait` seconds."""
-    await exchange.take_key_shares(client.client_id, body, client.content_sha256)
-    return await _poll(services, lambda: exchange.delivery_for(client.client_id), wait)
+    await exchange.take_step(client.client_id, "key-shares", body, client.content_sha256)
+    return await _poll(waiting, lambda: exchange.delivery_for(client.client_id))
 
 
 @router.get(f"{EXCHANGE}/key-shares", response_model=DeliveryOut, responses={**_GET, **_NOT_YET})
-async def key_shares(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+async def key_shares(exchange: Secure, client: Client, waiting: AnyPoll) -> Response:
     """U2, and the shares sealed for this client."""
-    return await _poll(services, lambda: exchange.delivery_for(client.client_id), wait)
+    return await _poll(waiting, lambda: exchange.delivery_for(client.client_id))
 
 
 @router.get(f"{EXCHANGE}/key-shares/{{dealer}}", responses=_GET)
@@ -217,7 +258,7 @@ async def put_part(
     content_length: Annotated[int, Header(ge=1, le=PART_BYTES)],
 ) -> None:
     """R2: one part of the update, streamed to the disk."""
-    body = Body(chunks=_chunks(request), size=content_length, sha256=client.content_sha256)
+    body = Body(chunks=body_chunks(request), size=content_length, sha256=client.content_sha256)
     await exchange.take_part(client.client_id, index, body)
 
 
@@ -239,30 +280,28 @@ async def put_manifest(body: ManifestIn, exchange: AnyExchange, client: Client) 
 
 
 @router.get(f"{EXCHANGE}/survivors", response_model=SurvivorsOut, responses={**_GET, **_NOT_YET})
-async def survivors(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+async def survivors(exchange: Secure, client: Client, waiting: AnyPoll) -> Response:
     """U3: whose vectors are in the sum."""
-    return await _poll(services, lambda: exchange.survivors_for(client.client_id), wait)
+    return await _poll(waiting, lambda: exchange.survivors_for(client.client_id))
 
 
 @router.put(f"{EXCHANGE}/consistency", response_model=SignaturesOut, responses={**_PUT, **_NOT_YET})
-async def put_consistency(
-    body: ConsistencyIn, exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0
-) -> Response:
+async def put_consistency(body: ConsistencyIn, exchange: Secure, client: Client, waiting: AnyPoll) -> Response:
     """R3: the signature over the survivors. Answers with everybody's if they come within `wait` seconds."""
-    await exchange.take_consistency(client.client_id, body, client.content_sha256)
-    return await _poll(services, lambda: exchange.signatures_for(client.client_id), wait)
+    await exchange.take_step(client.client_id, "consistency", body, client.content_sha256)
+    return await _poll(waiting, lambda: exchange.signatures_for(client.client_id))
 
 
 @router.get(f"{EXCHANGE}/consistency", response_model=SignaturesOut, responses={**_GET, **_NOT_YET})
-async def consistency(exchange: Secure, services: AnyServices, client: Client, wait: Wait = 0) -> Response:
+async def consistency(exchange: Secure, client: Client, waiting: AnyPoll) -> Response:
     """Everybody's signatures over the survivors."""
-    return await _poll(services, lambda: exchange.signatures_for(client.client_id), wait)
+    return await _poll(waiting, lambda: exchange.signatures_for(client.client_id))
 
 
 @router.put(f"{EXCHANGE}/unmask", status_code=204, responses=_PUT)
 async def put_unmask(body: UnmaskIn, exchange: Secure, client: Client) -> None:
     """R4: the shares that remove the masks from the sum."""
-    await exchange.take_unmask(client.client_id, body, client.content_sha256)
+    await exchange.take_step(client.client_id, "unmask", body, client.content_sha256)
 
 
 @router.post(f"{EXCHANGE}/withdrawal", status_code=204, responses=_GET)
@@ -273,11 +312,14 @@ async def withdraw(body: WithdrawIn, exchange: AnyExchange, services: AnyService
         services.presence.note_eligible(client.client_id, False)
     elif body.reason is WithdrawalReason.STOPPED and not body.check:
         services.presence.stop(client.client_id)
-    await exchange.withdraw(client.client_id, body)
+    await exchange.withdraw(client.client_id, body, client.content_sha256)
 
 
-async def _poll(services: Services, probe: Callable[[], T | None], wait: float) -> Response:
-    return _answer(await poll(services.client_bell, probe, wait))
+async def _poll(waiting: LongPoll, probe: Callable[[], object | None]) -> Response:
+    try:
+        return _answer(await waiting.answer(probe))
+    except HungUp:
+        return _answer(None)
 
 
 def _answer(message: object | None) -> Response:
@@ -286,9 +328,3 @@ def _answer(message: object | None) -> Response:
         return Response(status_code=204)
     text = message.model_dump_json()  # type: ignore[attr-defined]
     return Response(text, media_type="application/json")
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    async for chunk in request.stream():
-        if chunk:
-            yield chunk

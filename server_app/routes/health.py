@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from fedcore.wire import ProblemKind
 from server_app.http.audience import ForEverybody
 from server_app.http.problems import Rejection, problem_responses
-from server_app.routes.access import AnyQueue, AnyServices
+from server_app.routes.access import AnyLeadership, AnyQueue, AnyServices
 
 router = APIRouter(route_class=ForEverybody, tags=["health"])
 
 
 class Health(BaseModel):
-    """The answer of both addresses."""
+    """The process answers."""
 
     status: str
+
+
+class Readiness(Health):
+    """It can work. warnings: what its owner should see to all the same."""
+
+    warnings: list[str] = Field(default_factory=list)
 
 
 @router.get("/healthz")
@@ -26,10 +32,13 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses=problem_responses(ProblemKind.BUSY))
-async def readyz(services: AnyServices, queue: AnyQueue, response: Response) -> Health:
+async def readyz(services: AnyServices, queue: AnyQueue, leadership: AnyLeadership, response: Response) -> Readiness:
     """The database answers, and runs are being led."""
     response.headers["Cache-Control"] = "no-store"
     await services.store.ping()
     if not queue.alive or services.client_bell.stopped:
         raise Rejection(ProblemKind.BUSY, "the server is starting or stopping")
-    return Health(status="ready")
+    if trouble := queue.trouble or leadership.trouble:
+        raise Rejection(ProblemKind.BUSY, trouble)
+    certificate = services.certificate.warning if services.certificate is not None else ""
+    return Readiness(status="ready", warnings=[certificate] if certificate else [])

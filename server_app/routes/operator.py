@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 
 from fedcore.events import RunOut
-from fedcore.system.version import fedcore_version
-from fedcore.transcript import TranscriptOut
-from fedcore.wire import (
-    ClientOut,
-    ModelRef,
-    ProblemKind,
+from fedcore.operator_wire import (
+    MOST_LISTED,
     RosterIn,
     RosterOut,
-    RostersOut,
+    RunClientsOut,
     RunFilesOut,
     RunIn,
+    RunsOut,
+    RunStatus,
     ServerOut,
 )
+from fedcore.transcript import TranscriptOut
+from fedcore.watch_wire import Role
+from fedcore.wire import SHA256_HEX, ModelRef, ProblemKind, RostersOut
 from server_app.http.audience import ForOperators
+from server_app.http.guard import MODEL_BYTES
 from server_app.http.problems import problem_responses
-from server_app.routes.access import AnyQueue, AnyServices, RecordHash, RunId, Wait, records_after
-from server_app.routes.files import OCTETS, ModelResponse
+from server_app.routes.access import (
+    After,
+    AnyQueue,
+    AnyServices,
+    RecordHash,
+    RunId,
+    Wait,
+    guarded_request,
+    records_after,
+)
+from server_app.routes.files import OCTETS, ModelResponse, body_chunks
+from server_app.runs.members import members_out
+from server_app.runs.viewers import run_for_viewers, runs_for_viewers
+from server_app.storage.blobs import Body
 
 router = APIRouter(
     prefix="/v1",
     route_class=ForOperators,
     tags=["operator"],
-    responses=problem_responses(ProblemKind.UNAUTHORIZED, ProblemKind.MALFORMED),
+    responses=problem_responses(
+        ProblemKind.UNAUTHORIZED, ProblemKind.MALFORMED, ProblemKind.NOT_ALLOWED, ProblemKind.CROSS_SITE
+    ),
 )
 _MISSING = problem_responses(ProblemKind.NOT_FOUND)
-After = Annotated[int, Query(ge=0, description="number of the last event that is known")]
+EVENTS_OF_VIEWERS: Final = 200
+"""In one answer: all events of a long run with many clients are seconds of work, which a link is not good for."""
 FilePath = Annotated[str, Path(max_length=300)]
-ONLINE_SECONDS = 15.0
 
 
 @router.post(
@@ -56,23 +71,74 @@ async def submit(body: RunIn, queue: AnyQueue) -> RunOut:
     return await queue.submit(body)
 
 
+@router.get("/runs", responses=_MISSING)
+async def runs(
+    queue: AnyQueue,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
+    before: Annotated[str, Query(max_length=64, description="only runs that were submitted before this one")] = "",
+    status: RunStatus | None = None,
+) -> RunsOut:
+    """The runs, the newest first."""
+    found = await queue.list_runs(limit, before, status)
+    return runs_for_viewers(found) if guarded_request(request).role is Role.VIEWER else found
+
+
 @router.get("/runs/{run}", responses=_MISSING)
 async def follow(
     run: RunId,
     queue: AnyQueue,
     services: AnyServices,
+    request: Request,
     after: After = 0,
     wait: Wait = 0,
 ) -> RunOut:
-    """The state of a run; waits for an event after number `after`, or for the run's end."""
+    """The state of a run; waits for an event after number `after`, or for the run's end.
+
+    Viewers see nothing that the app put into words, and a number of events at a time.
+    """
     deadline = services.clock() + wait
+    role = guarded_request(request).role
+    most = EVENTS_OF_VIEWERS if role is Role.VIEWER else None
     while True:
-        answer = await queue.describe(run, after)
+        found = await queue.describe(run, after, most)
+        answer = run_for_viewers(found) if role is Role.VIEWER else found
+        if found.events and not answer.events:  # all of them were hidden ones: go on after these
+            after = found.events[-1].seq
+            continue
         left = deadline - services.clock()
         if answer.events or answer.status.final or left <= 0 or services.run_bell.stopped:
             return answer
         # A ring between the reading and the wait would be missed; a second bounds the delay.
         await services.run_bell.wait(min(left, 1.0))
+
+
+@router.get("/runs/{run}/clients", responses=_MISSING)
+async def run_clients(run: RunId, queue: AnyQueue) -> RunClientsOut:
+    """Where each client stands: away, waiting, training, uploading, done or dropped, and why. Empty after the end."""
+    return await queue.clients(run)
+
+
+@router.put(
+    "/models/{sha256}",
+    status_code=204,
+    responses=problem_responses(ProblemKind.DIGEST_MISMATCH, ProblemKind.TOO_LARGE, ProblemKind.STORAGE_FULL),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": "a safetensors file",
+            "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def put_model(
+    request: Request,
+    queue: AnyQueue,
+    sha256: Annotated[str, Path(pattern=SHA256_HEX)],
+    content_length: Annotated[int, Header(ge=1, le=MODEL_BYTES)],
+) -> None:
+    """A model that a run is to start from, streamed to the disk; the next run that names its SHA-256 takes it."""
+    await queue.take_model(Body(chunks=body_chunks(request), size=content_length, sha256=bytes.fromhex(sha256)))
 
 
 @router.post("/runs/{run}/cancel", responses=_MISSING)
@@ -81,15 +147,43 @@ async def cancel(run: RunId, queue: AnyQueue) -> RunOut:
     return await asyncio.shield(queue.cancel(run))
 
 
+@router.post(
+    "/runs/{run}/again",
+    status_code=201,
+    responses=problem_responses(
+        ProblemKind.NOT_FOUND,
+        ProblemKind.BAD_CONFIGURATION,
+        ProblemKind.APP_NOT_APPROVED,
+        ProblemKind.STORAGE_FULL,
+        ProblemKind.BUSY,
+    ),
+)
+async def again(run: RunId, queue: AnyQueue) -> RunOut:
+    """Submit the same app anew, with the run's config, settings and initial model."""
+    return await queue.again(run)
+
+
+@router.post(
+    "/runs/{run}/resume",
+    responses=problem_responses(ProblemKind.NOT_FOUND, ProblemKind.BAD_CONFIGURATION),
+)
+async def resume(run: RunId, queue: AnyQueue) -> RunOut:
+    """Let a run go on that failed, was cancelled or interrupted, after the last exchange that it has had."""
+    return await queue.resume(run)
+
+
 @router.get(
     "/runs/{run}/model",
     status_code=200,
     response_class=ModelResponse,
     responses={**_MISSING, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )
-async def model(run: RunId, queue: AnyQueue) -> ModelResponse:
-    """The final model of a run."""
-    return ModelResponse(*await queue.model_file(run))
+async def model(
+    run: RunId, queue: AnyQueue, which: Annotated[Literal["last", "best"], Query()] = "last"
+) -> ModelResponse:
+    """The final model of a run, or its best one by its setting best-model."""
+    path, reference, name = await (queue.best_model_file(run) if which == "best" else queue.model_file(run))
+    return ModelResponse(path, reference, name)
 
 
 @router.get("/runs/{run}/files", responses=_MISSING)
@@ -107,7 +201,7 @@ async def files(run: RunId, queue: AnyQueue) -> RunFilesOut:
 async def file(run: RunId, path: FilePath, queue: AnyQueue) -> ModelResponse:
     """One of these files, by the path that the list has."""
     found, listed = await queue.file(run, path)
-    return ModelResponse(found, ModelRef(sha256=listed.sha256, size=listed.size))
+    return ModelResponse(found, ModelRef(sha256=listed.sha256, size=listed.size), path.rpartition("/")[2])
 
 
 @router.get("/operator/rosters")
@@ -125,27 +219,7 @@ async def transcript(services: AnyServices, after: RecordHash = "") -> Transcrip
 @router.get("/clients")
 async def clients(services: AnyServices) -> ServerOut:
     """The roster, and who of it is connected."""
-    presence = services.presence
-    listed = []
-    for member in services.roster.members:
-        silent = presence.silent_for(member.id)
-        listed.append(
-            ClientOut(
-                id=member.id,
-                name=member.name,
-                online=silent <= ONLINE_SECONDS,
-                eligible=not presence.waits(member.id),
-                reports_failures=member.id in presence.reporting,
-                app_sha256=presence.installed.get(member.id, ""),
-                last_seen_seconds=None if math.isinf(silent) else round(silent, 3),
-            )
-        )
-    return ServerOut(
-        federation=services.roster.federation,
-        version=fedcore_version(),
-        roster=services.roster.newest.version,
-        clients=listed,
-    )
+    return members_out(services)
 
 
 @router.put(

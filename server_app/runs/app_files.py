@@ -6,14 +6,16 @@ an index says which is which. They stay as long as the run's model does.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from fedcore.errors import StorageFull
+from fedcore.operator_wire import RESULTS_FILE, RunFile, RunFilesOut
 from fedcore.system.files import write_file
 from fedcore.system.left_files import MOST_BYTES, LeftFiles, open_left
-from fedcore.wire import RESULTS_FILE, RunFile, RunFilesOut
+from server_app.storage.objects import Objects
 
 APP_FILES: Final = "files"
 """Below the app's work folder: where it runs, and the paths of what it wrote begin."""
@@ -22,9 +24,38 @@ _INDEX: Final = "index.json"
 _CHUNK: Final = 1 << 20
 
 
-def keep_app_files(run: Path, work: Path) -> int:
-    """Copy what the app left in its work folder into the run's; how many files were left out. Raises StorageFull."""
-    target = run / _LEFT
+async def keep_app_files(objects: Objects, key: str, folder: Path, work: Path) -> int:
+    """Keep what the app left in its work folder under `key`; how many files were left out. Raises StorageFull.
+
+    folder: for the copies on their way.
+    """
+    drafts = folder / _LEFT
+    index = await asyncio.to_thread(_collect, work, drafts)
+    for number in range(len(index.files)):
+        await objects.put(drafts / str(number), f"{key}/{number}")
+    await objects.put(drafts / _INDEX, f"{key}/{_INDEX}")
+    return index.left_out
+
+
+async def kept_files(objects: Objects, key: str) -> RunFilesOut:
+    """What was kept of a run that has ended; nothing where there is nothing."""
+    try:
+        path = await objects.fetch(f"{key}/{_INDEX}")
+    except KeyError:
+        return RunFilesOut(files=[], left_out=0)
+    return RunFilesOut.model_validate_json(await asyncio.to_thread(path.read_bytes))
+
+
+async def kept_file(objects: Objects, key: str, path: str) -> tuple[Path, RunFile] | None:
+    """One of the files that were kept; None for a path that the index does not have."""
+    for number, file in enumerate((await kept_files(objects, key)).files):
+        if file.path == path:
+            return await objects.fetch(f"{key}/{number}"), file
+    return None
+
+
+def _collect(work: Path, target: Path) -> RunFilesOut:
+    """Copy what the app left to `target`, under numbers, with an index."""
     target.mkdir(mode=0o700, exist_ok=True)
     kept: list[RunFile] = []
 
@@ -43,23 +74,7 @@ def keep_app_files(run: Path, work: Path) -> int:
         write_file(target / _INDEX, index.model_dump_json(), mode=0o600)
     except OSError as error:
         raise StorageFull(f"what the ServerApp left could not be kept: {error.strerror}") from error
-    return index.left_out
-
-
-def kept_files(run: Path) -> RunFilesOut:
-    """What was kept of a run that has ended; nothing where there is nothing."""
-    try:
-        return RunFilesOut.model_validate_json((run / _LEFT / _INDEX).read_bytes())
-    except FileNotFoundError:
-        return RunFilesOut(files=[], left_out=0)
-
-
-def kept_file(run: Path, path: str) -> tuple[Path, RunFile] | None:
-    """One of the files that were kept; None for a path that the index does not have."""
-    for number, file in enumerate(kept_files(run).files):
-        if file.path == path:
-            return run / _LEFT / str(number), file
-    return None
+    return index
 
 
 def _copy(path: str, file: BinaryIO, most: int, target: Path) -> RunFile:

@@ -7,8 +7,10 @@ picks it up. When the server goes away the process ends, whatever the user's cod
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import socket
 import sys
 import threading
@@ -17,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
@@ -27,13 +30,14 @@ from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
+from fedcore.operator_wire import RESULTS_FILE
 from fedcore.plain_exchange import PlainReply
 from fedcore.plain_json import from_plain, to_plain
+from fedcore.state import ModelState
 from fedcore.statistics import Question
 from fedcore.statistics_report import STATISTICS
 from fedcore.system.files import write_file
 from fedcore.system.json_lines import BlockingConnection
-from fedcore.wire import RESULTS_FILE
 from server_app.runs.app_files import APP_FILES
 from server_app.runs.app_messages import (
     TO_APP,
@@ -148,6 +152,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
     if not isinstance(start, Start):
         return SERVER_GONE
     quiet_flower()
+    seed(start.run)
     try:
         backend = ServerBackend(server, Path(start.folder))
         server.send(_run_app(start, backend) if start.question is None else _ask(start, start.question, backend))
@@ -161,6 +166,18 @@ def run(server: BlockingConnection[ToApp]) -> int:
     return 0
 
 
+def seed(run: str) -> None:
+    """Seed the generators that apps draw from without seeding them, so that a run that is started anew draws the same.
+
+    PyTorch's own begins with one fixed seed in every process; where it is loaded, it gets the run's.
+    """
+    number = int.from_bytes(hashlib.sha256(f"fedcore ServerApp of run {run}".encode()).digest()[:4], "big")
+    random.seed(number)
+    np.random.seed(number)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(number)
+
+
 def _run_app(start: Start, backend: ServerBackend) -> Finished:
     """Run the app's ServerApp to its end, in a folder of its own."""
     folder = Path(start.folder)
@@ -172,6 +189,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         run_config=start.run_config,
         aggregation=start.aggregation,
         on_results=lambda results: _keep(results, folder),
+        initial=None if start.initial is None else ModelState.open(Path(start.initial)),
     )
     if outcome.state is None:
         return Finished(model=None)

@@ -15,7 +15,10 @@ from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar, Sha256
 
 
 class Start(Message):
-    """Server to app: what to run; a question for statistics in place of the app's ServerApp, where there is one."""
+    """Server to app: what to run; a question for statistics in place of the app's ServerApp, where there is one.
+
+    initial: the path of the model that its strategy starts from; None for the app's own.
+    """
 
     op: Literal["start"] = "start"
     app: str
@@ -24,6 +27,7 @@ class Start(Message):
     run_config: dict[str, Scalar]
     aggregation: Literal["secure", "plain"]
     question: dict[str, Any] | None = None
+    initial: str | None = None
 
 
 class NodesAsked(Message):

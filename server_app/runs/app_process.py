@@ -19,7 +19,7 @@ from fedcore.system.left_files import remove_left
 from fedcore.system.sandbox import Rules, Sandbox, clean_environment, named_paths
 from fedcore.wire import Message
 from server_app.runs.app_messages import FROM_APP, FromApp
-from server_app.runs.run_files import APP_FOLDER, EXCHANGES
+from server_app.runs.run_files import ANSWERS, APP_FOLDER
 
 OnLine = Callable[[str], None]
 MAX_LINES: Final = 20_000
@@ -27,6 +27,10 @@ TERM_SECONDS: Final = 3.0
 LINES_SECONDS: Final = 10.0
 _NO_MORE: Final = Rules()
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class AppKilled(WorkerDied):
+    """A signal ended the ServerApp's process: its code may be right, so it is worth another start."""
 
 
 class AppConnection(Protocol):
@@ -38,8 +42,8 @@ class AppConnection(Protocol):
     async def receive(self) -> FromApp:
         """Wait for one message; raises WorkerDied when the app ends without a word."""
 
-    async def ended(self) -> None:
-        """Wait until the process is gone."""
+    async def ended(self) -> WorkerDied:
+        """Wait until the process is gone, and say how."""
 
     async def stop(self) -> None:
         """End it, if it runs; afterwards all its lines have been handed over."""
@@ -68,13 +72,14 @@ class AppProcess:
 
         It reads the app beside that, what the exchanges give, and what `rules` add.
         """
-        results = folder.parent / EXCHANGES
-        results.mkdir(mode=0o700, exist_ok=True)
+        answers = folder.parent / ANSWERS
+        answers.mkdir(mode=0o700, exist_ok=True)
         private = make_private_folder()
         try:
-            environment = clean_environment(rules, private)
+            # Sets of texts are gone through in another order in every process but for this.
+            environment = {**clean_environment(rules, private), "PYTHONHASHSEED": "0"}
             sandbox = Sandbox(
-                read=(folder.parent / APP_FOLDER, results, *rules.read, *named_paths(environment)),
+                read=(folder.parent / APP_FOLDER, answers, *rules.read, *named_paths(environment)),
                 write=(folder, private),
                 confined=rules.confined,
             )
@@ -101,12 +106,13 @@ class AppProcess:
             message = None
         if message is not None:
             return message
-        status = await self._process.wait()
-        raise WorkerDied(f"the ServerApp's process ended without an answer ({_describe(status)})")
+        raise await self.ended()
 
-    async def ended(self) -> None:
-        """Wait until the process is gone."""
-        await self._process.wait()
+    async def ended(self) -> WorkerDied:
+        """Wait until the process is gone, and say how."""
+        status = await self._process.wait()
+        kind = AppKilled if status < 0 else WorkerDied
+        return kind(f"the ServerApp's process ended without an answer ({_describe(status)})")
 
     async def stop(self) -> None:
         """End the process and everything it started."""

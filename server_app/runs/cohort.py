@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,6 +11,7 @@ from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, ClientsOnline, name_some
 from fedcore.needs import check_asked, least_of
 from fedcore.secagg import Fault
+from fedcore.wire import is_query
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
 from server_app.services import Services
@@ -56,18 +58,29 @@ class CohortSelection:
 
         Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
         same message and the reply is the mean, so it does not matter who is asked. But for a repeat of a sum that was
-        signed already, which clients take part in together with the `same` ones only.
+        signed already, which clients take part in together with the `same` ones only. With over-selection more are
+        asked than `asked` names, if they are there.
         """
         asked = asked if same is None else same
         wanted, members = frozenset(asked), self._members
         least = self._least(len(wanted))
         self.check(len(wanted), message_type)
         pool = wanted & members
-        if self._settings.aggregation == "secure" and same is None and (attempt > 1 or pool < wanted):
+        extra = 0 if same is not None else self._extra(len(wanted), message_type)
+        if self._settings.aggregation == "secure" and same is None and (attempt > 1 or extra or pool < wanted):
             pool = members
-        present = await self._wait(pool, least, max(least, min(len(wanted), len(pool))))
+        size = len(wanted) + extra
+        present = await self._wait(pool, least, max(least, min(size, len(pool))))
         order = sorted(present, key=lambda client: (client not in wanted, client))
-        return sorted(order[: len(wanted)])
+        return sorted(order[:size])
+
+    def enough(self, asked: tuple[int, ...], message_type: str) -> int:
+        """With how many updates an exchange for `asked` need not wait for more; 0 where it waits for everybody."""
+        return len(frozenset(asked)) if self._extra(len(frozenset(asked)), message_type) else 0
+
+    def _extra(self, wanted: int, message_type: str) -> int:
+        """How many are asked beyond those; none for a query, whose sum is to be over everybody that was asked."""
+        return 0 if is_query(message_type) else math.ceil(wanted * self._settings.over_selection)
 
     @property
     def _sizes(self) -> tuple[int, int]:

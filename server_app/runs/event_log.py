@@ -1,17 +1,43 @@
-"""A run's record: events are numbered at once and written in the background, in batches."""
+"""A run's record: events are numbered at once and written in the background, in batches.
+
+While the database takes nothing they wait in memory, up to a number; beyond that, lines that the app prints and the
+progress of stages are left out, which nobody needs to know how a run went.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
-from fedcore.events import AppPrinted, Recorded, RunEvent, stamp
+from fedcore.event_lines import event_line
+from fedcore.events import (
+    AppPrinted,
+    ClientBlamed,
+    ClientDropped,
+    EventSink,
+    ExchangeDone,
+    ExchangeFailed,
+    ExchangeRepeated,
+    ExchangeStarted,
+    Recorded,
+    RunEvent,
+    RunStarted,
+    StageProgress,
+    StatisticsFound,
+    Warned,
+    ignore,
+    stamp,
+)
 from fedcore.system.concurrency import end
 from server_app.http.polling import Bell
+from server_app.runs.persistence import persist
 from server_app.storage.store import Store
+
+MOST_WAITING: Final = 100_000
 
 log = logging.getLogger("fedcore.server")
 
@@ -20,69 +46,127 @@ class EventLog:
     """Takes the events of one run from anywhere on the event loop, without waiting for the disk.
 
     clock: monotonic seconds; `seconds` of an event count from the making of the record. wall: seconds since 1970.
-    bell: rung after each batch is durable, for those who follow the run.
+    bell: rung after each batch is durable, for those who follow the run. observe: gets each event at once. past: what
+    the record of the run holds already; numbers and seconds go on from there, and what it says is not said again.
+    before: seconds that the run has lasted up to now.
     """
 
     def __init__(
-        self, *, store: Store, run: str, clock: Callable[[], float], wall: Callable[[], float], bell: Bell
+        self,
+        *,
+        store: Store,
+        run: str,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        bell: Bell,
+        observe: EventSink = ignore,
+        past: Sequence[Recorded] = (),
+        before: float = 0.0,
     ) -> None:
         self._store = store
         self._run = run
         self._clock = clock
         self._wall = wall
         self._bell = bell
-        self._start = clock()
-        self._last = 0
+        self._observe = observe
+        self._start = clock() - max(before, past[-1].seconds if past else 0.0)
+        self._last = past[-1].seq if past else 0
+        self._trouble = ""
+        self._said = {said for item in past if (said := _said(item.event))}
+        self._warnings = {item.event.line for item in past if isinstance(item.event, Warned)}
+        self._printed = sum(isinstance(item.event, AppPrinted) for item in past)
+        self._known_lines = 0
         self._queue: asyncio.Queue[Recorded] = asyncio.Queue()
         self._writer = asyncio.create_task(self._write())
+
+    @property
+    def said_anything(self) -> bool:
+        """Whether the run has been led before."""
+        return self._last > 0
+
+    @property
+    def last_exchange(self) -> int:
+        """The largest number of an exchange in the record; 0 without one."""
+        return max((exchange for kind, exchange, *_ in self._said if kind == ExchangeStarted.__name__), default=0)
 
     @property
     def seconds(self) -> float:
         """How long the run has lasted."""
         return self._clock() - self._start
 
+    @property
+    def trouble(self) -> str:
+        """Why events are not being written; empty where they are."""
+        return self._trouble
+
     def add(self, event: RunEvent) -> None:
-        """Append an event."""
+        """Append an event, unless the record has it already."""
+        said = _said(event)
+        if said is not None and said in self._said:
+            return
+        if self._queue.qsize() >= MOST_WAITING and isinstance(event, AppPrinted | StageProgress):
+            return
+        if said is not None:
+            self._said.add(said)
+        self._printed += isinstance(event, AppPrinted)
         self._last += 1
         self._queue.put_nowait(stamp(self._last, self.seconds, datetime.fromtimestamp(self._wall(), UTC), event))
+        self._observe(event)
         data = event.model_dump(exclude={"kind"})
-        log.info("%s", _line(event, data), extra={"run": self._run, "event": event.kind, "data": data})
+        log.info("%s", event_line(event), extra={"run": self._run, "event": event.kind, "data": data})
+
+    def warn_once(self, line: str) -> None:
+        """Append a warning, unless the record has it: each life of a ServerApp finds the same again."""
+        if line not in self._warnings:
+            self._warnings.add(line)
+            self.add(Warned(line=line))
+
+    def expect_lines_again(self) -> None:
+        """The app starts anew: as many lines as it has printed so far are known."""
+        self._known_lines = self._printed
+
+    def add_line(self, line: str) -> None:
+        """A line that the app printed, unless it is one that it printed before it was started anew."""
+        if self._known_lines:
+            self._known_lines -= 1
+        else:
+            self.add(AppPrinted(line=line))
 
     async def close(self) -> None:
-        """Write what is left; raises what the writing raised."""
-        if not self._writer.done():
-            flushed = asyncio.create_task(self._queue.join())
-            await asyncio.wait({flushed, self._writer}, return_when=asyncio.FIRST_COMPLETED)
-            await end(flushed)
-        if self._writer.done():
-            self._writer.result()
-        await end(self._writer)
+        """Write what is left, however long that takes; nothing more is written afterwards, also when cancelled."""
+        try:
+            await self._queue.join()
+        finally:
+            await end(self._writer)
 
     async def _write(self) -> None:
         while True:
             batch = [await self._queue.get()]
             while not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            await self._store.add_events(self._run, batch)
+            what = f"events of run {self._run} are not written"
+            await persist(partial(self._store.add_events, self._run, batch), what=what, tell=self._note)
             for _ in batch:
                 self._queue.task_done()
             self._bell.ring()
 
-
-def _line(event: RunEvent, data: Mapping[str, Any]) -> str:
-    """An event for a person's eyes."""
-    if isinstance(event, AppPrinted):
-        return f"app: {event.line}"
-    shown = ((key, value) for key, value in data.items() if value not in (None, "", [], {}))
-    return f"{event.kind}: " + ", ".join(f"{key} {_short(value)}" for key, value in shown)
+    def _note(self, trouble: str) -> None:
+        self._trouble = trouble
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        names = [str(item) for item in value[:8]]
-        return "[" + " ".join(names) + (" ...]" if len(value) > 8 else "]")
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in list(value.items())[:8]) + "}"
-    return str(value)
+def _said(event: RunEvent) -> tuple[Any, ...] | None:
+    """What tells an event that happens once from others of its kind; None where it may happen again."""
+    kind = type(event).__name__
+    match event:
+        case RunStarted() | StatisticsFound():
+            return (kind, 0)
+        case ExchangeStarted() | ExchangeDone():
+            return (kind, event.exchange)
+        case ExchangeFailed() | ExchangeRepeated():
+            return (ExchangeFailed.__name__, event.exchange)
+        case ClientDropped() | ClientBlamed():
+            return (kind, event.exchange, event.client)
+        case StageProgress():
+            return (kind, event.exchange, event.stage, event.done, event.expected)
+        case _:
+            return None

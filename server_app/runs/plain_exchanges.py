@@ -2,163 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fedcore.errors import RoundFailed
-from fedcore.events import ExchangeDone, ExchangeFailed, ExchangeStarted
-from fedcore.plain_exchange import NODE_UNAVAILABLE, PlainReply, Question, plain_task, reply_error
+from fedcore.events import ExchangeFailed
+from fedcore.plain_exchange import Question, plain_task
 from fedcore.wire import Task
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
-from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.plain import PlainExchange
-from server_app.runs.app_messages import PlainAsked, PlainReplies
-from server_app.runs.cohort import CohortSelection
-from server_app.runs.event_log import EventLog
-from server_app.runs.plan import RunPlan
-from server_app.runs.run_files import RunFiles, reference
-from server_app.services import Services
+from server_app.runs.app_messages import PlainAsked
+from server_app.runs.reasons import explain
+from server_app.runs.run_context import RunContext
+from server_app.storage.tables import ExchangeRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRequest:
+    """One exchange that the ServerApp asks for. step: of the journal. questions: with their files."""
+
+    step: int
+    asked: PlainAsked
+    questions: Mapping[int, Question]
 
 
 class PlainExchanges:
-    """Carries them out, one after the other.
+    """Carries them out, one after the other."""
 
-    show: makes each of them known to the routes. explain: why the last attempt failed, as the run's operator reads it.
-    """
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
 
-    def __init__(
-        self,
-        services: Services,
-        plan: RunPlan,
-        files: RunFiles,
-        clients: CohortSelection,
-        *,
-        event_log: EventLog,
-        show: Callable[[Exchange], None],
-        explain: Callable[[Exchange, RoundFailed], str],
-    ) -> None:
-        self._services = services
-        self._plan = plan
-        self._files = files
-        self._clients = clients
-        self._event_log = event_log
-        self._show = show
-        self._explain = explain
-        self._count = 0
-
-    async def exchange(self, asked: PlainAsked) -> PlainReplies:
-        """All attempts at one exchange; raises RoundFailed."""
-        await self._files.clean()
-        questions = await self._questions(asked)
-        for attempt in range(1, self._plan.settings.max_attempts + 1):
-            kind = asked.questions[0].message_type
-            cohort = await self._clients.cohort(tuple(questions), attempt, message_type=kind)
-            self._count += 1
-            with self._services.roster.held() as roster:
-                exchange = self._make(asked, questions, cohort, attempt, roster.version)
-                try:
-                    result = await self._carry_out(exchange, asked.model)
-                except RoundFailed as error:
-                    self._retry_or_raise(exchange, error)
-                    continue
-            absent = sorted(questions.keys() - set(cohort))
-            return PlainReplies(replies=[*result.plain, *map(self._not_there, absent)])
+    async def exchange(self, request: PlainRequest) -> tuple[int, list[int]]:
+        """All attempts at one exchange: its number, and who was not there. Raises RoundFailed."""
+        run, most = self._run, self._run.plan.settings.max_attempts
+        past = run.past_of(request.step)
+        for attempt in range(1, most + 1):
+            task, end = await self._attempt(request, attempt, next(past, None))
+            await run.close(task, end)
+            if end.failure is None:
+                await self._note_success(task, end)
+                return task.exchange, sorted(request.questions.keys() - set(task.cohort))
+            error = end.failure.error()
+            again = attempt < most and end.common is None
+            run.event_log.add(
+                ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=str(error), retry=again)
+            )
+            if not again:
+                raise RoundFailed(explain(error, end, run.plan.settings)) from error
         raise AssertionError("the last attempt returns or raises")
 
-    async def _questions(self, asked: PlainAsked) -> dict[int, Question]:
-        """Take over the files that the app made; several clients may be sent the same one."""
-        paths = {name: self._files.from_app(name) for name in {one.content for one in asked.questions}}
-        for path in paths.values():
-            self._files.leave(path)
-        references = {name: await reference(path) for name, path in paths.items()}
-        return {
-            one.node: Question(
-                message_type=one.message_type,
-                head=one.head,
-                content=paths[one.content],
-                reference=references[one.content],
-            )
-            for one in asked.questions
-        }
+    async def _attempt(self, request: PlainRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
+        """A new attempt, or where there is a row for it, what came or comes of that one."""
+        services = self._run.services
+        if row is None:
+            kind = request.asked.questions[0].message_type
+            cohort = await self._run.clients.cohort(tuple(request.questions), attempt, message_type=kind)
+            with services.roster.held() as roster:
+                task = self._task(request, cohort, attempt, roster.version)
+                return task, await self._lead(request, task, None)
+        task = Task.model_validate(row.task)
+        if row.result is not None:
+            return task, ExchangeEnd.from_json(row.result)
+        with services.roster.held(task.roster):
+            return task, await self._lead(request, task, row)
 
-    def _make(
-        self, asked: PlainAsked, questions: Mapping[int, Question], cohort: Sequence[int], attempt: int, roster: int
-    ) -> PlainExchange:
-        plan = self._plan
-        task = plain_task(
-            settings=plan.settings,
-            run=plan.run,
-            exchange=self._count,
+    def _task(self, request: PlainRequest, cohort: Sequence[int], attempt: int, roster: int) -> Task:
+        run, asked = self._run, request.asked
+        return plain_task(
+            settings=run.plan.settings,
+            run=run.plan.run,
+            exchange=run.state.next_exchange(),
             attempt=attempt,
             server_round=asked.server_round,
             message_type=asked.questions[0].message_type,
             cohort=cohort,
-            app_sha256=plan.app_sha256,
-            run_config=plan.run_config,
+            app_sha256=run.plan.app_sha256,
+            run_config=run.plan.run_config,
             weight_key=asked.weight_key,
             timeout=asked.timeout,
             roster=roster,
         )
+
+    async def _lead(self, request: PlainRequest, task: Task, row: ExchangeRow | None) -> ExchangeEnd:
+        run, asked = self._run, request.asked
         context = ExchangeContext(
-            services=self._services,
+            services=run.services,
             task=task,
-            settings=plan.settings,
-            folder=self._files.exchange_folder(task.exchange),
+            settings=run.plan.settings,
             model=None,
-            event_log=self._event_log,
+            event_log=run.event_log,
+            step=request.step,
         )
-        return PlainExchange(context, questions, timeout=asked.timeout)
+        exchange = PlainExchange(context, request.questions, timeout=asked.timeout)
+        run.note_start(task, model=asked.model, content=exchange.common_content)
+        return await run.lead(exchange, row)
 
-    async def _carry_out(self, exchange: PlainExchange, model: str | None) -> ExchangeResult:
-        task = exchange.task
-        started = ExchangeStarted(
-            exchange=task.exchange,
-            server_round=task.server_round,
-            message_type=task.message_type,
-            attempt=task.attempt,
-            cohort=self._names(task.cohort),
-            quorum=task.quorum,
-            field_bits=None,
-            aggregation="plain",
-            model=model,
-            content=exchange.common_content,
-        )
-        self._event_log.add(started)
-        start = self._services.clock()
-        self._show(exchange)
-        result = await exchange.run()
-        self._note_success(exchange, task, result, self._services.clock() - start)
-        return result
-
-    def _note_success(self, exchange: PlainExchange, task: Task, result: ExchangeResult, seconds: float) -> None:
-        done = ExchangeDone(
-            exchange=task.exchange,
-            server_round=task.server_round,
-            message_type=task.message_type,
-            aggregation="plain",
-            survivors=self._names(sorted(result.survivors)),
-            examples=result.examples,
-            metrics=dict(result.metrics),
-            seconds=round(seconds, 4),
-            stage_seconds=dict(exchange.usage.stage_seconds),
-            bytes_up=self._by_name(exchange.usage.up),
-            bytes_down=self._by_name(exchange.usage.down),
-        )
-        self._event_log.add(done)
-
-    def _retry_or_raise(self, exchange: PlainExchange, error: RoundFailed) -> None:
-        task = exchange.task
-        again = task.attempt < self._plan.settings.max_attempts and exchange.clients.common_reason() is None
-        failed = ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=str(error), retry=again)
-        self._event_log.add(failed)
-        if not again:
-            raise RoundFailed(self._explain(exchange, error)) from error
-
-    def _not_there(self, client: int) -> PlainReply:
-        name = self._services.names.get(client, f"node {client}")
-        return PlainReply.failed(client, reply_error(NODE_UNAVAILABLE, f"{name} is not connected"))
-
-    def _names(self, clients: Sequence[int]) -> list[str]:
-        return [self._services.names[client] for client in clients]
-
-    def _by_name(self, counts: Mapping[int, int]) -> dict[str, int]:
-        return {self._services.names[client]: count for client, count in sorted(counts.items())}
+    async def _note_success(self, task: Task, end: ExchangeEnd) -> None:
+        result: ExchangeResult = await end.outcome(self._run.services.objects.fetch)
+        self._run.note_done(task, end, examples=result.examples, metrics=dict(result.metrics))

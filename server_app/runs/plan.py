@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
@@ -14,35 +13,35 @@ from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.needs import check_needs, least_clients
+from fedcore.operator_wire import RunIn
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.statistics import Question
-from fedcore.wire import RunIn, Scalar
+from fedcore.wire import Scalar
 from server_app.storage.tables import RunRow
 
 QUESTION: Final[TypeAdapter[Question]] = TypeAdapter(Question)
-QUESTION_FILE: Final = "statistics.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """A run before it starts.
 
-    folder: holds its app, and takes its files. app: the name of the app. question: for statistics, asked in place of
-    the app's ServerApp.
+    app: its name. question: for statistics, asked in place of the app's ServerApp. initial_sha256: of the model that
+    the app's strategy starts from in place of its own; "" for its own.
     """
 
     run: str
     app: str
     app_sha256: str
-    folder: Path
     run_config: Mapping[str, Scalar]
     settings: JobSettings
     question: Question | None = None
+    initial_sha256: str = ""
 
     @classmethod
     def submitted(cls, run: str, folder: Path, body: RunIn) -> RunPlan:
-        """The plan of a run that an operator submits, whose app lies in `folder`; raises ConfigurationError."""
-        app = FlowerApp.load(folder / "app")
+        """The plan of a run that an operator submits, whose app is in `folder`; raises ConfigurationError."""
+        app = FlowerApp.load(folder)
         settings = JobSettings.from_mapping({**app.settings.to_mapping(), **body.settings}, where="the run's settings")
         config = override(app.run_config, body.run_config, "the run config of the app")
         if not app.name:
@@ -51,31 +50,37 @@ class RunPlan:
             run=run,
             app=app.name,
             app_sha256=body.app_sha256,
-            folder=folder,
             run_config=config,
             settings=settings,
             question=_question(body.statistics),
+            initial_sha256=body.initial_model,
         )
 
     @classmethod
-    def stored(cls, row: RunRow, folder: Path) -> RunPlan:
+    def stored(cls, row: RunRow) -> RunPlan:
         """The plan of a run that waited in the database."""
-        kept = folder / QUESTION_FILE
         return cls(
             run=row.run,
             app=row.app,
             app_sha256=row.app_sha256,
-            folder=folder,
             run_config=row.run_config,
             settings=JobSettings.from_mapping(row.settings),
-            question=_question(json.loads(kept.read_text()) if kept.exists() else None),
+            question=_question(row.question),
+            initial_sha256=row.initial_sha256,
         )
 
-    def keep_question(self) -> None:
-        """Write the question to the run's folder, where `stored` finds it."""
-        if self.question is not None:
-            text = json.dumps(to_plain(QUESTION, self.question))
-            (self.folder / QUESTION_FILE).write_text(text, encoding="utf-8")
+    def columns(self) -> dict[str, Any]:
+        """What the database keeps of it, as columns of a `RunRow`."""
+        return {
+            "run": self.run,
+            "aggregation": self.settings.aggregation,
+            "app": self.app,
+            "app_sha256": self.app_sha256,
+            "run_config": dict(self.run_config),
+            "settings": self.settings.to_mapping(),
+            "question": None if self.question is None else to_plain(QUESTION, self.question),
+            "initial_sha256": self.initial_sha256,
+        }
 
     def least_clients(self, members: int, min_cohort: int) -> int:
         """How many clients must be there before an exchange starts."""

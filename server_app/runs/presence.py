@@ -1,16 +1,25 @@
-"""Who is there: when each client last signed a request, which app its owner installed, what it may do and will tell."""
+"""Who is there: whose long polls are open, when each client last signed a request, which app its owner installed.
+
+An idle client sends nothing: its open poll for a task is its sign of life, and the end of its connection its absence.
+While it works on an exchange it sends heartbeats. What it asks for tells where it stands: a client of a cohort that
+asks for a task after the open exchange has left that one, whatever it failed to say.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 _STEP_SECONDS: Final = 0.25
 _LONGEST_STEP_SECONDS: Final = 1.0
+
+ExchangeId: TypeAlias = tuple[str, int]
+"""A run and the number of an exchange in it."""
 
 
 class Uptime:
@@ -53,6 +62,15 @@ class Uptime:
             counting.cancel()
 
 
+@dataclass(slots=True)
+class _Handed:
+    """How often a task was handed to a client: when first and when last, in seconds of the presence's clock."""
+
+    task: ExchangeId
+    first: float
+    last: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Presence:
     """Signs of life, in memory; a client that is silent too long counts as gone.
@@ -65,6 +83,11 @@ class Presence:
     installed: dict[int, str] = field(default_factory=dict)
     reporting: set[int] = field(default_factory=set)
     _seen: dict[int, float] = field(default_factory=dict)
+    _expected: dict[int, float] = field(default_factory=dict)
+    """When clients were heard of that are not online, as far as that is known or assumed."""
+    _polling: Counter[int] = field(default_factory=Counter)
+    _asks_after: dict[int, ExchangeId] = field(default_factory=dict)
+    _handed: dict[int, _Handed] = field(default_factory=dict)
     _waiting: set[int] = field(default_factory=set)
     _stopped: set[int] = field(default_factory=set)
 
@@ -80,8 +103,62 @@ class Presence:
         self._stopped.add(client)
 
     def touch(self, client: int) -> None:
-        """A signed request of `client` arrived."""
+        """A signed request of `client` arrived, or more of one."""
         self._seen[client] = self.clock()
+
+    @contextlib.contextmanager
+    def polling(self, client: int) -> Iterator[None]:
+        """The client waits for an answer, which is a sign of life for as long as it does."""
+        self._polling[client] += 1
+        try:
+            yield
+        finally:
+            self._polling[client] -= 1
+            if not self._polling[client]:
+                del self._polling[client]
+            self.touch(client)
+
+    def hung_up(self, client: int) -> None:
+        """The connection ended on which an idle client waited: it is absent, unless it waits on another one.
+
+        An exchange that has just asked for it gives it the time to come back, all the same.
+        """
+        if client not in self._polling and client in self._seen:
+            self._expected[client] = self._seen.pop(client)
+
+    def expect(self, clients: Iterable[int]) -> None:
+        """Whoever takes up an exchange of these clients has only just begun to listen to them.
+
+        They count as heard of now where it is asked how long they are silent, and not as online.
+        """
+        self._expected.update(dict.fromkeys(clients, self.clock()))
+
+    def asks(self, client: int, after: ExchangeId) -> None:
+        """The client asks for a task after the last one that it took."""
+        self._asks_after[client] = after
+
+    def handed(self, client: int, task: ExchangeId) -> None:
+        """The client is handed a task."""
+        known, now = self._handed.get(client), self.clock()
+        if known is not None and known.task == task:
+            known.last = now
+        else:
+            self._handed[client] = _Handed(task, now, now)
+
+    def why_gone(self, client: int, task: ExchangeId, liveness: float) -> str:
+        """Why there is nothing to wait for from a client in the exchange `task`, empty where there may be.
+
+        liveness: seconds that it may be silent.
+        """
+        run, after = self._asks_after.get(client, ("", 0))
+        if run == task[0] and after >= task[1]:
+            return "has left without a word"
+        handed = self._handed.get(client)
+        if handed is not None and handed.task == task and handed.last - handed.first > liveness:
+            return f"asks for its task for more than {liveness:g} s and does not begin"
+        if self.silent_for(client) > liveness:
+            return "has stopped" if client in self._stopped else f"silent for more than {liveness:g} s"
+        return ""
 
     def note_eligible(self, client: int, eligible: bool) -> None:
         """The client says whether its owner lets it train now."""
@@ -92,13 +169,19 @@ class Presence:
         return client in self._waiting
 
     def silent_for(self, client: int) -> float:
-        """Seconds since the client's last sign of life; infinite if there was none, or it was that it stops."""
-        seen = self._seen.get(client) if client not in self._stopped else None
-        return math.inf if seen is None else self.clock() - seen
+        """Seconds since the client was last heard of; infinite if it never was, or said that it stops."""
+        if client in self._stopped:
+            return math.inf
+        if client in self._polling:
+            return 0.0
+        heard = [times[client] for times in (self._seen, self._expected) if client in times]
+        return self.clock() - max(heard) if heard else math.inf
 
     def online(self, within: float) -> frozenset[int]:
-        """Clients that signed a request in the last `within` seconds."""
-        return frozenset(client for client in self._seen if self.silent_for(client) <= within)
+        """Clients that wait for an answer, or signed a request in the last `within` seconds."""
+        now = self.clock()
+        heard = {client for client, seen in self._seen.items() if now - seen <= within}
+        return frozenset(heard | self._polling.keys()) - self._stopped
 
     def mismatched(self, app_sha256: str, within: float) -> frozenset[int]:
         """Those online whose owner installed another app."""

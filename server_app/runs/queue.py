@@ -1,75 +1,99 @@
-"""The queue of runs: accepts them, leads one at a time in the order of submission, ends them."""
+"""The queue of runs, as operators and clients see it: accepts runs, shows them, cancels them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fedcore.errors import FedcoreError, RunFailed
-from fedcore.events import AppPrinted, RunOut, Warned
+from fedcore.events import RunOut
 from fedcore.flower.app import AppBundle
-from fedcore.system.concurrency import end
+from fedcore.operator_wire import RunClientsOut, RunFile, RunFilesOut, RunIn, RunsOut, RunStatus
 from fedcore.system.files import remove_tree
-from fedcore.wire import ModelRef, ProblemKind, RunFile, RunFilesOut, RunIn, RunStatus
+from fedcore.system.left_files import remove_left
+from fedcore.watch_wire import MarksOut, SawOut
+from fedcore.wire import ModelRef, ProblemKind
 from server_app.exchanges.exchange import Exchange
 from server_app.http.problems import Rejection
 from server_app.runs.app_files import kept_file, kept_files
-from server_app.runs.app_process import AppConnection, AppProcess, OnLine
-from server_app.runs.event_log import EventLog
-from server_app.runs.orchestrator import RunEnd, RunOrchestrator
+from server_app.runs.initial_models import claim_model, lend_model, take_model
+from server_app.runs.listing import columns, list_runs, waiting_runs
+from server_app.runs.marks import marks_now
 from server_app.runs.plan import RunPlan
-from server_app.runs.run_files import APP_FOLDER, MODEL_FILE, RunFiles
+from server_app.runs.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
+from server_app.runs.run_files import reference as reference_of
+from server_app.runs.run_views import RunView, RunViews
+from server_app.runs.standings import standings
+from server_app.runs.worker import CANCELLED, RunWorker, StartApp
 from server_app.services import Services
+from server_app.storage.blobs import Body
 from server_app.storage.tables import RunRow
 
 log = logging.getLogger("fedcore.server")
 
-RETRY_SECONDS: Final = 2.0
-CANCELLED: Final = "cancelled by the operator"
+CANCEL_SECONDS: Final = 60.0
+"""How long an operator waits for the end of a run; much more than it takes to end its processes."""
 
-StartApp = Callable[[Path, OnLine], Awaitable[AppConnection]]
+_SUBMITTED: Final = ".submitted"
+"""Ends the name of a folder that is there until a run's row is, or its objects are removed."""
+RESUMABLE: Final = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.INTERRUPTED)
 
 
 class RunQueue:
-    """Runs wait in the database; one task leads the first of them.
+    """Runs wait in the database; a `RunWorker` leads the first of them.
 
-    start_app: makes a ServerApp process in a folder; by default a real one, in the sandbox that the settings say.
+    start_app: as in `RunWorker`.
     """
 
     def __init__(self, services: Services, *, start_app: StartApp | None = None) -> None:
         self._services = services
-        self._start_app = start_app or partial(AppProcess.start, rules=services.settings.app_rules)
-        self._wake = asyncio.Event()
-        self._worker: asyncio.Task[None] | None = None
-        self._active: tuple[str, asyncio.Task[RunEnd]] | None = None
-        self._told: set[str] = set()
-        self.exchange: Exchange | None = None
+        self._worker = RunWorker(services, start_app)
+        self._views = RunViews(services.store, services.run_bell)
 
     async def start(self) -> None:
-        """Clear up after the last process, then begin to lead runs."""
+        """Clear up after the last process, then begin to lead runs: first the one that it left open."""
         services = self._services
-        services.settings.runs_dir.mkdir(parents=True, exist_ok=True)
         left = services.spool.clear()
-        runs = await services.store.interrupt_runs("the server stopped while the run was open", self._now())
+        await self._clear_submitted()
+        await asyncio.to_thread(remove_left, services.settings.work_dir)
+        services.settings.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await services.roster.share(services.store)
         services.presence.installed.update(await services.store.installed_apps())
-        if left or runs:
-            log.info("cleared %d spooled files; interrupted runs: %s", left, ", ".join(runs) or "none")
-        self._worker = asyncio.create_task(self._work())
+        if left:
+            log.info("cleared %d spooled files", left)
+        services.client_bell.start()
+        services.run_bell.start()
+        self._views.forget()
+        self._worker.start()
+
+    async def _clear_submitted(self) -> None:
+        """Remove the objects of runs whose submission was killed before their row was there: nobody knows of them."""
+        for folder in self._services.settings.work_dir.glob(f"*{_SUBMITTED}"):
+            run = folder.name.removesuffix(_SUBMITTED)
+            if await self._services.store.run(run) is None:
+                await self._services.objects.remove(RunKeys(run).all)
 
     async def stop(self) -> None:
-        """End the run that is led, and its processes; it stays as interrupted."""
-        if self._worker is not None:
-            await end(self._worker)
+        """Answer all polls, put down the run that is led, and end its processes; whoever leads next takes it up."""
+        self._services.client_bell.stop()
+        self._services.run_bell.stop()
+        await self._worker.stop()
 
     @property
     def alive(self) -> bool:
         """Whether runs are being led."""
-        return self._worker is not None and not self._worker.done()
+        return self._worker.alive
+
+    @property
+    def trouble(self) -> str:
+        """What keeps runs from being led or written down; empty where nothing does."""
+        return self._worker.trouble
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange that is open, or ended last."""
+        return self._worker.exchange
 
     # --- what operators ask ---------------------------------------------------------------------
 
@@ -81,87 +105,178 @@ class RunQueue:
         bundle = AppBundle(body.files)
         if bundle.sha256 != body.app_sha256:
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the app's files do not have the hash named")
-        if refused := await asyncio.to_thread(self._not_approved, bundle.sha256):
+        if refused := await asyncio.to_thread(self._services.settings.not_approved, bundle.sha256):
             raise Rejection(ProblemKind.APP_NOT_APPROVED, refused)
+        return await self._submit(bundle, body)
+
+    async def again(self, run: str) -> RunOut:
+        """Queue a run that is as `run` was: its app, config, settings and initial model. Raises as `submit`."""
+        row, keys = await self._row(run), RunKeys(run)
+        bundle = await load_bundle(self._services.objects, keys.app)
+        if bundle is None:
+            raise Rejection(ProblemKind.NOT_FOUND, "the app of this run is not kept any more; submit it anew")
+        again = RunIn(
+            app_sha256=row.app_sha256,
+            files=dict(bundle.files),
+            run_config=row.run_config,
+            settings=row.settings,
+            statistics=row.question,
+            initial_model=row.initial_sha256,
+        )
+        if row.initial_sha256:
+            await lend_model(self._services.spool, row.initial_sha256, self._services.objects, keys.initial)
+        return await self.submit(again)
+
+    async def _submit(self, bundle: AppBundle, body: RunIn) -> RunOut:
         run = self._services.new_id()
-        folder = self._services.settings.runs_dir / run
+        folder = self._services.settings.work_dir / f"{run}{_SUBMITTED}"
         try:
-            await asyncio.to_thread(bundle.write, folder / APP_FOLDER)
-            plan = RunPlan.submitted(run, folder, body)
-            await asyncio.to_thread(plan.keep_question)
-            plan.check(len(self._services.roster.members), self._services.min_cohort)
-            await store.add_run(
-                run=run,
-                aggregation=plan.settings.aggregation,
-                app=plan.app,
-                app_sha256=plan.app_sha256,
-                run_config=dict(plan.run_config),
-                settings=plan.settings.to_mapping(),
-            )
+            await self._keep(run, folder, bundle, body)
         except BaseException:
-            await asyncio.to_thread(remove_tree, folder)
+            await asyncio.shield(self._services.objects.remove(RunKeys(run).all))
             raise
-        self._wake.set()
+        finally:
+            await asyncio.to_thread(remove_tree, folder)
+        self._worker.wake()
+        self._services.run_bell.ring()  # the list of runs has changed
         return await self.describe(run, after=0)
 
-    def _not_approved(self, sha256: str) -> str:
-        """Why an app may not run, empty where it may."""
-        approved = self._services.settings.approved_apps
-        if approved is None or sha256 in approved.load():
-            return ""
-        return (
-            f"the server's owner has not approved the app {sha256}; ask for it: "
-            "fedcore server approve APP_DIR --federation DIR"
-        )
+    async def _keep(self, run: str, folder: Path, bundle: AppBundle, body: RunIn) -> None:
+        """Check a run with its app in `folder`, and make it durable."""
+        services, keys = self._services, RunKeys(run)
+        await asyncio.to_thread(bundle.write, folder / APP_FOLDER)
+        plan = RunPlan.submitted(run, folder / APP_FOLDER, body)
+        plan.check(len(services.roster.members), services.min_cohort)
+        await save_bundle(services.objects, keys.app, bundle, folder / "bundle.json")
+        if body.initial_model:
+            await claim_model(services.spool, body.initial_model, services.objects, keys.initial)
+        await services.store.add_run(**plan.columns(), submitted_at=services.wall())
 
-    async def describe(self, run: str, after: int) -> RunOut:
-        """The state of a run and its events after number `after`; Rejection where there is none."""
+    async def describe(self, run: str, after: int, most: int | None = None) -> RunOut:
+        """The state of a run and its events after number `after`, `most` of them; Rejection where there is none."""
         # The row first: a final status then means that its event is among those read after it.
         row = await self._row(run)
-        events = await self._services.store.events(run, after)
-        model = ModelRef(sha256=row.model_sha256, size=row.model_size) if row.model_sha256 else None
-        return RunOut(
-            run=row.run,
-            status=RunStatus(row.status),
-            reason=row.reason,
-            aggregation="plain" if row.aggregation == "plain" else "secure",
-            app=row.app,
-            app_sha256=row.app_sha256,
-            events=events,
-            model=model,
+        events = await self._services.store.events(run, after, most)
+        waiting = await waiting_runs(self._services.store) if row.status == RunStatus.WAITING else []
+        return RunOut(**columns(row, waiting), run_config=row.run_config, settings=row.settings, events=events)
+
+    async def list_runs(self, limit: int, before: str, status: RunStatus | None) -> RunsOut:
+        """Runs, the newest first; Rejection where there is no run `before`."""
+        if before:
+            await self._row(before)
+        return await list_runs(self._services.store, limit=limit, before=before, status=status)
+
+    async def clients(self, run: str) -> RunClientsOut:
+        """Where each client of a run stands; nobody stands anywhere in one that has ended."""
+        row = await self._row(run)
+        if RunStatus(row.status).final:
+            return RunClientsOut(run=run, exchange=0, server_round=0, stage="", clients=[])
+        shown = self.exchange if self.exchange is not None and self.exchange.task.run == run else None
+        return standings(self._services, run, row.app_sha256, shown)
+
+    async def info(self, run: str) -> RunRow:
+        """A run without its events; Rejection where there is none."""
+        return await self._row(run)
+
+    async def view(self, run: str) -> RunView:
+        """What people see of a run, as its record stands; Rejection where there is no such run."""
+        await self._row(run)
+        return await self._views.of(run)
+
+    async def marks(self, run: str, last: int) -> MarksOut:
+        """Where each client stood in the last exchanges of a run, and stands in the open one."""
+        view, shown, names = await self.view(run), self.exchange, self._services.names
+        is_open = shown is not None and shown.task.run == run and not shown.stages.over
+        return view.marks.shown(
+            last,
+            [member.name for member in self._services.roster.members],
+            marks_now(shown, names) if is_open and shown is not None else {},
+            shown.task.exchange if is_open and shown is not None else 0,
         )
 
+    async def saw(self, run: str) -> SawOut:
+        """What the server saw of the newest exchange; Rejection where it was none of this run."""
+        await self._row(run)
+        found = self._services.saw.of(run)
+        if found is None:
+            raise Rejection(
+                ProblemKind.NOT_FOUND, "the newest exchange that this server has summed is not one of this run"
+            )
+        return found
+
+    async def take_model(self, body: Body) -> None:
+        """Keep a model that a run is to start from, until one names it. Raises Rejection and StorageFull."""
+        await take_model(self._services.spool, body)
+
     async def cancel(self, run: str) -> RunOut:
-        """End a run that waits or is led; one that has ended stays as it is."""
-        while not RunStatus((await self._row(run)).status).final:
-            waiting = (RunStatus.WAITING,)
-            await self._end(run, RunStatus.CANCELLED, CANCELLED, seconds=0.0, before=waiting)
-            # Once only: a second one would break off the clearing up that the first one began.
-            if self._active is not None and self._active[0] == run and run not in self._told:
-                self._told.add(run)
-                self._active[1].cancel()
+        """End a run that waits or is led; one that has ended stays as it is.
+
+        Rejection where the end comes, but cannot be written down for now.
+        """
+        deadline = asyncio.get_running_loop().time() + CANCEL_SECONDS
+        while not (status := RunStatus((await self._row(run)).status)).final:
+            if status is RunStatus.WAITING:
+                await self._worker.write_end(run, RunStatus.CANCELLED, CANCELLED, seconds=0.0, before=(status,))
+            else:
+                self._worker.cancel(run)
             await self._services.run_bell.wait(0.1)
             if not self.alive:
                 raise Rejection(ProblemKind.BUSY, "the server is stopping; the run ends with it")
+            if self.trouble or asyncio.get_running_loop().time() >= deadline:
+                why = self.trouble or f"it has not ended after {CANCEL_SECONDS:g} s"
+                raise Rejection(ProblemKind.BUSY, f"the run is being cancelled; ask again later ({why})")
         return await self.describe(run, after=0)
 
-    async def model_file(self, run: str) -> tuple[Path, ModelRef]:
-        """The model of a finished run; Rejection where there is none."""
+    async def resume(self, run: str) -> RunOut:
+        """Let a run that did not finish go on where it was; Rejection for one that cannot.
+
+        What it was refused at last, or was in the middle of, is asked for anew.
+        """
+        store, row = self._services.store, await self._row(run)
+        if RunStatus(row.status) not in RESUMABLE:
+            raise Rejection(
+                ProblemKind.BAD_CONFIGURATION, f"the run is {row.status}; only one that ended early can go on"
+            )
+        steps = await store.steps(run)
+        while steps and (steps[-1].answer is None or "refused" in steps[-1].answer):
+            steps.pop()
+        await store.drop_steps_from(run, len(steps) + 1)
+        self._worker.resumes(run)
+        if not await store.resume_run(run, RESUMABLE):
+            raise Rejection(ProblemKind.BAD_CONFIGURATION, "the run has been resumed already")
+        self._worker.wake()
+        return await self.describe(run, after=0)
+
+    async def model_file(self, run: str) -> tuple[Path, ModelRef, str]:
+        """The model of a finished run, or the last checkpoint of another, and its name; Rejection where none is."""
         row = await self._row(run)
         if not row.model_sha256:
             raise Rejection(ProblemKind.NOT_FOUND, "the run has no model")
+        keys = RunKeys(run)
+        key = keys.model if row.status == RunStatus.FINISHED else keys.checkpoint
         reference = ModelRef(sha256=row.model_sha256, size=row.model_size)
-        return self._services.settings.runs_dir / row.run / MODEL_FILE, reference
+        kind = "model" if key == keys.model else "checkpoint"
+        return await self._services.objects.fetch(key), reference, f"{row.app}-{run}-{kind}.safetensors"
+
+    async def best_model_file(self, run: str) -> tuple[Path, ModelRef, str]:
+        """The best model that a run has had so far, and its name; Rejection where none is."""
+        row = await self._row(run)
+        try:
+            path = await self._services.objects.fetch(RunKeys(run).best)
+        except KeyError:
+            why = "no evaluation has said yet which it is" if row.settings.get("best-model") else "it has no best-model"
+            raise Rejection(ProblemKind.NOT_FOUND, f"the run keeps no best model: {why}") from None
+        return path, await reference_of(path), f"{row.app}-{run}-best.safetensors"
 
     async def files(self, run: str) -> RunFilesOut:
         """What the ServerApp of a run that has ended left; Rejection where there is no such run."""
-        row = await self._row(run)
-        return await asyncio.to_thread(kept_files, self._services.settings.runs_dir / row.run)
+        await self._row(run)
+        return await kept_files(self._services.objects, RunKeys(run).left)
 
     async def file(self, run: str, path: str) -> tuple[Path, RunFile]:
         """One of these files, and where it lies; Rejection where there is none."""
-        row = await self._row(run)
-        found = await asyncio.to_thread(kept_file, self._services.settings.runs_dir / row.run, path)
+        await self._row(run)
+        found = await kept_file(self._services.objects, RunKeys(run).left, path)
         if found is None:
             raise Rejection(ProblemKind.NOT_FOUND, "the run left no such file")
         return found
@@ -180,124 +295,11 @@ class RunQueue:
         if shown is not None and (shown.task.run, shown.task.exchange) == (run, exchange):
             shown.require_member(client)
             return shown
-        cohort = await self._services.store.cohort(run, exchange)
-        if cohort is None:
-            raise Rejection(ProblemKind.NOT_FOUND, "there is no such exchange")
-        if client not in cohort:
-            raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {exchange}")
-        raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {exchange} has ended")
-
-    # --- leading --------------------------------------------------------------------------------
-
-    async def _work(self) -> None:
-        while True:
-            try:
-                await self._lead_next()
-            except FedcoreError as error:  # a full disk, say: nothing is lost, try again
-                log.error("no run can be led for now: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
-
-    async def _lead_next(self) -> None:
-        self._wake.clear()
-        row = await self._services.store.next_waiting()
+        row = await self._services.store.exchange(run, exchange)
         if row is None:
-            await self._wake.wait()
-        elif await self._services.store.start_run(row.run):
-            await self._lead(row)
-
-    async def _lead(self, row: RunRow) -> None:
-        """Lead one run and record how it ended; only the server's own stop comes out of it."""
-        event_log = EventLog(
-            store=self._services.store,
-            run=row.run,
-            clock=self._services.clock,
-            wall=self._services.wall,
-            bell=self._services.run_bell,
-        )
-        task = asyncio.create_task(self._run(row, event_log))
-        self._active = (row.run, task)
-        model, status, reason = None, RunStatus.FINISHED, ""
-        try:
-            await asyncio.wait({task})
-            model, status, reason = self._outcome(row.run, task)
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait({task})
-            status, reason = RunStatus.INTERRUPTED, "the server was stopped"
-            raise
-        finally:
-            self._active = None
-            self._told.discard(row.run)
-            await self._finish(row.run, event_log, status, reason, model)
-
-    def _outcome(self, run: str, task: asyncio.Task[RunEnd]) -> tuple[ModelRef | None, RunStatus, str]:
-        if task.cancelled():
-            return None, RunStatus.CANCELLED, CANCELLED
-        error = task.exception()
-        if error is None:
-            return task.result().model, RunStatus.FINISHED, task.result().stopped
-        if isinstance(error, FedcoreError):
-            return None, RunStatus.FAILED, str(error)
-        log.error("run %s failed", run, exc_info=error)
-        return None, RunStatus.FAILED, "the server failed; its log says more"
-
-    async def _finish(
-        self, run: str, event_log: EventLog, status: RunStatus, reason: str, model: ModelRef | None
-    ) -> None:
-        # A record that cannot be written must not keep the run from ending.
-        end = partial(self._end, run, status, reason, seconds=event_log.seconds, model=model)
-        for step in (event_log.close, end):
-            try:
-                await step()
-            except FedcoreError as error:
-                log.error("run %s (%s) could not be recorded: %s", run, status.value, error)
-
-    async def _end(
-        self,
-        run: str,
-        status: RunStatus,
-        reason: str,
-        *,
-        seconds: float,
-        model: ModelRef | None = None,
-        before: tuple[RunStatus, ...] = (RunStatus.WAITING, RunStatus.RUNNING),
-    ) -> None:
-        ended = await self._services.store.end_run(
-            run, status, reason, seconds=round(seconds, 3), time=self._now(), model=model, before=before
-        )
-        if ended:
-            log.info("run %s %s%s", run, status.value, f": {reason}" if reason else "")
-        self._services.run_bell.ring()
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._services.wall(), UTC)
-
-    async def _run(self, row: RunRow, event_log: EventLog) -> RunEnd:
-        plan = RunPlan.stored(row, self._services.settings.runs_dir / row.run)
-        files = RunFiles(plan.folder)
-        await asyncio.to_thread(files.check_app, plan.app_sha256)
-        if refused := await asyncio.to_thread(self._not_approved, plan.app_sha256):  # it may have waited for long
-            raise RunFailed(refused)
-        files.work.mkdir(exist_ok=True)
-        orchestrator = RunOrchestrator(self._services, plan, files, event_log=event_log, show=self._show)
-        app = await self._start_app(files.work, lambda line: event_log.add(AppPrinted(line=line)))
-        try:
-            return await orchestrator.lead(app)
-        finally:
-            await app.stop()
-            await self._keep_files(files, event_log)
-            await files.remove_temporary()
-
-    async def _keep_files(self, files: RunFiles, event_log: EventLog) -> None:
-        """A file more or less must not keep the run from ending."""
-        try:
-            left_out = await files.keep_app_files()
-        except FedcoreError as error:
-            event_log.add(Warned(line=str(error)))
-            return
-        if left_out:
-            line = f"{left_out} files of the ServerApp were left out: hidden ones, links, too many or too large"
-            event_log.add(Warned(line=line))
-
-    def _show(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+            raise Rejection(ProblemKind.NOT_FOUND, "there is no such exchange")
+        if client not in row.cohort:
+            raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {exchange}")
+        if row.result is None:
+            raise Rejection(ProblemKind.BUSY, f"exchange {exchange} is being taken up again; ask again")
+        raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {exchange} has ended")

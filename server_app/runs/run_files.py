@@ -1,42 +1,74 @@
-"""The files of one run: models that come from its ServerApp, the exchanges' folders, and the model that is left."""
+"""The files of one run: objects that outlive this process, and a folder of its own in which the ServerApp works."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import secrets
+import shutil
 import stat
 from pathlib import Path
 from typing import Final
 
 from fedcore.errors import RunFailed, WorkerDied
 from fedcore.flower.app import AppBundle
-from fedcore.state import sha256_file
+from fedcore.state import ModelFacts, ModelState, sha256_file, write_model
+from fedcore.system.files import write_file
 from fedcore.system.left_files import remove_left
 from fedcore.wire import ModelRef
 from server_app.runs.app_files import keep_app_files
+from server_app.storage.objects import Objects
 
-MODEL_FILE: Final = "model.safetensors"
 APP_FOLDER: Final = "app"
-EXCHANGES: Final = "exchanges"
-_HANDED: Final = "models"
+ANSWERS: Final = "answers"
+_WORK: Final = "work"
+_HANDED: Final = "handed"
+
+
+class RunKeys:
+    """Where the objects of a run lie in the object store."""
+
+    def __init__(self, run: str) -> None:
+        self.all = f"runs/{run}"
+        self.app = f"{self.all}/app"
+        self.initial = f"{self.all}/initial"
+        self.model = f"{self.all}/model"
+        self.checkpoint = f"{self.all}/checkpoint"
+        self.best = f"{self.all}/best"
+        self.left = f"{self.all}/left"
+        self.exchanges = f"{self.all}/exchanges"
 
 
 class RunFiles:
     """Keeps track of what may be removed.
 
-    folder: the run's. work: where its ServerApp leaves models, the one place that it may write to.
+    folder: of this process, for this run; all of it is temporary. work: where its ServerApp leaves models, the one
+    place that it may write to.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, objects: Objects, run: str, folder: Path) -> None:
+        self._objects = objects
+        self._keys = RunKeys(run)
         self._folder = folder
-        self.work = folder / "work"
+        self.app = folder / APP_FOLDER
+        self.work = folder / _WORK
         self._leftovers: list[Path] = []
 
-    def check_app(self, sha256: str) -> None:
-        """Whether the copy of the app is what was submitted, and nothing else; raises RunFailed."""
-        if AppBundle.from_copy(self._folder / APP_FOLDER).sha256 != sha256:
+    async def prepare(self, sha256: str) -> None:
+        """Begin with an empty folder that holds the app, as it was submitted; raises RunFailed."""
+        bundle = await load_bundle(self._objects, self._keys.app)
+        if bundle is None or bundle.sha256 != sha256:
             raise RunFailed("the server's copy of the app was changed since the run was submitted; submit it again")
+        await self.remove_temporary()
+        await asyncio.to_thread(bundle.write, self.app)
+        for name in (_WORK, _HANDED, ANSWERS):
+            (self._folder / name).mkdir(mode=0o700)
+
+    async def initial(self) -> Path:
+        """The model that the app's strategy starts from, where the app can read it."""
+        return await self.hand_over(await self._objects.fetch(self._keys.initial), stays=True)
 
     def from_app(self, path: str) -> Path:
         """Take over a file that the app made in its work folder, and say where it is now; raises WorkerDied.
@@ -44,9 +76,7 @@ class RunFiles:
         It is moved before it is looked at: in the work folder the app could put a link to one of the server's files
         in its place.
         """
-        handed = self._folder / _HANDED
-        handed.mkdir(mode=0o700, exist_ok=True)
-        target = handed / secrets.token_hex(8)
+        target = self._folder / _HANDED / secrets.token_hex(8)
         try:
             os.rename(self.work / Path(path).name, target)
             is_file = Path(path).parent == self.work and stat.S_ISREG(target.lstat().st_mode)
@@ -57,12 +87,13 @@ class RunFiles:
             raise WorkerDied("the ServerApp's process named something that is no file of its folder")
         return target
 
-    def exchange_folder(self, exchange: int) -> Path:
-        """A new folder for the files of an exchange."""
-        folder = self._folder / EXCHANGES / str(exchange)
-        folder.mkdir(parents=True)
-        self.leave(folder)
-        return folder
+    async def hand_over(self, path: Path, *, stays: bool = False) -> Path:
+        """A file with the same content where the app may read it, until the next exchange unless it `stays`."""
+        target = self._folder / ANSWERS / f"{secrets.token_hex(8)}.safetensors"
+        await asyncio.to_thread(_link, path, target)
+        if not stays:
+            self.leave(target)
+        return target
 
     def leave(self, path: Path) -> None:
         """A file or folder that may be removed once the next exchange begins."""
@@ -73,27 +104,68 @@ class RunFiles:
         gone, self._leftovers = self._leftovers, []
         await asyncio.to_thread(_remove, gone)
 
-    async def keep_model(self, path: str | None) -> ModelRef | None:
-        """Make the app's last model that of the run, if there is one."""
+    async def keep_model(self, path: str | None, facts: ModelFacts) -> ModelRef | None:
+        """Make the app's last model that of the run, if there is one, in a file that says what `facts` say."""
         await self.clean()
         if path is None:
             return None
-        target = self._folder / MODEL_FILE
-        self.from_app(path).replace(target)
-        return await reference(target)
+        model = self.from_app(path)
+        self.leave(model)
+        return await self._keep(model, facts, self._keys.model)
+
+    async def keep_checkpoint(self, model: Path, facts: ModelFacts) -> ModelRef:
+        """Keep a copy of a model as the newest that the run has."""
+        return await self._keep(model, facts, self._keys.checkpoint)
+
+    async def keep_best(self, model: Path, facts: ModelFacts) -> ModelRef:
+        """Keep a copy of a model as the best that the run has had."""
+        return await self._keep(model, facts, self._keys.best)
+
+    async def _keep(self, model: Path, facts: ModelFacts, key: str) -> ModelRef:
+        copy = self._folder / _HANDED / secrets.token_hex(8)
+        await asyncio.to_thread(lambda: write_model(ModelState.open(model), copy, facts))
+        kept = await reference(copy)
+        await self._objects.put(copy, key)
+        return kept
 
     async def keep_app_files(self) -> int:
         """The app is gone: keep what it left for its operator; how many files were left out. Raises StorageFull."""
-        return await asyncio.to_thread(keep_app_files, self._folder, self.work)
+        return await keep_app_files(self._objects, self._keys.left, self._folder, self.work)
 
     async def remove_temporary(self) -> None:
-        """The run has ended: only its app, its model and what its app left stay."""
-        await asyncio.to_thread(_remove, [self.work, self._folder / _HANDED, self._folder / EXCHANGES])
+        """Remove all that is not kept as an object."""
+        self._leftovers = []
+        await asyncio.to_thread(_remove, [self._folder])
+
+
+async def save_bundle(objects: Objects, key: str, bundle: AppBundle, draft: Path) -> None:
+    """Keep the files of an app as one object; draft: a file to be."""
+    files = {path: base64.b64encode(content).decode() for path, content in bundle.files.items()}
+    await asyncio.to_thread(write_file, draft, json.dumps(files), mode=0o600)
+    await objects.put(draft, key)
+
+
+async def load_bundle(objects: Objects, key: str) -> AppBundle | None:
+    """The files of an app; None where there is no such object."""
+    try:
+        path = await objects.fetch(key)
+    except KeyError:
+        return None
+    files = json.loads(await asyncio.to_thread(path.read_bytes))
+    return AppBundle({name: base64.b64decode(content) for name, content in files.items()})
 
 
 async def reference(path: Path) -> ModelRef:
     """What clients are told of a model that they are to fetch."""
     return await asyncio.to_thread(lambda: ModelRef(sha256=sha256_file(path), size=path.stat().st_size))
+
+
+def _link(path: Path, target: Path) -> None:
+    """The same file under another name; a copy where that cannot be."""
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
 
 
 def _remove(paths: list[Path]) -> None:

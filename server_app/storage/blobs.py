@@ -7,6 +7,7 @@ leaves at most a nameless file in the spool, which the next start removes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
@@ -84,6 +85,11 @@ class Spool:
         with full_disk_named(_FULL_TEXT):
             await asyncio.to_thread(_publish, path, target, size)
 
+    async def cut(self, path: Path, size: int) -> None:
+        """Leave a file the first `size` of its bytes; one that somebody has taken over stays as it is."""
+        with full_disk_named(_FULL_TEXT), contextlib.suppress(FileNotFoundError):
+            await asyncio.to_thread(os.truncate, path, size)
+
 
 class _Sink:
     """Collects chunks to blocks of 1 MiB; hashes and writes each in a thread."""
@@ -97,35 +103,37 @@ class _Sink:
         self._received = 0
 
     async def take(self) -> None:
-        block = bytearray()
-        size = self._body.size
+        block: list[bytes] = []
+        size, held = self._body.size, 0
         async for chunk in self._body.chunks:
             self._received += len(chunk)
             if self._received > size:
                 raise Rejection(ProblemKind.TOO_LARGE, f"the body has more than the {size} bytes announced")
-            block += chunk
-            if len(block) >= WRITE_BYTES:
+            block.append(chunk)
+            held += len(chunk)
+            if held >= WRITE_BYTES:
                 await self._flush(block)
-                block = bytearray()
+                block, held = [], 0
         await self._flush(block)
         if self._received < size:
             raise Rejection(ProblemKind.MALFORMED, f"the body ended before the {size} bytes announced")
         if self._hash.digest() != self._body.sha256:
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the body does not have the SHA-256 that was signed")
 
-    async def _flush(self, block: bytearray) -> None:
+    async def _flush(self, block: list[bytes]) -> None:
         if block:
             # The descriptor is closed next, and its number may soon be another file's.
             await in_thread(self._write, block)
         self._progress()
 
-    def _write(self, block: bytearray) -> None:
-        self._hash.update(block)
-        write_all(self._descriptor, block, self._offset)
-        self._offset += len(block)
+    def _write(self, block: list[bytes]) -> None:
+        for chunk in block:
+            self._hash.update(chunk)
+            write_all(self._descriptor, chunk, self._offset)
+            self._offset += len(chunk)
 
 
-def write_all(descriptor: int, data: bytes | bytearray, offset: int) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """Write all of `data` at `offset`; the one place where a body's bytes reach the disk."""
     view = memoryview(data)
     while view:

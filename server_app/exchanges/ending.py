@@ -1,0 +1,174 @@
+"""How an exchange ended: all that whoever asked for it goes on with, as JSON that outlives the process.
+
+The result of an exchange is made from its `ExchangeEnd`, whether that was written a moment ago or before a restart, so
+the two cannot differ. What is large, the mean and clients' replies, lies in the object store under its key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from pydantic import TypeAdapter
+
+from fedcore.codec import Decoded, MetricName, Statistics
+from fedcore.errors import (
+    ConfigurationError,
+    FedcoreError,
+    NothingContributed,
+    RepliesDiffer,
+    RoundFailed,
+    TooFewContributed,
+    UpdateTooLarge,
+)
+from fedcore.plain_exchange import PlainReply
+from fedcore.plain_json import from_plain, to_plain
+from fedcore.secagg import Fault
+from fedcore.state import ModelState
+from fedcore.wire import MetricValue, ReplyError, WithdrawalReason, WithdrawIn
+from server_app.exchanges.context import ExchangeResult, ExchangeUsage
+
+Fetch = Callable[[str], Awaitable[Path]]
+"""Where the object of a key lies on this machine."""
+
+_FAILURES: Final = {
+    kind.__name__: kind for kind in (RoundFailed, NothingContributed, RepliesDiffer, TooFewContributed, UpdateTooLarge)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why there is no result: the name of a RoundFailed, its text, and what `fedcore.attempts` reads from it."""
+
+    kind: str
+    reason: str
+    failures: int = 0
+    large: int = 0
+    statistics: Statistics | None = None
+
+    @classmethod
+    def of(cls, error: FedcoreError, reason: str = "") -> Self:
+        """`error` itself where it is one that decides about the next attempt; else that a round failed for `reason`."""
+        kind = type(error).__name__
+        if kind not in _FAILURES or kind == RoundFailed.__name__:
+            return cls(kind=RoundFailed.__name__, reason=reason or str(error))
+        return cls(
+            kind=kind,
+            reason=str(error),
+            failures=error.failures if isinstance(error, TooFewContributed) else 0,
+            large=error.large if isinstance(error, UpdateTooLarge) else 0,
+            statistics=error.statistics if isinstance(error, UpdateTooLarge) else None,
+        )
+
+    def error(self) -> RoundFailed:
+        """What was raised."""
+        kind = _FAILURES[self.kind]
+        error: RoundFailed = kind.__new__(kind, self.reason)
+        if isinstance(error, TooFewContributed):
+            error.failures = self.failures
+        if isinstance(error, UpdateTooLarge):
+            error.large, error.statistics = self.large, self.statistics
+        return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSum:
+    """What a secure sum says; the fields are those of `fedcore.codec.Decoded`. mean: the key of the new model."""
+
+    examples: int
+    failures: int
+    lost_norm: float
+    metrics: dict[str, MetricValue]
+    names: tuple[MetricName, ...] | None
+    statistics: Statistics
+    mean: str | None
+
+    @classmethod
+    def of(cls, decoded: Decoded, mean: str | None) -> Self:
+        """A sum whose model, if there is one, lies at `mean`."""
+        return cls(
+            examples=decoded.examples,
+            failures=decoded.failures,
+            lost_norm=decoded.lost_norm,
+            metrics=dict(decoded.metrics),
+            names=decoded.names,
+            statistics=decoded.statistics,
+            mean=mean,
+        )
+
+    async def decoded(self, fetch: Fetch) -> Decoded:
+        """The sum with its model, mapped."""
+        return Decoded(
+            examples=self.examples,
+            failures=self.failures,
+            lost_norm=self.lost_norm,
+            metrics=dict(self.metrics),
+            names=self.names,
+            statistics=self.statistics,
+            state=ModelState.open(await fetch(self.mean)) if self.mean is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptReply:
+    """One client's answer in a plain exchange. content: the key of its record file."""
+
+    node: int
+    content: str | None = None
+    error: ReplyError | None = None
+    examples: int = 0
+    metrics: dict[str, MetricValue] = field(default_factory=dict)
+
+    async def reply(self, fetch: Fetch) -> PlainReply:
+        """The answer with its file."""
+        return PlainReply(
+            node=self.node,
+            content=await fetch(self.content) if self.content is not None else None,
+            error=self.error,
+            examples=self.examples,
+            metrics=dict(self.metrics),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeEnd:
+    """How an exchange ended. Exactly one of `failure`, `total` (secure) and `replies` (plain) says what came of it.
+
+    survivors: whose updates are in the sum, also where it could not be opened; plain: who answered. unmasked: whether
+    shares were asked for, so that the sum may be known although there is no result. blamed: who cheated, and how.
+    withdrawals: what those said that left. common: the one reason that every client of the cohort gave for that.
+    """
+
+    survivors: tuple[int, ...] = ()
+    unmasked: bool = False
+    blamed: dict[int, Fault] = field(default_factory=dict)
+    withdrawals: dict[int, WithdrawIn] = field(default_factory=dict)
+    common: WithdrawalReason | None = None
+    usage: ExchangeUsage = field(default_factory=ExchangeUsage)
+    failure: Failure | None = None
+    total: KeptSum | None = None
+    replies: tuple[KeptReply, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object for a column of the database. A loss may be NaN, which JSON does not know: a text there."""
+        plain: dict[str, Any] = json.loads(json.dumps(to_plain(_END, self)), parse_constant=str)
+        return plain
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ExchangeEnd:
+        """The inverse of `to_json`; ConfigurationError where a database holds something else."""
+        return from_plain(_END, dict(data), what="the kept end of an exchange", error=ConfigurationError)
+
+    async def outcome(self, fetch: Fetch) -> ExchangeResult:
+        """The result, whose files `fetch` finds; raises the RoundFailed that the exchange ended with."""
+        if self.failure is not None:
+            raise self.failure.error()
+        if self.total is not None:
+            return ExchangeResult.of_sum(await self.total.decoded(fetch), frozenset(self.survivors))
+        return ExchangeResult.of_replies([await reply.reply(fetch) for reply in self.replies])
+
+
+_END: Final = TypeAdapter(ExchangeEnd)

@@ -1,0 +1,280 @@
+"""What clients ask of an exchange and send to it: its steps, uploads and withdrawals, each kept before it counts.
+
+All of it lives on the event loop; what takes long is sent to threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from fedcore.errors import EnvironmentFailure, FedcoreError, RoundFailed, StorageFull
+from fedcore.events import ClientBlamed, ClientDropped, RunEvent
+from fedcore.secagg import Fault
+from fedcore.wire import ComplaintIn, ManifestIn, Message, ModelRef, ProblemKind, Task, WithdrawIn
+from server_app.exchanges.context import ExchangeContext, ExchangeUsage
+from server_app.exchanges.receipts import WITHDRAWAL, Receipts
+from server_app.exchanges.stages import Participants, Stages, Standing
+from server_app.exchanges.uploads import UpdateLimits, Uploads
+from server_app.http.problems import Rejection
+from server_app.storage.blobs import Body
+
+
+class Intake(ABC):
+    """One exchange as its clients see it.
+
+    Every method for a client raises Rejection: not-in-cohort, busy while nobody leads the exchange, round-failed after
+    the end, stale-step once the client was given up or the step is over.
+    """
+
+    steps: Mapping[str, str]
+    """Step of a client -> stage in which it is taken."""
+    stage_names: tuple[str, ...]
+    updates_folder: str
+    """Where whole updates go, below the exchange's key."""
+
+    def __init__(self, context: ExchangeContext, limits: UpdateLimits) -> None:
+        services, task = context.services, context.task
+        self.context = context
+        self.services = services
+        self.task = task
+        self.usage = ExchangeUsage()
+        self.stages = Stages(self.stage_names)
+        self.clients = Participants(task.cohort)
+        self.blamed: dict[int, Fault] = {}
+        self.receipts = Receipts(services.store, task.run, task.exchange)
+        self.uploads = Uploads(services.spool, services.objects, f"{context.key}/{self.updates_folder}", limits)
+        self._kept_stage = ""
+        """The stage that the database has; empty as long as it does not know the exchange."""
+        self._has_failed = False
+        self._is_down = False
+        self._is_silent = False
+        self._spoilt: FedcoreError | None = None
+        self._storage_was_full = False
+        self._writing = 0
+        self._taking: set[asyncio.Task[None]] = set()
+        self._ends_of_uploads: dict[int, asyncio.Lock] = {}
+        self._opened = services.clock()
+
+    @property
+    def is_led(self) -> bool:
+        """Whether messages can be taken: the database knows of the exchange, and it was not put down."""
+        return bool(self._kept_stage) and not self._is_down
+
+    # --- what the kinds do ----------------------------------------------------------------------
+
+    @abstractmethod
+    def check_manifest(self, manifest: ManifestIn) -> None:
+        """Raise Rejection unless the upload that this manifest ends can be used."""
+
+    @abstractmethod
+    async def add_update(self, client: int, manifest: ManifestIn) -> None:
+        """Make an update, whose object and receipt are kept, part of the result."""
+
+    def hear(self, client: int, complaint: ComplaintIn) -> None:
+        """Blame the one of the two who is at fault; raises Rejection where there is nothing to complain of."""
+        raise Rejection(ProblemKind.MALFORMED, f"an exchange in {self.task.aggregation} mode knows no complaints")
+
+    # --- what clients may do --------------------------------------------------------------------
+
+    def task_for(self, client: int) -> Task | None:
+        """The task, where the client may still begin it."""
+        begins = self.is_led and self.stages.is_first and self.stages.takes_messages
+        if not begins or client not in self.clients or client in self.clients.reasons:
+            return None
+        left = self.task.seconds - (self.services.clock() - self._opened)
+        return self.task.model_copy(update={"seconds": max(left, 1.0)})
+
+    def model_for(self, client: int) -> tuple[Path, ModelRef] | None:
+        """The file that a client fetches and what it was told of it, if there is one."""
+        path, reference = self.context.model, self.task.model
+        return (path, reference) if path is not None and reference is not None else None
+
+    def require(self, client: int) -> None:
+        """Raise Rejection unless the client takes part and the exchange goes on."""
+        self.require_member(client)
+        if self.stages.over or self._has_failed:
+            raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {self.task.exchange} has ended")
+        if client in self.clients.reasons:
+            raise Rejection(
+                ProblemKind.STALE_STEP,
+                f"this client was declared dropped in exchange {self.task.exchange}",
+            )
+
+    def require_member(self, client: int) -> None:
+        """Raise Rejection unless the client was asked, and somebody leads the exchange."""
+        if client not in self.clients:
+            raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {self.task.exchange}")
+        if not self.is_led and not self.stages.over:
+            raise Rejection(ProblemKind.BUSY, f"exchange {self.task.exchange} is about to be taken up; ask again")
+
+    def require_step(self, client: int, step: str) -> None:
+        """Raise Rejection unless the client may do `step` now."""
+        self.require(client)
+        stage = self.steps.get(step)
+        if stage is None:
+            raise no_such_step(self.task.aggregation)
+        if self.stages.is_ahead(stage):
+            raise Rejection(
+                ProblemKind.PROTOCOL_VIOLATION,
+                f"out-of-order: {step} is not due in stage {self.stages.current}",
+                check="out-of-order",
+            )
+        if self.stages.is_past(stage) or not self.stages.takes_messages:
+            raise Rejection(ProblemKind.STALE_STEP, f"the stage for {step} is over")
+
+    # --- what clients send ----------------------------------------------------------------------
+
+    async def take(self, client: int, step: str, digest: bytes, body: Message, apply: Callable[[], None]) -> None:
+        """A control message: `apply` checks it and takes it over, and it counts once its receipt is kept."""
+        if self.was_taken(client, step, digest):
+            return
+        self.require_step(client, step)
+        apply()
+        with self._writing_down():
+            await self.receipts.keep(client, step, digest, body)
+            if client not in self.clients.reasons:  # it may have been given up meanwhile
+                self.clients.answer(client)
+
+    def was_taken(self, client: int, step: str, digest: bytes) -> bool:
+        """Whether these very bytes came before; ConflictingMessage where others did."""
+        self.require_member(client)
+        return self.receipts.has(client, step, digest)
+
+    def parts_of(self, client: int, size: int) -> dict[int, bytes]:
+        """The parts that are here of the update of `size` bytes that the client sends: index -> SHA-256.
+
+        Refuses what sending a part would be refused for: who sends a body may not get to hear why it was refused.
+        """
+        self.require_step(client, "part")
+        self.uploads.limits.check_size(size)
+        return self.uploads.held(client)
+
+    async def take_part(self, client: int, index: int, body: Body) -> None:
+        """One part of the client's update: spooled and checked, and of no use before the manifest."""
+        self.require_member(client)
+
+        def admit() -> None:
+            self.require_step(client, "part")
+
+        def progress() -> None:
+            self.services.presence.touch(client)
+
+        try:
+            await self.uploads.take(client, index, body, admit=admit, progress=progress)
+        except StorageFull:
+            self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
+            raise
+
+    async def take_manifest(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """The end of an upload: what was sent becomes the client's update, once all of it is here and durable.
+
+        One manifest of a client at a time; its repetition waits and finds the receipt.
+        """
+        async with self._ends_of_uploads.setdefault(client, asyncio.Lock()):
+            if self.was_taken(client, "manifest", digest):
+                return
+            self.require_step(client, "manifest")
+            self.check_manifest(manifest)
+            self.uploads.check_whole(client, manifest)
+            if manifest.size:
+                await self.uploads.publish(client, manifest.size)
+            # The client may have been given up while it sent. From the admission on its update counts, whatever
+            # becomes of the client, and the stage does not end before that.
+            self.require_step(client, "manifest")
+            self.clients.admit(client)
+            taking = asyncio.create_task(self._use_update(client, manifest, digest))
+            self._taking.add(taking)
+            taking.add_done_callback(self._taking.discard)
+            try:
+                # Whoever hangs up now does not break it off: on the disk it may count already.
+                await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                self.require_member(client)  # the exchange may have been put down
+                raise
+
+    async def _use_update(self, client: int, manifest: ManifestIn, digest: bytes) -> None:
+        """The receipt first, and only then into the result."""
+        try:
+            with self._writing_down():
+                await self.receipts.keep(client, "manifest", digest, manifest)
+        except BaseException:
+            self.clients.refuse(client)
+            if client in self.clients.reasons:
+                self._forget_update(client)
+            raise
+        try:
+            await self.add_update(client, manifest)
+        except Exception as error:  # on the disk it counts, so there is no result without it
+            lasting = isinstance(error, RoundFailed | EnvironmentFailure)
+            self.spoil(error if lasting else RoundFailed(f"an update could not be used: {error}"))  # type: ignore[arg-type]
+            self.clients.refuse(client)
+            raise
+        self.clients.take(client)
+
+    def spoil(self, error: FedcoreError) -> None:
+        """The exchange cannot go on: `run` raises `error`."""
+        self._spoilt = error
+
+    async def withdraw(self, client: int, body: WithdrawIn, digest: bytes) -> None:
+        """The client leaves; saying it again changes nothing."""
+        if client in self.clients.withdrawals and self.is_led and not self.stages.over:
+            return
+        self.require(client)
+        if body.complaint is not None:
+            self.hear(client, body.complaint)
+        with self._writing_down():
+            await self.receipts.keep(client, WITHDRAWAL, digest, body)
+            self.let_go(client, body)
+
+    def let_go(self, client: int, said: WithdrawIn) -> None:
+        """Give up a client that leaves by itself."""
+        self.give_up(client, f"withdrew: {said.reason.value}" + (f", {said.why}" if said.why else ""), said)
+
+    @contextlib.contextmanager
+    def _writing_down(self) -> Iterator[None]:
+        """A stage does not end, and the exchange is not put down, while a message is on its way to the disk."""
+        self._writing += 1
+        try:
+            yield
+        finally:
+            self._writing -= 1
+            self.clients.changed.ring()
+
+    # --- giving up ------------------------------------------------------------------------------
+
+    def blame(self, client: int, fault: Fault) -> None:
+        """Name a client that was found to cheat, and go on without it."""
+        if client in self.blamed:
+            return
+        self.blamed[client] = fault
+        name, number, stage = self.services.names[client], self.task.exchange, self.stages.current
+        self._tell(ClientBlamed(exchange=number, client=name, stage=stage, reason=fault.value))
+        self.give_up(client, f"cheated: {fault}")
+
+    def give_up(self, client: int, reason: str, withdrawal: WithdrawIn | None = None) -> None:
+        """Declare a client dropped; its later messages are refused."""
+        if client in self.clients.reasons:
+            return
+        self.clients.drop(client, reason, withdrawal)
+        if self.clients.standing(client) is Standing.DROPPED:
+            self._forget_update(client)
+        name, number, stage = self.services.names[client], self.task.exchange, self.stages.current
+        self._tell(ClientDropped(exchange=number, client=name, stage=stage, reason=reason))
+        self.services.client_bell.ring()
+
+    def _tell(self, event: RunEvent) -> None:
+        """Add an event, unless it is about what happened before a restart and was told then."""
+        if not self._is_silent:
+            self.context.event_log.add(event)
+
+    def _forget_update(self, client: int) -> None:
+        self.uploads.drop(client)
+
+
+def no_such_step(aggregation: str) -> Rejection:
+    """The problem of a step that this kind of exchange does not have."""
+    return Rejection(ProblemKind.NOT_FOUND, f"an exchange in {aggregation} mode has no such step")

@@ -1,0 +1,164 @@
+"""The sum of an exchange's masked vectors, in memory, and as it was when it was last written down.
+
+A vector is an object of its own until a sum that contains it is on the disk, with the clients whose vectors are in it.
+So a restart adds what is missing to the last kept sum: no vector twice, and none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.errors import FedcoreError, RoundFailed, StorageFull, StorageUnavailable
+from fedcore.system.concurrency import in_thread
+from fedcore.system.files import full_disk_named
+from server_app.exchanges.fold import WORD_BYTES, fold_file
+from server_app.exchanges.receipts import until_kept
+from server_app.exchanges.seen import SHOWN
+from server_app.services import Services
+from server_app.storage.blobs import discard, write_all
+
+log = logging.getLogger("fedcore.server")
+
+UPDATES: Final = "updates"
+"""The folder of vectors that are in no kept sum yet, below the exchange's."""
+_SUMS: Final = "sums"
+_LEAST_BYTES: Final = 256 << 20
+_LEAST_VECTORS: Final = 4
+"""Vectors between two kept sums, so that writing those costs no more than a quarter of what the vectors cost."""
+
+
+class MaskedSum:
+    """The sum of the vectors of one exchange, one at a time.
+
+    key: the folder of the exchange's objects. words: length of a vector. clients: whose vectors are in it.
+    """
+
+    def __init__(self, services: Services, run: str, exchange: int, *, key: str, words: int) -> None:
+        self.clients: set[int] = set()
+        self.words: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._services = services
+        self._run = run
+        self._exchange = exchange
+        self._key = key
+        self._length = words
+        self._most_waiting = max(_LEAST_BYTES, _LEAST_VECTORS * words * WORD_BYTES)
+        self._kept: frozenset[int] = frozenset()
+        self._kept_key = ""
+        self._is_taken = False
+        self.first: tuple[int, NDArray[np.uint64]] | None = None
+        """Whose vector was added first by this process, and its beginning, to be looked at."""
+        self._lock = asyncio.Lock()
+
+    def open(self) -> None:
+        """Begin with nothing."""
+        self.words = np.zeros(self._length, np.uint64)
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self.words = np.zeros(0, np.uint64)
+
+    def vector(self, client: int) -> str:
+        """The key of a client's vector."""
+        return f"{self._key}/{UPDATES}/{client}"
+
+    async def add(self, client: int) -> None:
+        """Add a vector whose receipt is kept. Where adding fails half way, RoundFailed: the sum is spoilt."""
+        async with self._lock:
+            path = await until_kept(lambda: self._services.objects.fetch(self.vector(client)), "a vector")
+            if self.first is None:
+                self.first = (client, await in_thread(_beginning, path))
+            span = self._services.traces.span("fold", self._run, self._exchange)
+            with span, self._services.metrics.fold_seconds.time():
+                await in_thread(self._fold, path)
+            self.clients.add(client)
+            if (len(self.clients) - len(self._kept)) * self._length * WORD_BYTES >= self._most_waiting:
+                await self._keep_if_possible()
+
+    async def keep(self) -> None:
+        """Write the sum down as it is, before anything may depend on it. Raises StorageFull, StorageUnavailable."""
+        async with self._lock:
+            await self._keep()
+
+    async def _keep(self) -> None:
+        if self._kept == self.clients and self._kept_key:
+            return
+        # A name of its own each time: a server that does not know yet that another one leads must not write over it.
+        clients, key = frozenset(self.clients), f"{self._key}/{_SUMS}/{self._services.randomness(8).hex()}"
+        path = self._services.spool.create()
+        try:
+            await in_thread(_write, path, self.words)
+            await self._services.objects.put(path, key)
+        finally:
+            discard(path)
+        folded = {"key": key, "clients": sorted(clients)}
+        await self._services.store.keep_folded(self._run, self._exchange, folded)
+        self._kept, self._kept_key, before = clients, key, self._kept_key
+        if before:
+            await self._services.objects.remove(before)
+
+    async def restore(self, folded: Mapping[str, Any] | None, taken: Collection[int]) -> None:
+        """Make the sum of the vectors of `taken` again: from the kept one, and those vectors that are not in it.
+
+        Raises RoundFailed where what is kept is not that.
+        """
+        self.open()
+        self.clients = set(folded["clients"]) if folded else set()
+        self._kept, self._kept_key = frozenset(self.clients), folded["key"] if folded else ""
+        if not self.clients <= set(taken):
+            raise RoundFailed("the sum that was kept holds vectors of clients that have sent none")
+        try:
+            if folded:
+                await in_thread(self._fold, await self._services.objects.fetch(folded["key"]))
+            for client in sorted(set(taken) - self.clients):
+                await self.add(client)
+        except KeyError as absent:
+            raise RoundFailed("a vector, or the sum of earlier ones, is not in the object store any more") from absent
+
+    async def take(self) -> NDArray[np.uint64]:
+        """The sum for work in place; from the second time on as it was kept, since the first came to no end."""
+        if self._is_taken:
+            self.open()
+            await in_thread(self._fold, await self._services.objects.fetch(self._kept_key))
+        self._is_taken = True
+        return self.words
+
+    async def clear(self) -> None:
+        """Remove all vectors: the stage in which clients send them has ended, also on the disk."""
+        await self._services.objects.remove(f"{self._key}/{UPDATES}")
+
+    async def remove(self) -> None:
+        """Remove what is left of the sum, once the exchange has ended."""
+        await self.clear()
+        await self._services.objects.remove(f"{self._key}/{_SUMS}")
+
+    async def _keep_if_possible(self) -> None:
+        before = self._kept
+        try:
+            await self._keep()
+            for client in sorted(self._kept - before):
+                await self._services.objects.remove(self.vector(client))
+        except (StorageFull, StorageUnavailable) as error:  # the vectors are there still; the next one tries again
+            log.warning("the sum could not be written down: %s", error)
+
+    def _fold(self, path: Path) -> None:
+        try:
+            fold_file(path, self.words, threads=self._services.threads)
+        except (OSError, FedcoreError) as error:
+            raise RoundFailed(f"a vector could not be added to the sum: {error}") from error
+
+
+def _beginning(path: Path) -> NDArray[np.uint64]:
+    with path.open("rb") as file:
+        return np.frombuffer(file.read(SHOWN * WORD_BYTES), "<u8").astype(np.uint64)
+
+
+def _write(path: Path, words: NDArray[np.uint64]) -> None:
+    with full_disk_named("the disk is full; the sum could not be written down"), path.open("r+b") as file:
+        write_all(file.fileno(), words.astype("<u8", copy=False).data.cast("B"), 0)

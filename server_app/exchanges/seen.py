@@ -1,0 +1,60 @@
+"""What the server saw of its newest exchange, for people to look at: the beginnings of three vectors, in memory.
+
+A masked update and the masked sum are random numbers to whoever lacks the masks; the mean is what the sum was made for.
+Nothing of it is kept on the disk, and nothing of an exchange that gave no sum is shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.state import ModelState
+from fedcore.watch_wire import SawOut
+
+SHOWN: Final = 32
+"""Numbers of each vector."""
+_WORD_BITS: Final = 64
+_MOST_BITS: Final = 32
+"""A number of a browser is exact up to 53 bits; wider fields are shown in halves."""
+
+
+@dataclass(slots=True)
+class LastSeen:
+    """Holds it for one exchange at a time."""
+
+    _run: str = ""
+    _saw: SawOut | None = None
+
+    def note(self, run: str, saw: SawOut) -> None:
+        """An exchange has given a sum."""
+        self._run, self._saw = run, saw
+
+    def of(self, run: str) -> SawOut | None:
+        """What was seen of the newest exchange; None where that was not one of `run`."""
+        return self._saw if run == self._run else None
+
+
+def beginning(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A copy of as many words `[words]` as are shown at most."""
+    return words[:SHOWN].copy()
+
+
+def fields(words: NDArray[np.uint64], field_bits: int) -> tuple[int, list[int]]:
+    """The first fields of packed words `[words]`, and how many bits each has here."""
+    bits = min(field_bits, _MOST_BITS)
+    mask = np.uint64((1 << bits) - 1)
+    lanes = [(words >> np.uint64(shift)) & mask for shift in range(0, _WORD_BITS - bits + 1, bits)]
+    return bits, [int(number) for number in np.stack(lanes, axis=1).reshape(-1)[:SHOWN]]
+
+
+def first_values(model: ModelState) -> list[float | None]:
+    """The first numbers of a model, in the order of its tensors; None for one that is none."""
+    tensors = (model.float32(name, 0, SHOWN).tolist() for name in model)
+    numbers = itertools.islice(itertools.chain.from_iterable(tensors), SHOWN)
+    return [float(number) if math.isfinite(number) else None for number in numbers]

@@ -1,0 +1,172 @@
+"""People who sign in at the page: with the operator's token, or by a read-only link that an operator made.
+
+A session is a random cookie, and a row with its SHA-256; likewise a link. So both outlive a restart and a change of the
+server that leads, and whoever reads the database cannot sign in with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from fedcore.errors import Unauthorized
+from fedcore.secagg import Randomness
+from fedcore.watch_wire import LinkIn, Role
+from fedcore.wire import ProblemKind
+from server_app.http.polling import Bell
+from server_app.http.problems import Rejection
+from server_app.storage.store import Store
+from server_app.storage.tables import LinkRow, SessionRow
+
+COOKIE: Final = "fedcore-session"
+OWN_HEADER: Final = "x-fedcore"
+"""Only a script of the page itself can send it: a form of another site has no headers, and its script is not let."""
+SESSION_SECONDS: Final = 12 * 3600.0
+SESSIONS_EACH: Final = 1000
+"""Of one link, or of operators; who signs in beyond that ends the oldest."""
+MOST_LINKS: Final = 200
+_SECRET_BYTES: Final = 32
+_DAY: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Somebody who is signed in. digest: SHA-256 of the cookie. expires: seconds since 1970."""
+
+    digest: bytes = field(repr=False)
+    role: Role
+    expires: float
+
+    @property
+    def name(self) -> str:
+        """For counting its requests; says nothing about the cookie."""
+        return f"session {self.digest[:8].hex()}"
+
+
+class Sessions:
+    """Begins, finds and ends sessions, and links by which they begin.
+
+    token_sha256: of the operator's token. wall: seconds since 1970. bell: rung when sessions were ended.
+    """
+
+    def __init__(
+        self, store: Store, *, token_sha256: bytes, wall: Callable[[], float], randomness: Randomness, bell: Bell
+    ) -> None:
+        self._store = store
+        self._token_sha256 = token_sha256
+        self._wall = wall
+        self._randomness = randomness
+        self._bell = bell
+        self.ended = 0
+        """Grows whenever sessions are ended: who follows a stream looks again then."""
+
+    # --- sessions -------------------------------------------------------------------------------
+
+    def is_operators(self, token: str) -> bool:
+        """Whether this is the operator's token."""
+        return hmac.compare_digest(digest_of(token), self._token_sha256)
+
+    async def sign_in(self, token: str) -> tuple[str, Session]:
+        """A new session and its cookie; raises Unauthorized, alike for all that is no token."""
+        now = self._wall()
+        if self.is_operators(token):
+            return await self._begin(Role.OPERATOR, self._operators, "", now + SESSION_SECONDS)
+        link = await self._store.link_of(digest_of(token))
+        if link is None or link.expires <= now:
+            raise Unauthorized("this is neither the operator's token nor that of a link that is still good")
+        return await self._begin(Role.VIEWER, link.id, link.label, min(now + SESSION_SECONDS, link.expires))
+
+    async def _begin(self, role: Role, holder: str, label: str, expires: float) -> tuple[str, Session]:
+        secret = self._secret()
+        digest, now = digest_of(secret), self._wall()
+        row = SessionRow(digest=digest, role=role.value, holder=holder, label=label, created=now, expires=expires)
+        await self._store.add_session(row, most=SESSIONS_EACH)
+        return secret, Session(digest=digest, role=role, expires=expires)
+
+    async def find(self, secret: str) -> Session:
+        """The session of a cookie; raises Unauthorized."""
+        return await self._found(digest_of(secret))
+
+    async def _found(self, digest: bytes) -> Session:
+        row = await self._store.session(digest)
+        gone = row is None or row.expires <= self._wall()
+        if row is None or gone or (row.role == Role.OPERATOR and row.holder != self._operators):
+            raise Unauthorized("the session has ended; sign in again")
+        return Session(digest=digest, role=Role(row.role), expires=row.expires)
+
+    async def holds(self, session: Session) -> bool:
+        """Whether a session has not been ended."""
+        try:
+            await self._found(session.digest)
+        except Unauthorized:
+            return False
+        return True
+
+    def seconds_left(self, session: Session) -> float:
+        """Until it runs out."""
+        return session.expires - self._wall()
+
+    async def sign_out(self, session: Session) -> None:
+        """End a session, and the streams that it has open."""
+        await self._store.end_session(session.digest)
+        self._note_end()
+
+    # --- links ----------------------------------------------------------------------------------
+
+    async def make_link(self, asked: LinkIn) -> tuple[str, LinkRow]:
+        """A new link and its token; Rejection where there are too many."""
+        now = self._wall()
+        if len(await self.links()) >= MOST_LINKS:
+            raise Rejection(ProblemKind.BUSY, f"there are {MOST_LINKS} links already; revoke some")
+        token = self._secret()
+        row = LinkRow(
+            id=self._randomness(6).hex(),
+            digest=digest_of(token),
+            label=asked.label,
+            created=now,
+            expires=now + asked.days * _DAY,
+        )
+        await self._store.add_link(row)
+        return token, row
+
+    async def links(self) -> list[LinkRow]:
+        """The links that are good, the newest first."""
+        return [link for link in await self._store.links() if link.expires > self._wall()]
+
+    async def revoke(self, link: str) -> None:
+        """End a link and all sessions that came by it; Rejection where there is none."""
+        if not await self._store.drop_link(link):
+            raise Rejection(ProblemKind.NOT_FOUND, "there is no such link")
+        self._note_end()
+
+    def _note_end(self) -> None:
+        self.ended += 1
+        self._bell.ring()
+
+    @property
+    def _operators(self) -> str:
+        """Of the token in use: sessions of one that was replaced are good no more."""
+        return f"token {self._token_sha256[:8].hex()}"
+
+    def _secret(self) -> str:
+        return base64.urlsafe_b64encode(self._randomness(_SECRET_BYTES)).decode("ascii").rstrip("=")
+
+
+def digest_of(secret: str) -> bytes:
+    """What is kept of a secret, and compared."""
+    return hashlib.sha256(secret.strip().encode("utf-8")).digest()
+
+
+def cookie_in(lines: list[tuple[str, str]]) -> str:
+    """The session's cookie among header fields, each with its name in small letters; empty where there is none."""
+    for name, value in lines:
+        if name == "cookie":
+            for part in value.split(";"):
+                key, _, secret = part.strip().partition("=")
+                if key == COOKIE:
+                    return secret
+    return ""

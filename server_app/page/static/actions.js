@@ -1,0 +1,58 @@
+// What an operator does to a run. Each asks first, and says what will happen.
+
+import { ask, of, Problem } from "./api.js";
+import { confirm, tell } from "./dialog.js";
+import { el } from "./dom.js";
+import { isOver } from "./words.js";
+
+const STOP = [
+  "The run ends now, and the exchange that is open is given up: nothing of it is unmasked.",
+  "What was learned up to the last complete round is kept as its checkpoint, and the run can go on later.",
+];
+const RESUME = [
+  "The run goes on after the last exchange that it has had, with the same app and the same settings.",
+  "It waits in the queue while another run is under way.",
+];
+const AGAIN = [
+  "A new run begins with the same app, the same settings and the same first model. This one stays as it is.",
+  "Every site's owner still decides by the rules of that site whether it takes part.",
+];
+
+async function act(run, what, title, text, yes, then) {
+  if (!(await confirm(title, text, yes))) return;
+  try {
+    const answer = await ask("POST", of(run, what));
+    then(answer);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    await tell("That was not possible", error.message);
+  }
+}
+
+/** Open a run's own page. */
+export function open(run) {
+  location.hash = `run=${encodeURIComponent(run)}`;
+}
+
+/** The buttons of a run, for an operator; `changed` is called after one has done something. */
+export class Actions {
+  constructor(changed) {
+    const button = (text, click) => el("button", { type: "button", hidden: true, click }, text);
+    this.stop = button("Stop …", () => act(this.run, "cancel", "Stop this run?", STOP, "Stop the run", changed));
+    this.resume = button("Let it go on …", () => act(this.run, "resume", "Let this run go on?", RESUME, "Let it go on", changed));
+    this.again = button("Run again …", () => act(this.run, "again", "Submit this run again?", AGAIN, "Submit it again", (made) => open(made.run)));
+    this.model = el("a", { class: "button", download: "", hidden: true }, "Download the model");
+    this.element = el("div", { class: "buttons" }, this.stop, this.resume, this.again, this.model);
+  }
+
+  /** Follow a run's state. */
+  show({ run, status, model }) {
+    this.run = run;
+    this.stop.hidden = isOver(status);
+    this.resume.hidden = !["failed", "cancelled", "interrupted"].includes(status);
+    this.again.hidden = !isOver(status);
+    this.model.hidden = !model;
+    this.model.href = of(run, "model");
+    this.model.textContent = status === "finished" ? "Download the model" : "Download the checkpoint";
+  }
+}

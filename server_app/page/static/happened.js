@@ -1,0 +1,51 @@
+// What happened in a run, in sentences: who dropped out and why, what was tried again, warnings, what the app printed.
+
+import { load, of } from "./api.js";
+import { el, section } from "./dom.js";
+import { duration, STATUS } from "./words.js";
+
+const KEPT = 200;
+const WORDS = {
+  started: (event) => `The run began${event.rounds ? `, with ${event.rounds} rounds planned` : ""}.`,
+  resumed: (event) => `The run goes on: ${event.why}`,
+  dropped: (event) => `${event.client} dropped out during ${event.stage}: ${event.reason}`,
+  blamed: (event) => `${event.client} cheated during ${event.stage} (${event.reason}) and is asked no more in this run.`,
+  "exchange-failed": (event) => `Round ${event.server_round} failed: ${event.reason}; ${event.retry ? "it is tried again" : "given up"}.`,
+  "exchange-repeated": (event) => `Round ${event.server_round} is repeated: the updates of ${event.large} of ${event.survivors} sites were larger than expected.`,
+  warning: (event) => event.line,
+  log: (event) => `The app says: ${event.line}`,
+  ended: (event) => `The run ended: ${STATUS[event.status]?.[1] ?? event.status}${event.reason ? `, ${event.reason}` : ""}.`,
+};
+const SIGNS = { dropped: "✕", blamed: "◆", "exchange-failed": "✕", warning: "!", ended: "■" };
+
+/** The panel of what happened. last: the number of the newest event that it knows. */
+export class Happened {
+  #seen = new Set();
+  last = 0;
+
+  constructor() {
+    this.none = el("p", { class: "note" }, "Nothing out of the ordinary.");
+    this.list = el("ol", { class: "happened", tabindex: "0", "aria-label": "What happened, the newest first" });
+    this.element = section("What happened", {}, this.none, this.list);
+  }
+
+  /** Fetch what happened before now. */
+  async fetch(run) {
+    await load(`${of(run)}?after=${this.last}`, ({ events }) => events.forEach((recorded) => this.add(recorded)));
+  }
+
+  /** Take one event; those without a sentence of their own are passed over. */
+  add(recorded) {
+    const { seq, seconds, event } = recorded;
+    this.last = Math.max(this.last, seq);
+    const words = WORDS[event.kind]?.(event);
+    if (!words || this.#seen.has(seq)) return;
+    this.#seen.add(seq);
+    this.none.hidden = true;
+    const sign = el("span", { class: "sign", "aria-hidden": "true" }, SIGNS[event.kind] ?? "·");
+    const item = el("li", { "data-kind": event.kind, "data-seq": seq }, sign, el("span", {}, words), el("time", {}, `after ${duration(seconds)}`));
+    const after = [...this.list.children].find((other) => Number(other.dataset.seq) < seq);
+    this.list.insertBefore(item, after ?? null);
+    if (this.list.childElementCount > KEPT) this.list.lastChild.remove();
+  }
+}

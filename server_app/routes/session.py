@@ -1,0 +1,113 @@
+"""People who sign in at the page, and the read-only links that operators give away."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Request, Response
+
+from fedcore.errors import Unauthorized
+from fedcore.watch_wire import LinkIn, LinkInfo, LinkOut, LinksOut, SessionIn, SessionOut
+from fedcore.wire import ProblemKind
+from server_app.http.audience import ForEverybody, ForOperators
+from server_app.http.authentication import Headers
+from server_app.http.problems import Rejection, problem_responses
+from server_app.http.sessions import COOKIE, OWN_HEADER, cookie_in
+from server_app.routes.access import AnyServices, AnySessions, guarded_request
+from server_app.storage.tables import LinkRow
+
+_SIGNED: Final[dict[int | str, dict[str, Any]]] = {
+    204: {
+        "description": "Signed in",
+        "headers": {"Set-Cookie": {"schema": {"type": "string"}, "description": f"{COOKIE}, for twelve hours"}},
+    }
+}
+open_router = APIRouter(prefix="/v1", route_class=ForEverybody, tags=["session"])
+router = APIRouter(
+    prefix="/v1",
+    route_class=ForOperators,
+    tags=["operator"],
+    responses=problem_responses(
+        ProblemKind.UNAUTHORIZED, ProblemKind.MALFORMED, ProblemKind.NOT_ALLOWED, ProblemKind.CROSS_SITE
+    ),
+)
+LinkId = Annotated[str, Path(min_length=1, max_length=64)]
+
+
+@open_router.post(
+    "/session",
+    status_code=204,
+    responses={
+        **problem_responses(ProblemKind.UNAUTHORIZED, ProblemKind.MALFORMED, ProblemKind.CROSS_SITE),
+        **_SIGNED,
+    },
+)
+async def sign_in(body: SessionIn, request: Request, response: Response, sessions: AnySessions) -> None:
+    """Sign in with the operator's token, or that of a read-only link; a cookie stands for it from then on."""
+    headers = Headers(request.scope)
+    if cookie_in(headers.items()) and headers.get(OWN_HEADER) != "1":
+        raise Rejection(ProblemKind.CROSS_SITE, "with a cookie, signing in needs the header X-Fedcore: 1")
+    try:
+        secret, session = await sessions.sign_in(body.token)
+    except Unauthorized:
+        if (refused := guarded_request(request).refused) is not None:
+            await refused()
+        raise
+    response.set_cookie(
+        COOKIE,
+        secret,
+        max_age=max(math.ceil(sessions.seconds_left(session)), 1),
+        path="/",
+        secure=True,
+        httponly=True,
+        samesite="strict",
+    )
+
+
+@router.get("/session")
+async def session(request: Request, services: AnyServices) -> SessionOut:
+    """Who asks, and until when that is good."""
+    known = guarded_request(request)
+    expires = None if known.session is None else _time(known.session.expires)
+    return SessionOut(role=known.role, federation=services.roster.federation, expires=expires)
+
+
+@router.delete("/session", status_code=204, responses=problem_responses(ProblemKind.NOT_FOUND))
+async def sign_out(request: Request, response: Response, sessions: AnySessions) -> None:
+    """End the session, and the streams that it has open."""
+    known = guarded_request(request).session
+    if known is None:
+        raise Rejection(ProblemKind.NOT_FOUND, "the operator's token itself is no session; nothing ends")
+    await sessions.sign_out(known)
+    response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
+
+
+@router.post("/links", status_code=201, responses=problem_responses(ProblemKind.BUSY))
+async def make_link(body: LinkIn, request: Request, sessions: AnySessions) -> LinkOut:
+    """A read-only link to the page, for whoever is to look on. Its token is told this once."""
+    token, row = await sessions.make_link(body)
+    # Behind `#`, where it is sent to no server and stands in no log.
+    url = f"https://{request.url.netloc}/#view={token}"
+    return LinkOut(**_info(row).model_dump(), token=token, url=url)
+
+
+@router.get("/links")
+async def links(sessions: AnySessions) -> LinksOut:
+    """The links that are good."""
+    return LinksOut(links=[_info(row) for row in await sessions.links()])
+
+
+@router.delete("/links/{link}", status_code=204, responses=problem_responses(ProblemKind.NOT_FOUND))
+async def revoke(link: LinkId, sessions: AnySessions) -> None:
+    """End a link, and at once the sessions of all who came by it."""
+    await sessions.revoke(link)
+
+
+def _info(row: LinkRow) -> LinkInfo:
+    return LinkInfo(id=row.id, label=row.label, created=_time(row.created), expires=_time(row.expires))
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)

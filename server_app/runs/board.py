@@ -1,0 +1,62 @@
+"""What a stream about the whole federation shows, made once for all streams and at most once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Final
+
+from fedcore.operator_wire import ServerOut
+from fedcore.watch_wire import Role
+from server_app.runs.listing import list_runs
+from server_app.runs.members import members_streamed
+from server_app.runs.viewers import runs_for_viewers
+from server_app.services import Services
+
+PAUSE_SECONDS: Final = 1.0
+RUNS: Final = 50
+"""Runs on the first page."""
+
+
+class Board:
+    """The first page of runs and the members, as they were at the last look."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._looking = asyncio.Lock()
+        self._looked = -math.inf
+        self._rings = -1
+        self._runs = dict.fromkeys(Role, "")
+        self._clients = ""
+        self._compared = ""
+
+    async def look(self, role: Role) -> dict[str, str]:
+        """By the name of its event, the JSON of each of the two for `role`; the same text where nothing has changed."""
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if now - self._looked >= PAUSE_SECONDS / 2:
+                await self._refresh()
+                self._looked = now
+        return {"runs": self._runs[role], "clients": self._clients}
+
+    async def _refresh(self) -> None:
+        rings = self._services.run_bell.rings
+        if rings != self._rings:
+            found = await list_runs(self._services.store, limit=RUNS, before="", status=None)
+            told = {Role.OPERATOR: found, Role.VIEWER: runs_for_viewers(found)}
+            self._runs = {role: browser_json(runs.model_dump_json()) for role, runs in told.items()}
+            self._rings = rings
+        members = members_streamed(self._services)
+        # When somebody was heard of last changes all the time, and is no news.
+        left_out = {"clients": {"__all__": {"last_seen_seconds"}}} if isinstance(members, ServerOut) else None
+        compared = members.model_dump_json(exclude=left_out)
+        if compared != self._compared:
+            self._clients, self._compared = members.model_dump_json(), compared
+
+
+def browser_json(text: str) -> str:
+    """JSON without NaN and infinity, which browsers do not read: null goes in their place."""
+    if "NaN" in text or "Infinity" in text:
+        return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"), allow_nan=False)
+    return text

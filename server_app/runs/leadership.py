@@ -1,0 +1,150 @@
+"""Which server of a federation leads it: takes its runs on, and answers its clients.
+
+With SQLite that is the one that there is. Servers that share a PostgreSQL database hold a lease in turn: one leads, the
+others stand by and try to take it. What the leader writes is fenced by its lease, so that one that was frozen, or cut
+off, writes nothing more once another has taken over, whatever it still believes; and it believes so no longer than the
+lease lasts by its own clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from fedcore.errors import FedcoreError, LeaseLost
+from fedcore.system.concurrency import end
+from server_app.runs.persistence import reason_of
+from server_app.services import Services
+from server_app.storage.store import Lease
+
+log = logging.getLogger("fedcore.server")
+
+LEASE: Final = "leader"
+_RENEWALS: Final = 3
+"""Renewals in the time of a lease."""
+_TRIES: Final = 20
+"""Tries to take it in the time of a lease."""
+
+Step = Callable[[], Awaitable[None]]
+
+
+class Leadership:
+    """Begins to lead when it may, and ceases when it may no longer. begin, cease: what that comes to."""
+
+    def __init__(self, services: Services, *, begin: Step, cease: Step) -> None:
+        self._services = services
+        self._begin = begin
+        self._cease = cease
+        self._holder = services.new_id()
+        self._seconds = services.settings.lease_seconds
+        self._task: asyncio.Task[None] | None = None
+        self._leading = False
+        self._until = math.inf
+        self.trouble = ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this server leads; a process that was stopped for longer than its lease knows it as it wakes."""
+        return self._leading and self._now() < self._until
+
+    async def start(self) -> None:
+        """Lead at once where nobody else can; otherwise as soon as the lease is to be had."""
+        if self._services.settings.shared:
+            self._task = asyncio.create_task(self._compete())
+        else:
+            await self._start_leading()
+
+    async def stop(self) -> None:
+        """Put everything down, and let another server lead at once."""
+        if self._task is not None:
+            await end(self._task)
+        elif self._leading:
+            self._leading = False
+            await self._cease()
+
+    # --- with others ----------------------------------------------------------------------------
+
+    async def _compete(self) -> None:
+        while True:
+            asked = self._now()
+            lease = await self._take()
+            if lease is not None:
+                await self._lead(lease, asked + self._seconds)
+            await asyncio.sleep(self._seconds / _TRIES)
+
+    async def _take(self) -> Lease | None:
+        """The lease; None where another has it, or the database does not answer."""
+        settings, store = self._services.settings, self._services.store
+        try:
+            lease = await store.take_lease(LEASE, holder=self._holder, url=settings.url, seconds=self._seconds)
+        except FedcoreError as error:
+            self._note(f"whether another server leads is not known: {reason_of(error)}")
+            return None
+        self._note("")
+        return lease
+
+    async def _lead(self, lease: Lease, until: float) -> None:
+        """Lead while the lease can be renewed."""
+        self._until = until
+        self._services.store.fence(lease)
+        log.info("this server leads the federation now")
+        beginning = asyncio.create_task(self._start_leading())
+        held = True
+        try:
+            await self._hold(lease, beginning)
+        except Exception as error:
+            held = not isinstance(error, LeaseLost | TimeoutError)
+            why = "its lease ran out" if isinstance(error, TimeoutError) else reason_of(error)
+            log.warning("this server leads no more: %s", why)
+        finally:
+            self._leading = False
+            await end(beginning)
+            await self._cease()
+            if held:
+                await self._give(lease)
+
+    async def _start_leading(self) -> None:
+        await self._begin()
+        self._leading = True
+
+    async def _hold(self, lease: Lease, beginning: asyncio.Task[None]) -> None:
+        """Renew the lease in time.
+
+        Raises LeaseLost, TimeoutError where no renewal came through, and what a failed beginning raised.
+        """
+        while True:
+            await asyncio.sleep(self._seconds / _RENEWALS / 2 if self.trouble else self._seconds / _RENEWALS)
+            if beginning.done():
+                beginning.result()
+            asked = self._now()
+            try:
+                async with asyncio.timeout(self._until - self._now()):
+                    await self._services.store.renew_lease(lease, self._seconds)
+            except LeaseLost:
+                raise
+            except FedcoreError as error:
+                self._note(f"the lease is not renewed: {reason_of(error)}")
+                if self._now() >= self._until:
+                    raise TimeoutError from error
+            else:
+                self._note("")
+                self._until = asked + self._seconds
+
+    async def _give(self, lease: Lease) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._services.store.give_lease(lease)
+        except (FedcoreError, TimeoutError) as error:  # it runs out by itself
+            log.warning("the lease is not given back: %s", error)
+
+    def _now(self) -> float:
+        return time.monotonic()  # not the loop's, which stands still while a callback runs
+
+    def _note(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            log.warning("%s", trouble)
+        self.trouble = trouble

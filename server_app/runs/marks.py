@@ -1,0 +1,88 @@
+"""A line of marks for each client: where it stood in the last exchanges of a run (Bonawitz et al. 2019, figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from fedcore.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeStarted, Recorded
+from fedcore.watch_wire import MOST_MARKS, ClientMarks, Mark, MarksOut
+from fedcore.wire import is_query, is_training
+from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.stages import Standing
+
+_NOT_ASKED: Final[Mark] = "."
+_GONE: Final = frozenset({"x", "!"})
+_UPDATE_HERE: Final = frozenset({Standing.ADMITTED, Standing.TAKEN, Standing.LEAVING, Standing.LEFT})
+
+
+@dataclass(slots=True)
+class _Exchange:
+    kind: Literal["train", "evaluate", "query"]
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+
+class MarkBook:
+    """Takes the events of one run in order; of exchanges before the last `MOST_MARKS` nothing is kept."""
+
+    def __init__(self) -> None:
+        self._exchanges: dict[int, _Exchange] = {}
+
+    def take(self, item: Recorded) -> None:
+        """One more event."""
+        match item.event:
+            case ExchangeStarted() as started:
+                joined: dict[str, Mark] = dict.fromkeys(started.cohort, "j")
+                self._exchanges[started.exchange] = _Exchange(_kind(started.message_type), joined)
+                if len(self._exchanges) > MOST_MARKS:
+                    del self._exchanges[next(iter(self._exchanges))]
+            case ClientDropped(exchange=exchange, client=client):
+                self._mark(exchange, client, "x")
+            case ClientBlamed(exchange=exchange, client=client):
+                self._mark(exchange, client, "!")
+            case ExchangeDone() as done:
+                for client in done.survivors:
+                    self._mark(done.exchange, client, "d")
+
+    def _mark(self, exchange: int, client: str, mark: Mark) -> None:
+        found = self._exchanges.get(exchange)
+        if found is not None and found.marks.get(client) != "!":  # what a client is blamed for outlasts its end
+            found.marks[client] = mark
+
+    def shown(self, last: int, members: Iterable[str], now: Mapping[str, Mark], open_exchange: int) -> MarksOut:
+        """The last exchanges. now: how the clients of `open_exchange` stand; 0 where none is open."""
+        chosen = dict(list(self._exchanges.items())[-last:])
+        lines = {name: [_NOT_ASKED] * len(chosen) for name in members}
+        for place, (number, exchange) in enumerate(chosen.items()):
+            for name, mark in exchange.marks.items():
+                line = lines.setdefault(name, [_NOT_ASKED] * len(chosen))
+                line[place] = now.get(name, mark) if number == open_exchange and mark not in _GONE else mark
+        return MarksOut(
+            exchanges=list(chosen),
+            kinds=[exchange.kind for exchange in chosen.values()],
+            clients=[ClientMarks(name=name, marks="".join(line)) for name, line in lines.items()],
+        )
+
+
+def marks_now(exchange: Exchange, names: Mapping[int, str]) -> dict[str, Mark]:
+    """How the clients of an open exchange stand that have not left: their keys are here, or their update is."""
+    first, answered = exchange.stages.is_first, exchange.clients.done
+    marks: dict[str, Mark] = {}
+    for client in exchange.task.cohort:
+        if client in exchange.clients.reasons:
+            mark: Mark = "x"
+        elif exchange.clients.standing(client) in _UPDATE_HERE:
+            mark = "u"
+        elif not first or client in answered or exchange.uploads.held(client):
+            mark = "t"
+        else:
+            mark = "j"
+        marks[names[client]] = mark
+    return marks
+
+
+def _kind(message_type: str) -> Literal["train", "evaluate", "query"]:
+    if is_training(message_type):
+        return "train"
+    return "query" if is_query(message_type) else "evaluate"

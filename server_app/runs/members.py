@@ -1,0 +1,49 @@
+"""The members of the federation as operators and viewers see them."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from fedcore.operator_wire import ClientOut, ServerOut
+from fedcore.system.version import fedcore_version
+from fedcore.watch_wire import CrowdOut
+from server_app.runs.standings import ONLINE_SECONDS
+from server_app.services import Services
+
+MOST_NAMED: Final = 200
+"""Members that a stream names one by one."""
+
+
+def members_out(services: Services) -> ServerOut:
+    """The roster, and who of it is connected."""
+    presence = services.presence
+    listed = []
+    for member in services.roster.members:
+        silent = presence.silent_for(member.id)
+        listed.append(
+            ClientOut(
+                id=member.id,
+                name=member.name,
+                online=silent <= ONLINE_SECONDS,
+                eligible=not presence.waits(member.id),
+                reports_failures=member.id in presence.reporting,
+                app_sha256=presence.installed.get(member.id, ""),
+                last_seen_seconds=None if math.isinf(silent) else round(silent, 3),
+            )
+        )
+    return ServerOut(
+        federation=services.roster.federation,
+        version=fedcore_version(),
+        roster=services.roster.newest.version,
+        clients=listed,
+    )
+
+
+def members_streamed(services: Services) -> ServerOut | CrowdOut:
+    """The same where they are few; of many how many there are."""
+    members = services.roster.members
+    if len(members) <= MOST_NAMED:
+        return members_out(services)
+    online = sum(services.presence.silent_for(member.id) <= ONLINE_SECONDS for member in members)
+    return CrowdOut(online=online, members=len(members))

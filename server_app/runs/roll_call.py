@@ -1,0 +1,49 @@
+"""Says in the log who comes and who goes, many at once in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from fedcore.events import name_some
+from server_app.runs.presence import Presence
+
+log = logging.getLogger("fedcore.server")
+
+PAUSE_SECONDS: Final = 5.0
+"""Between two looks; who goes and is back by the next one has not been away."""
+ABSENT_SECONDS: Final = 15.0
+"""How long a member is silent that is said to have gone, where its connection does not say so sooner."""
+
+
+class RollCall:
+    """Compares who is there with who was there at the last look.
+
+    names: client id -> name. tell: gets the lines.
+    """
+
+    def __init__(
+        self, presence: Presence, names: Callable[[], Mapping[int, str]], tell: Callable[[str], None] = log.info
+    ) -> None:
+        self._presence = presence
+        self._names = names
+        self._tell = tell
+        self._there: frozenset[int] = frozenset()
+
+    def look(self) -> None:
+        """Say what has changed."""
+        there, before = self._presence.online(ABSENT_SECONDS), self._there
+        self._there = there
+        for what, clients in (("connected", there - before), ("gone", before - there)):
+            if clients:
+                names = self._names()
+                named = name_some([names.get(client, str(client)) for client in sorted(clients)])
+                self._tell(f"{what}: {len(clients)} ({named}); {len(there)} members are there")
+
+    async def watch(self) -> NoReturn:
+        """Look again and again."""
+        while True:
+            await asyncio.sleep(PAUSE_SECONDS)
+            self.look()

@@ -1,0 +1,94 @@
+"""The rounds of a run as figures to draw, kept up from its events: some hundred bytes each, whatever the cohort."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fedcore.events import ExchangeDone, ExchangeStarted, PrivacyTerms, Recorded, RunStarted
+from fedcore.watch_wire import RoundOut, RoundsOut
+from fedcore.wire import MetricValue
+
+MOST_ROUNDS = 10_000
+"""Beyond that the oldest are left out."""
+
+
+@dataclass(slots=True)
+class _Round:
+    seconds: float = 0.0
+    train: dict[str, MetricValue | None] = field(default_factory=dict)
+    evaluate: dict[str, MetricValue | None] = field(default_factory=dict)
+    up: int = 0
+    down: int = 0
+    epsilon: float | None = None
+    cohort: int = 0
+    survivors: int = 0
+    has_trained: bool = False
+
+
+class RoundBook:
+    """Takes the events of one run in order."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, _Round] = {}
+        self._planned: int | None = None
+        self._privacy: PrivacyTerms | None = None
+        self._cohort = (0, 0)
+        """The exchange that was opened last, and how many clients were asked."""
+
+    def take(self, item: Recorded) -> None:
+        """One more event."""
+        match item.event:
+            case RunStarted(rounds=planned, privacy=privacy):
+                self._planned, self._privacy = planned, privacy
+            case ExchangeStarted(exchange=exchange, cohort=cohort):
+                self._cohort = (exchange, len(cohort))
+            case ExchangeDone() as done if done.trains or done.evaluates:
+                self._add(done)
+
+    def _add(self, done: ExchangeDone) -> None:
+        found = self._rounds.setdefault(done.server_round, _Round())
+        if len(self._rounds) > MOST_ROUNDS:
+            del self._rounds[next(iter(self._rounds))]
+        found.seconds += done.seconds
+        found.up += sum(done.bytes_up.values())
+        found.down += sum(done.bytes_down.values())
+        found.epsilon = done.epsilon_spent if done.epsilon_spent is not None else found.epsilon
+        (found.train if done.trains else found.evaluate).update(_drawable(done.metrics))
+        if done.trains or not found.has_trained:
+            found.has_trained = done.trains
+            found.survivors = len(done.survivors)
+            exchange, cohort = self._cohort
+            found.cohort = cohort if exchange == done.exchange else found.survivors
+
+    def shown(self, seq: int) -> RoundsOut:
+        """All rounds, in order. seq: number of the last event that was taken."""
+        return RoundsOut(
+            rounds=[
+                RoundOut(
+                    round=number,
+                    seconds=round(one.seconds, 4),
+                    train=one.train,
+                    evaluate=one.evaluate,
+                    up=one.up,
+                    down=one.down,
+                    epsilon=one.epsilon,
+                    cohort=one.cohort,
+                    survivors=one.survivors,
+                    dropped=one.cohort - one.survivors,
+                )
+                for number, one in sorted(self._rounds.items())
+            ],
+            planned=self._planned,
+            privacy=self._privacy,
+            seq=seq,
+        )
+
+
+def _drawable(metrics: dict[str, MetricValue]) -> dict[str, MetricValue | None]:
+    """A metric that is no number is None; lists stay as they are where all of them are numbers."""
+    return {name: value if _is_number(value) else None for name, value in metrics.items()}
+
+
+def _is_number(value: MetricValue) -> bool:
+    return all(map(math.isfinite, value)) if isinstance(value, list) else math.isfinite(value)

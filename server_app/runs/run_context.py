@@ -1,0 +1,146 @@
+"""What all parts that lead one run share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedcore.errors import RoundFailed
+from fedcore.events import ExchangeDone, ExchangeStarted
+from fedcore.state import ModelFacts
+from fedcore.wire import Task
+from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.exchange import Exchange
+from server_app.runs.cohort import CohortSelection
+from server_app.runs.event_log import EventLog
+from server_app.runs.plan import RunPlan
+from server_app.runs.run_files import RunFiles
+from server_app.runs.run_state import RunState
+from server_app.services import Services
+from server_app.storage.tables import ExchangeRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Made anew for each start of the ServerApp.
+
+    past: the exchanges of the step that has no answer yet, which may have been opened by an earlier process. show: told
+    about every exchange that is led, so that the routes find it.
+    """
+
+    services: Services
+    plan: RunPlan
+    files: RunFiles
+    event_log: EventLog
+    state: RunState
+    clients: CohortSelection
+    show: Callable[[Exchange], None]
+    past: Sequence[ExchangeRow] = field(default=())
+
+    def past_of(self, step: int) -> Iterator[ExchangeRow]:
+        """The exchanges that `step` has led to already, in order."""
+        return (row for row in self.past if row.step == step)
+
+    async def lead(self, exchange: Exchange, row: ExchangeRow | None) -> ExchangeEnd:
+        """Lead an exchange to its end, from where `row` says that it is."""
+        if row is not None:
+            task = exchange.task
+            await exchange.restore(await self.services.store.history(task.run, task.exchange))
+        self.show(exchange)
+        try:
+            await exchange.run()
+        except RoundFailed:  # the end says so too, and alike after a restart
+            if exchange.end is None:
+                raise
+        assert exchange.end is not None  # noqa: S101
+        return exchange.end
+
+    async def close(self, task: Task, end: ExchangeEnd) -> None:
+        """An exchange has ended: count it, and ask no more whoever cheated."""
+        self.state.take(task, end)
+        self.clients.exclude(end.blamed)
+        columns = {"rounds": self.state.rounds, "epsilon": self.state.budget.epsilon_spent}
+        await self.services.store.update_run(self.plan.run, **columns)
+
+    async def checkpoint(self, model: Path) -> None:
+        """Keep the model that the app hands over, if a round has made it: what a run leaves that does not finish."""
+        if self.state.rounds:
+            kept = await self.files.keep_checkpoint(model, self.facts("checkpoint"))
+            await self.services.store.update_run(self.plan.run, model_sha256=kept.sha256, model_size=kept.size)
+
+    async def close_judged(self, task: Task, end: ExchangeEnd, model: Path | None) -> None:
+        """`close`, and keep the model that was evaluated if no other was better.
+
+        Before the answer is in the journal: a process that ends in between does the same again from the same rows.
+        """
+        rule, value = self.state.rule, self.state.judged(task, end)
+        better = rule is not None and rule.beats(value, self.state.best)
+        await self.close(task, end)
+        if rule is None or end.total is None or task.trains or task.queries or model is None:
+            return
+        if value is None:
+            self.event_log.warn_once(rule.absent(end.total.metrics))
+        if better and value is not None:
+            await self.files.keep_best(model, replace(self.facts("best"), best=rule.said(value)))
+
+    def facts(self, kind: str) -> ModelFacts:
+        """What the file of a model of this run says, as things stand."""
+        privacy = self.state.encodings.privacy
+        return ModelFacts(
+            kind=kind,
+            run=self.plan.run,
+            federation=self.services.roster.federation,
+            app=self.plan.app,
+            app_sha256=self.plan.app_sha256,
+            rounds=self.state.rounds,
+            epsilon=self.state.budget.epsilon_spent,
+            delta=privacy.delta if privacy is not None else None,
+            run_config=self.plan.run_config,
+            told=self.state.told,
+            time=datetime.fromtimestamp(self.services.wall(), UTC).isoformat(timespec="seconds"),
+        )
+
+    def note_start(self, task: Task, *, model: str | None, content: str | None = None) -> None:
+        """Say that a cohort was asked; model and content as in `ExchangeStarted`."""
+        encoding = task.encoding
+        started = ExchangeStarted(
+            exchange=task.exchange,
+            server_round=task.server_round,
+            message_type=task.message_type,
+            attempt=task.attempt,
+            cohort=self.names(task.cohort),
+            quorum=task.quorum,
+            field_bits=encoding.field_bits if encoding and encoding.layout else None,
+            aggregation=task.aggregation,
+            model=model,
+            content=content,
+        )
+        self.event_log.add(started)
+
+    def note_done(self, task: Task, end: ExchangeEnd, **found: Any) -> None:
+        """Say that an exchange was completed; found: the fields of `ExchangeDone` that tell what came of it."""
+        usage = end.usage
+        done = ExchangeDone(
+            exchange=task.exchange,
+            server_round=task.server_round,
+            message_type=task.message_type,
+            aggregation=task.aggregation,
+            survivors=self.names(end.survivors),
+            seconds=round(usage.seconds, 4),
+            stage_seconds=dict(usage.stage_seconds),
+            bytes_up=self.by_name(usage.up),
+            bytes_down=self.by_name(usage.down),
+            **found,
+        )
+        self.event_log.add(done)
+
+    def names(self, clients: Collection[int]) -> list[str]:
+        """Clients by name, in the order of their numbers."""
+        return [self.services.names[client] for client in sorted(clients)]
+
+    def by_name(self, counts: Mapping[int, int]) -> dict[str, int]:
+        """Figures of clients, by name."""
+        return {self.services.names[client]: count for client, count in sorted(counts.items())}

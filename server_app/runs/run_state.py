@@ -1,0 +1,76 @@
+"""What the exchanges of a run have told and cost so far: folded over their ends, live and after a restart alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedcore.best import BestRule
+from fedcore.codec import release_of
+from fedcore.config import JobSettings
+from fedcore.exchange import EncodingPlan
+from fedcore.privacy import PrivacyBudget
+from fedcore.secagg import Fault
+from fedcore.wire import Task
+from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.secure import UNMASK
+from server_app.storage.tables import ExchangeRow
+
+
+class RunState:
+    """The encodings to come, the privacy budget, who cheated, and how many exchanges and rounds there were.
+
+    told: the configurations that went with the last training. best: what the best evaluation so far gave, by `rule`.
+    """
+
+    def __init__(self, settings: JobSettings, least_cohort: int) -> None:
+        self.encodings = EncodingPlan(settings, least_cohort)
+        self.budget = PrivacyBudget(self.encodings.privacy)
+        self.blamed: dict[int, Fault] = {}
+        self.count = 0
+        self.rounds = 0
+        self.told: dict[str, dict[str, Any]] = {}
+        self.rule = BestRule.parse(settings.best_model)
+        self.best: float | None = None
+
+    def next_exchange(self) -> int:
+        """The number of an exchange that is about to be opened."""
+        self.count += 1
+        return self.count
+
+    def take_rows(self, rows: Sequence[ExchangeRow]) -> None:
+        """Exchanges of earlier steps; one that never came to its end has cost what it may have told."""
+        for row in rows:
+            self.count = max(self.count, row.exchange)
+            task = Task.model_validate(row.task)
+            if row.result is not None:
+                self.take(task, ExchangeEnd.from_json(row.result))
+            elif row.stage == UNMASK:
+                self.budget.spend(release_of(task.encoding))
+
+    def judged(self, task: Task, end: ExchangeEnd) -> float | None:
+        """What an evaluation says of the model that it was asked of; None where nothing is chosen by it."""
+        evaluates = not task.trains and not task.queries and end.failure is None
+        if self.rule is None or end.total is None or not evaluates:
+            return None
+        return self.rule.value(end.total.metrics)
+
+    def take(self, task: Task, end: ExchangeEnd) -> None:
+        """One more exchange has ended."""
+        self.count = max(self.count, task.exchange)
+        self.blamed.update(end.blamed)
+        value = self.judged(task, end)
+        if self.rule is not None and self.rule.beats(value, self.best):
+            self.best = value
+        encoding = task.encoding
+        if end.unmasked or end.total is not None:  # shares were asked for: the sum may be known, also after a failure
+            self.budget.spend(release_of(encoding))
+        if end.failure is None:
+            self.rounds += task.trains and bool(end.survivors)
+            self.told = task.configs if task.trains else self.told
+        if encoding is None:
+            return
+        if end.total is not None:
+            self.encodings.learn(task.message_type, encoding, end.total)
+        elif end.failure is not None and end.failure.statistics is not None:
+            self.encodings.learn_overflow(task.message_type, encoding, end.failure.statistics)

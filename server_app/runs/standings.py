@@ -1,0 +1,56 @@
+"""Where each client of a run stands, as far as the server can see; nothing in it is learned for this alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fedcore.operator_wire import ClientState, RunClientOut, RunClientsOut
+from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.stages import Standing
+from server_app.services import Services
+
+ONLINE_SECONDS: Final = 15.0
+_HERE: Final = frozenset({Standing.ADMITTED, Standing.TAKEN, Standing.LEAVING, Standing.LEFT})
+"""Whose update is here, whatever became of the client."""
+
+
+def standings(services: Services, run: str, app_sha256: str, exchange: Exchange | None) -> RunClientsOut:
+    """All members, and what they do for a run that waits or is led. exchange: the run's open or last one, if any."""
+    is_open = exchange is not None and not exchange.stages.over
+    return RunClientsOut(
+        run=run,
+        exchange=exchange.task.exchange if exchange is not None and is_open else 0,
+        server_round=exchange.task.server_round if exchange is not None and is_open else 0,
+        stage=exchange.stages.current if exchange is not None and is_open else "",
+        clients=[
+            RunClientOut(id=member.id, name=member.name, state=state, why=why)
+            for member in services.roster.members
+            for state, why in [_standing(services, member.id, app_sha256, exchange)]
+        ],
+    )
+
+
+def _standing(services: Services, client: int, app_sha256: str, exchange: Exchange | None) -> tuple[ClientState, str]:
+    if exchange is None or client not in exchange.clients:
+        return _idle(services, client, app_sha256, asked=exchange is None or exchange.stages.over)
+    gone = exchange.clients.reasons.get(client, "")
+    if exchange.stages.over:
+        state, why = _idle(services, client, app_sha256, asked=True)
+        return state, why or (f"dropped in exchange {exchange.task.exchange}: {gone}" if gone else "")
+    if exchange.clients.standing(client) in _HERE:
+        return ClientState.DONE, gone
+    if gone:
+        return ClientState.DROPPED, gone
+    return (ClientState.UPLOADING if exchange.uploads.held(client) else ClientState.TRAINING), ""
+
+
+def _idle(services: Services, client: int, app_sha256: str, *, asked: bool) -> tuple[ClientState, str]:
+    """A client that works on nothing of this run. asked: whether it may be asked next, as far as that goes."""
+    presence = services.presence
+    if presence.silent_for(client) > ONLINE_SECONDS:
+        return ClientState.AWAY, "is not connected"
+    if presence.installed.get(client) != app_sha256:
+        return ClientState.WAITING, "another app is installed there than the one of this run"
+    if presence.waits(client):
+        return ClientState.WAITING, "may not train now, by its owner's rules"
+    return ClientState.WAITING, "" if asked else "is not asked in this exchange"

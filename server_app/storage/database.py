@@ -1,0 +1,146 @@
+"""Transactions: reads, and writes that share a commit.
+
+A commit is on the disk when it returns (SQLite: WAL with synchronous = FULL). That costs milliseconds, and all clients
+of a stage answer at about the same time; so writes that come while a commit is under way wait for the next one, and
+share it (group commit). Where one of them fails, all are undone and done again, each by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import CursorResult, Executable, Select, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from fedcore.errors import LeaseLost, StorageDamaged, StorageUnavailable
+from server_app.storage.engines import READ_ONLY
+from server_app.storage.tables import Base, LeaseRow
+from server_app.storage.trouble import explained
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A lease that was taken; `generation` tells it from those taken before and after (a fencing token)."""
+
+    name: str
+    holder: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One caller's writes, and where it waits for what became of them."""
+
+    work: Callable[[AsyncConnection], Awaitable[Any]]
+    fenced: bool
+    outcome: asyncio.Future[Any]
+
+    def settle(self, value: Any = None, error: Exception | None = None) -> None:
+        """Tell the caller, unless it went away."""
+        if self.outcome.done():
+            return
+        if error is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(value)
+
+
+class Database:
+    """Runs transactions. Raises StorageFull, StorageUnavailable, StorageDamaged; LeaseLost once it is fenced.
+
+    A write that raised StorageUnavailable may have been done all the same, where the connection broke in the commit.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._reader = engine.execution_options(**{READ_ONLY: True})
+        self._pending: list[_Write] = []
+        self._committer: asyncio.Task[None] | None = None
+        self._fence: Select[Any] | None = None
+
+    def upsert(self, table: type[Base]) -> sqlite.Insert:
+        """An INSERT that knows ON CONFLICT; SQLAlchemy has one for each database, alike in what is used here."""
+        of_postgresql = self._engine.dialect.name == "postgresql"
+        return postgresql.insert(table) if of_postgresql else sqlite.insert(table)  # type: ignore[return-value]
+
+    async def close(self) -> None:
+        """Finish what is being written, then close all connections."""
+        if self._committer is not None:
+            await asyncio.wait({self._committer})
+        await self._engine.dispose()
+
+    def fence(self, lease: Lease | None) -> None:
+        """From now on every write checks that this lease was not taken over, and holds off a taking until it is done.
+
+        The lock lasts to the end of the transaction (PostgreSQL: FOR SHARE; SQLite has one writer at a time), so no
+        write of an earlier holder can come after a later one's taking.
+        """
+        if lease is None:
+            self._fence = None
+            return
+        mine = (LeaseRow.name == lease.name, LeaseRow.generation == lease.generation)
+        self._fence = select(LeaseRow.generation).where(*mine).with_for_update(read=True)
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A connection for reads."""
+        try:
+            async with self._reader.begin() as connection:
+                yield connection
+        except Exception as error:
+            if (told := explained(error)) is error:
+                raise
+            raise told from told.__cause__
+
+    async def execute(self, statement: Executable, *, fenced: bool = True) -> CursorResult[Any]:
+        """One statement, as `write`."""
+        result: CursorResult[Any] = await self.write(lambda connection: connection.execute(statement), fenced=fenced)
+        return result
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], *, fenced: bool = True) -> T:
+        """Run `work` in a transaction that others may share; durable on return, undone where it raises."""
+        entry = _Write(work, fenced, asyncio.get_running_loop().create_future())
+        self._pending.append(entry)
+        if self._committer is None or self._committer.done():
+            # A task of its own: a caller that is cancelled must not take the others' commit with it.
+            self._committer = asyncio.create_task(self._commit_pending())
+        result: T = await entry.outcome
+        return result
+
+    async def _commit_pending(self) -> None:
+        while self._pending:
+            batch, self._pending = self._pending, []
+            if not await self._commit(batch):
+                for entry in batch:
+                    await self._commit([entry])
+
+    async def _commit(self, batch: list[_Write]) -> bool:
+        """One transaction, and its outcomes told; False where one of several writes failed, and nothing is told."""
+        wanted = [entry for entry in batch if not entry.outcome.done()]
+        try:
+            async with self._engine.begin() as connection:
+                if any(entry.fenced for entry in wanted):
+                    await self._check_fence(connection)
+                values = [await entry.work(connection) for entry in wanted]
+        except Exception as error:
+            told = explained(error)
+            # Where the database is away all of them fail alike; one by one they would wait for its return in turn.
+            if len(wanted) > 1 and not isinstance(told, StorageUnavailable | StorageDamaged):
+                return False
+            for entry in wanted:
+                entry.settle(error=told)
+            return True
+        for entry, value in zip(wanted, values, strict=True):
+            entry.settle(value)
+        return True
+
+    async def _check_fence(self, connection: AsyncConnection) -> None:
+        if self._fence is not None and (await connection.execute(self._fence)).first() is None:
+            raise LeaseLost("another server of this federation leads now; nothing was taken over")

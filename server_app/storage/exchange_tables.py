@@ -1,0 +1,196 @@
+"""Exchanges: their stages and how these were closed, what clients sent, and how they ended.
+
+Every write may be repeated after StorageUnavailable: where it was done already, it changes nothing and does not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Executable, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fedcore.errors import ConflictingMessage, IllegalTransition
+from server_app.storage.database import Database
+from server_app.storage.engines import now
+from server_app.storage.tables import ClosingRow, ExchangeRow, ReceiptRow
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What an exchange is rebuilt from: its closings by number, and the receipts in the order of acceptance."""
+
+    closings: Sequence[ClosingRow]
+    receipts: Sequence[ReceiptRow]
+
+
+class ExchangeTables:
+    """What `Store` knows of exchanges."""
+
+    _database: Database
+
+    async def add_exchange(
+        self,
+        run: str,
+        exchange: int,
+        *,
+        stage: str,
+        server_round: int,
+        attempt: int,
+        cohort: list[int],
+        step: int = 0,
+        task: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        opened_at: float | None = None,
+    ) -> None:
+        """Open an exchange at its first stage; ConflictingMessage where it was opened with another task before."""
+        row = {"run": run, "exchange": exchange, "stage": stage, "server_round": server_round, "attempt": attempt}
+        row |= {"cohort": cohort, "step": step, "task": task, "extra": extra, "opened_at": opened_at}
+        statement = self._database.upsert(ExchangeRow).values(**row)
+        statement = statement.on_conflict_do_nothing(index_elements=["run", "exchange"])
+        columns = (ExchangeRow.stage, ExchangeRow.step, ExchangeRow.cohort, ExchangeRow.task)
+        kept = select(*columns).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
+
+        async def work(connection: AsyncConnection) -> bool:
+            if (await connection.execute(statement)).rowcount == 1:
+                return True
+            return tuple((await connection.execute(kept)).one()) == (stage, step, cohort, task)
+
+        if not await self._database.write(work):
+            raise ConflictingMessage(f"exchange {exchange} of run {run} was opened before")
+
+    async def close_stage(
+        self,
+        run: str,
+        exchange: int,
+        before: str,
+        after: str,
+        gone: Mapping[str, Any],
+        *,
+        also: Sequence[Executable] = (),
+    ) -> None:
+        """Close the stage `before` and begin `after`. gone: a `server_app.exchanges.closing.Closing`, as JSON.
+
+        also: what is to be written in the same transaction, and only where this is done for the first time.
+        IllegalTransition where the exchange is in another stage.
+        """
+        mine = (ClosingRow.run == run, ClosingRow.exchange == exchange)
+        number = select(func.coalesce(func.max(ClosingRow.number), 0) + 1).where(*mine).scalar_subquery()
+        closing = {"run": run, "exchange": exchange, "number": number, "stage": before, "gone": dict(gone)}
+        statement = insert(ClosingRow).values(**closing, closed_at=now())
+        last = select(ClosingRow.stage, ClosingRow.gone).where(*mine).order_by(ClosingRow.number.desc()).limit(1)
+
+        async def work(connection: AsyncConnection) -> bool:
+            if (await connection.execute(_swapped(run, exchange, before, {"stage": after}))).rowcount == 1:
+                for one in (statement, *also):
+                    await connection.execute(one)
+                return True
+            stage = await _stage(connection, run, exchange)
+            known = (await connection.execute(last)).first()
+            return stage == after and known is not None and tuple(known) == (before, gone)
+
+        if not await self._database.write(work):
+            raise IllegalTransition(before, after)
+
+    async def keep_folded(self, run: str, exchange: int, folded: Mapping[str, Any]) -> None:
+        """Keep where the sum's last checkpoint is, and whose updates are in it."""
+        mine = (ExchangeRow.run == run, ExchangeRow.exchange == exchange)
+        await self._database.execute(update(ExchangeRow).where(*mine).values(folded=dict(folded)))
+
+    async def end_exchange(self, run: str, exchange: int, before: str, after: str, result: Mapping[str, Any]) -> None:
+        """From stage `before` to the end `after`, and how it ended; IllegalTransition from another stage.
+
+        What clients sent is forgotten, but for its digests.
+        """
+        mine = (ReceiptRow.run == run, ReceiptRow.exchange == exchange)
+        forget = update(ReceiptRow).where(*mine).values(body=b"")
+        await self._swap(run, exchange, before, after, {"result": dict(result)}, also=forget)
+
+    async def _swap(
+        self,
+        run: str,
+        exchange: int,
+        before: str,
+        after: str,
+        values: Mapping[str, Any],
+        *,
+        also: Executable | None = None,
+    ) -> None:
+        mine = (ExchangeRow.run == run, ExchangeRow.exchange == exchange)
+        result = select(ExchangeRow.result).where(*mine)
+
+        async def work(connection: AsyncConnection) -> bool:
+            changed = await connection.execute(_swapped(run, exchange, before, {"stage": after, **values}))
+            if changed.rowcount == 1:
+                if also is not None:
+                    await connection.execute(also)
+                return True
+            again = "result" in values and await _stage(connection, run, exchange) == after
+            return again and (await connection.execute(result)).scalar_one() == values["result"]
+
+        if not await self._database.write(work):
+            raise IllegalTransition(before, after)
+
+    async def exchange(self, run: str, exchange: int) -> ExchangeRow | None:
+        """One exchange."""
+        rows = await self._exchanges(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
+        return rows[0] if rows else None
+
+    async def exchanges_of(self, run: str) -> list[ExchangeRow]:
+        """All exchanges of a run, in order."""
+        return await self._exchanges(ExchangeRow.run == run)
+
+    async def _exchanges(self, *conditions: Any) -> list[ExchangeRow]:
+        statement = select(*ExchangeRow.__table__.columns).where(*conditions).order_by(ExchangeRow.exchange)
+        async with self._database.reading() as connection:
+            rows = await connection.execute(statement)
+            return [ExchangeRow(**row) for row in rows.mappings()]
+
+    async def cohort(self, run: str, exchange: int) -> list[int] | None:
+        """Who was asked in an exchange; None where there was no such exchange."""
+        statement = select(ExchangeRow.cohort).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
+        async with self._database.reading() as connection:
+            return (await connection.execute(statement)).scalar_one_or_none()
+
+    async def add_receipt(
+        self, run: str, exchange: int, step: str, client: int, digest: bytes, body: bytes = b""
+    ) -> None:
+        """Keep what a client sent; ConflictingMessage where it sent something else before."""
+        row = {"run": run, "exchange": exchange, "step": step, "client": client, "digest": digest, "body": body}
+        statement = self._database.upsert(ReceiptRow).values(**row)
+        # Changes nothing where the row is there already, but returns it: one statement for both cases.
+        statement = statement.on_conflict_do_update(
+            index_elements=["run", "exchange", "step", "client"], set_={"digest": ReceiptRow.digest}
+        )
+        returning = statement.returning(ReceiptRow.digest)
+
+        async def work(connection: AsyncConnection) -> bytes:
+            return bytes((await connection.execute(returning)).scalar_one())
+
+        if await self._database.write(work) != digest:
+            raise ConflictingMessage("this step was answered before with other content")
+
+    async def history(self, run: str, exchange: int) -> History:
+        """All that an exchange is rebuilt from."""
+        closings = select(*ClosingRow.__table__.columns).order_by(ClosingRow.number)
+        closings = closings.where(ClosingRow.run == run, ClosingRow.exchange == exchange)
+        receipts = select(*ReceiptRow.__table__.columns).order_by(ReceiptRow.seq)
+        receipts = receipts.where(ReceiptRow.run == run, ReceiptRow.exchange == exchange)
+        async with self._database.reading() as connection:
+            return History(
+                [ClosingRow(**row) for row in (await connection.execute(closings)).mappings()],
+                [ReceiptRow(**row) for row in (await connection.execute(receipts)).mappings()],
+            )
+
+
+def _swapped(run: str, exchange: int, before: str, values: Mapping[str, Any]) -> Any:
+    mine = (ExchangeRow.run == run, ExchangeRow.exchange == exchange, ExchangeRow.stage == before)
+    return update(ExchangeRow).where(*mine).values(**values)
+
+
+async def _stage(connection: AsyncConnection, run: str, exchange: int) -> str | None:
+    statement = select(ExchangeRow.stage).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
+    stage: str | None = (await connection.execute(statement)).scalar_one_or_none()
+    return stage

@@ -1,0 +1,165 @@
+"""Runs and their events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fedcore.events import Recorded, RunEnded, stamp
+from fedcore.operator_wire import RunStatus
+from fedcore.wire import ModelRef
+from server_app.storage.database import Database
+from server_app.storage.tables import ClosingRow, EventRow, ExchangeRow, ReceiptRow, RunRow, StepRow
+
+_FINAL = tuple(status.value for status in RunStatus if status.final)
+
+
+_OPEN: Final = (RunStatus.WAITING.value, RunStatus.RUNNING.value)
+
+
+class RunTables:
+    """What `Store` knows of runs."""
+
+    _database: Database
+
+    async def add_run(self, **columns: Any) -> None:
+        """Insert a run that waits; `columns` as in `RunRow`."""
+        await self._database.execute(insert(RunRow).values(status=RunStatus.WAITING.value, **columns))
+
+    async def run(self, run: str) -> RunRow | None:
+        """One run."""
+        rows = await self._runs(RunRow.run == run)
+        return rows[0] if rows else None
+
+    async def next_waiting(self) -> RunRow | None:
+        """The run that was submitted first of those that wait."""
+        rows = await self._runs(RunRow.status == RunStatus.WAITING.value)
+        return rows[0] if rows else None
+
+    async def running(self) -> RunRow | None:
+        """The run that is led, or was when the last leader ended."""
+        rows = await self._runs(RunRow.status == RunStatus.RUNNING.value)
+        return rows[0] if rows else None
+
+    async def count_waiting(self) -> int:
+        """How many runs wait."""
+        statement = select(func.count()).where(RunRow.status == RunStatus.WAITING.value)
+        async with self._database.reading() as connection:
+            return int((await connection.execute(statement)).scalar_one())
+
+    async def open_apps(self) -> dict[str, str]:
+        """SHA-256 of the app of every run that waits or is led -> one such run."""
+        return {row.app_sha256: row.run for row in await self._runs(RunRow.status.in_(_OPEN))}
+
+    async def list_runs(self, limit: int, before: str = "", status: RunStatus | None = None) -> list[RunRow]:
+        """At most `limit` runs, newest first: those submitted before the run `before`, of one status where it is given.
+
+        None where there is no run `before`.
+        """
+        statement = select(*RunRow.__table__.columns).order_by(RunRow.number.desc()).limit(limit)
+        if before:
+            place = select(RunRow.number).where(RunRow.run == before).scalar_subquery()
+            statement = statement.where(RunRow.number < place)
+        if status is not None:
+            statement = statement.where(RunRow.status == status.value)
+        async with self._database.reading() as connection:
+            rows = await connection.execute(statement)
+            return [RunRow(**row) for row in rows.mappings()]
+
+    async def _runs(self, condition: Any) -> list[RunRow]:
+        statement = select(*RunRow.__table__.columns).where(condition).order_by(RunRow.number)
+        async with self._database.reading() as connection:
+            rows = await connection.execute(statement)
+            return [RunRow(**row) for row in rows.mappings()]
+
+    async def update_run(self, run: str, **columns: Any) -> None:
+        """Change columns of a run, but its status."""
+        await self._database.execute(update(RunRow).where(RunRow.run == run).values(**columns))
+
+    async def start_run(self, run: str, *, started_at: float | None = None) -> bool:
+        """From waiting to running; False when the run no longer waits. started_at: seconds since 1970."""
+        waits = update(RunRow).where(RunRow.run == run, RunRow.status == RunStatus.WAITING.value)
+        statement = waits.values(status=RunStatus.RUNNING.value, started_at=started_at)
+        return (await self._database.execute(statement)).rowcount == 1
+
+    async def resume_run(self, run: str, before: tuple[RunStatus, ...]) -> bool:
+        """From one of the final statuses `before` to waiting; False otherwise."""
+        known = [status.value for status in before]
+        statement = update(RunRow).where(RunRow.run == run, RunRow.status.in_(known))
+        statement = statement.values(status=RunStatus.WAITING.value, reason="", ended_at=None)
+        return (await self._database.execute(statement)).rowcount == 1
+
+    async def end_run(
+        self,
+        run: str,
+        status: RunStatus,
+        reason: str,
+        *,
+        seconds: float,
+        time: datetime,
+        model: ModelRef | None = None,
+        before: tuple[RunStatus, ...] = (RunStatus.WAITING, RunStatus.RUNNING),
+    ) -> bool:
+        """From one of `before` to a final status, with the event that says so; False otherwise."""
+        values: dict[str, Any] = {"status": status.value, "reason": reason, "ended_at": time.timestamp()}
+        if model is not None:
+            values |= {"model_sha256": model.sha256, "model_size": model.size}
+        known = [status.value for status in before]
+        statement = update(RunRow).where(RunRow.run == run, RunRow.status.in_(known))
+        last = select(func.coalesce(func.max(EventRow.seq), 0)).where(EventRow.run == run)
+
+        async def work(connection: AsyncConnection) -> bool:
+            if (await connection.execute(statement.values(**values))).rowcount != 1:
+                return False
+            seq = (await connection.execute(last)).scalar_one() + 1
+            ended = stamp(seq, seconds, time, RunEnded(status=status, reason=reason))
+            await connection.execute(insert(EventRow).values(_event_row(run, ended)))
+            return True
+
+        return await self._database.write(work)
+
+    async def interrupt_runs(self, reason: str, time: datetime) -> list[str]:
+        """Mark what waited or ran when the last process ended; the ids of those runs."""
+        alive = (RunStatus.WAITING.value, RunStatus.RUNNING.value)
+        rows = await self._runs(RunRow.status.in_(alive))
+        for row in rows:
+            await self.end_run(row.run, RunStatus.INTERRUPTED, reason, seconds=0.0, time=time)
+        return [row.run for row in rows]
+
+    async def forget_run(self, run: str) -> bool:
+        """Remove all of a run that has ended but its records in the transcript; False for one that has not."""
+        ended = select(RunRow.number).where(RunRow.run == run, RunRow.status.in_(_FINAL))
+
+        async def work(connection: AsyncConnection) -> bool:
+            if (await connection.execute(ended)).first() is None:
+                return False
+            for table in (EventRow, ReceiptRow, ClosingRow, StepRow, ExchangeRow, RunRow):
+                await connection.execute(delete(table).where(table.run == run))
+            return True
+
+        return await self._database.write(work)
+
+    async def add_events(self, run: str, events: Sequence[Recorded]) -> None:
+        """Append events, which bear their numbers already; those that are there stay as they are."""
+        rows = [_event_row(run, item) for item in events]
+        statement = self._database.upsert(EventRow).on_conflict_do_nothing(index_elements=["run", "seq"])
+        await self._database.write(lambda connection: connection.execute(statement, rows))
+
+    async def events(self, run: str, after: int, limit: int | None = None) -> list[Recorded]:
+        """Events of a run with a number above `after`, oldest first; at most `limit` of them."""
+        columns = (EventRow.seq, EventRow.seconds, EventRow.time, EventRow.event)
+        statement = (
+            select(*columns).where(EventRow.run == run, EventRow.seq > after).order_by(EventRow.seq).limit(limit)
+        )
+        async with self._database.reading() as connection:
+            rows = await connection.execute(statement)
+            return [Recorded.model_validate(dict(row)) for row in rows.mappings()]
+
+
+def _event_row(run: str, item: Recorded) -> dict[str, Any]:
+    event = item.event.model_dump(mode="json")
+    return {"run": run, "seq": item.seq, "seconds": item.seconds, "time": item.time.isoformat(), "event": event}

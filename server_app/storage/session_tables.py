@@ -1,0 +1,77 @@
+"""Who is signed in at the page, and the read-only links that were given away. Of secrets only hashes are kept."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from server_app.storage.database import Database
+from server_app.storage.tables import LinkRow, SessionRow
+
+
+class SessionTables:
+    """What `Store` knows of sessions and links; times are seconds since 1970."""
+
+    _database: Database
+
+    async def add_session(self, row: SessionRow, *, most: int) -> None:
+        """Keep a session. Those that have run out go, and the oldest of the same holder beyond `most`."""
+        old = (
+            select(SessionRow.digest)
+            .where(SessionRow.holder == row.holder)
+            .order_by(SessionRow.created.desc(), SessionRow.digest)
+            .offset(most - 1)
+        )
+        values = {column.name: getattr(row, column.name) for column in SessionRow.__table__.columns}
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(delete(SessionRow).where(SessionRow.expires <= row.created))
+            gone = (await connection.execute(old)).scalars().all()
+            if gone:
+                await connection.execute(delete(SessionRow).where(SessionRow.digest.in_(gone)))
+            await connection.execute(insert(SessionRow).values(**values))
+
+        await self._database.write(work)
+
+    async def session(self, digest: bytes) -> SessionRow | None:
+        """The session of a cookie with this SHA-256."""
+        statement = select(*SessionRow.__table__.columns).where(SessionRow.digest == digest)
+        async with self._database.reading() as connection:
+            row = (await connection.execute(statement)).mappings().first()
+            return None if row is None else SessionRow(**row)
+
+    async def end_session(self, digest: bytes) -> None:
+        """Forget a session; one that is not there is forgotten already."""
+        await self._database.execute(delete(SessionRow).where(SessionRow.digest == digest))
+
+    async def add_link(self, row: LinkRow) -> None:
+        """Keep a link; those that have run out go."""
+        values = {column.name: getattr(row, column.name) for column in LinkRow.__table__.columns}
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(delete(LinkRow).where(LinkRow.expires <= row.created))
+            await connection.execute(insert(LinkRow).values(**values))
+
+        await self._database.write(work)
+
+    async def links(self) -> list[LinkRow]:
+        """All links, the newest first."""
+        statement = select(*LinkRow.__table__.columns).order_by(LinkRow.created.desc(), LinkRow.id)
+        async with self._database.reading() as connection:
+            return [LinkRow(**row) for row in (await connection.execute(statement)).mappings()]
+
+    async def link_of(self, digest: bytes) -> LinkRow | None:
+        """The link whose token has this SHA-256."""
+        statement = select(*LinkRow.__table__.columns).where(LinkRow.digest == digest)
+        async with self._database.reading() as connection:
+            row = (await connection.execute(statement)).mappings().first()
+            return None if row is None else LinkRow(**row)
+
+    async def drop_link(self, link: str) -> bool:
+        """Forget a link and all sessions that came by it; False where there is no such link."""
+
+        async def work(connection: AsyncConnection) -> bool:
+            await connection.execute(delete(SessionRow).where(SessionRow.holder == link))
+            return (await connection.execute(delete(LinkRow).where(LinkRow.id == link))).rowcount == 1
+
+        return await self._database.write(work)
