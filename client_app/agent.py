@@ -9,30 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NoReturn
 
 from client_app.contribution import show_end, tells_failures
 from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
+from client_app.following import Approved, Follower
 from client_app.ledger import ExchangeId
+from client_app.output import clean
+from client_app.owner.now import NowFile
+from client_app.patience import ONCE
 from client_app.roster import agree, catch_up, learn
 from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, read_task
-from client_app.transport import LONG_POLL_SECONDS, ONCE
+from client_app.transport import LONG_POLL_SECONDS
 from client_app.withdrawal import withdrawal_for
+from fedcore.config import ROUNDS_KEY
 from fedcore.errors import (
     FedcoreError,
     ProtocolViolation,
     Refused,
     ServerUnreachable,
     Unauthorized,
+    WrongClock,
 )
 from fedcore.federation.identity import next_identity
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
 from fedcore.system.concurrency import end, guarded
 from fedcore.system.version import fedcore_version
-from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, ProblemKind, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire import OFFERS_HEADER, HeartbeatIn, JoinIn, JoinOut, ProblemKind, Task, WithdrawalReason, WithdrawIn
 
 HEARTBEAT_END_SECONDS: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
@@ -58,19 +64,29 @@ class Pauses:
 class Agent:
     """One client of a federation, until it is cancelled.
 
-    jitter: draws from [0, 1), so that the clients of a server that was away do not all come back at once.
+    jitter: draws from [0, 1), so that the clients of a server that was away do not all come back at once. follower:
+    keeps the apps that are offered and takes up those that the owner approves; None for neither.
     """
 
     client: Client
     pauses: Pauses = Pauses()
     jitter: Callable[[], float] = random.random
+    follower: Follower | None = None
     _working_on: ExchangeId | None = field(default=None, init=False)
     _seen: ExchangeId | None = field(default=None, init=False)
+    _owed: tuple[ExchangeId, WithdrawIn] | None = field(default=None, init=False)
+    """A withdrawal that the server did not get to hear, for the next contact."""
     _joined: bool = field(default=False, init=False)
     _away: bool = field(default=False, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _silent: bool = field(default=False, init=False)
     """Whether an exchange goes on during which the server is told nothing of this machine's state."""
+    _run: str = field(default="", init=False)
+    """The run that the owner was told of last."""
+    _now: NowFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._now = NowFile(self.client.state_dir)
 
     async def run(self) -> None:
         """Serve for ever; raises only what waiting cannot mend.
@@ -84,6 +100,8 @@ class Agent:
         except asyncio.CancelledError:
             await self._say_goodbye()
             raise
+        finally:
+            self._now.note("stopped")
 
     async def _say_goodbye(self) -> None:
         """A server that does not know that this client stops would ask it, and wait for it in vain."""
@@ -119,6 +137,7 @@ class Agent:
         again = " again" if self._away else ""
         client.output.info("join", f"connected{again} to {kit.federation} at {client.transport.url}")
         self._away = False
+        self._note_idle()
         await self._leave_unfinished()
         return min(max(joined.heartbeat_seconds, _HEARTBEAT_BOUNDS[0]), _HEARTBEAT_BOUNDS[1])
 
@@ -150,26 +169,53 @@ class Agent:
         self.client.ledger.leave(*exchange_id)
 
     async def _serve(self, heartbeat: float) -> None:
+        """Take part in what is asked, until the server has to be told anew who this is."""
         leaving = asyncio.Event()
         alive = asyncio.create_task(self._heartbeat(heartbeat, leaving))
+        interruptions = self.client.transport.interruptions
         try:
-            while True:
+            # A server that was away in an exchange may be another one, or a new one, that has met nobody yet.
+            while self.client.transport.interruptions == interruptions:
+                if self._owed is not None:
+                    await self._withdraw(*self._owed)
                 try:
                     task = await self._next_task()
                 except TooManyTensors as unread:
                     await self._take(unread.task, unread)
                     continue
+                except Approved:
+                    if await self._take_up_app():
+                        return
+                    continue
                 if task is not None:
                     await self._take(task)
-                else:
-                    await asyncio.sleep(POLL_PAUSE)
+                    continue
+                if self.follower is not None:
+                    await self.follower.keep_offer(self.client)
+                await asyncio.sleep(POLL_PAUSE)
         finally:
             # Not cancelled at once: httpx leaves a socket open when it is cancelled in the middle of a TLS handshake.
             leaving.set()
             self._news.set()
             await end(alive, within=HEARTBEAT_END_SECONDS)
 
+    async def _take_up_app(self) -> bool:
+        """Go over to the app that the owner approved; whether the server has to be told."""
+        assert self.follower is not None  # noqa: S101 - who says that an app is approved
+        before, self.client = self.client, await self.follower.take_up(self.client)
+        return self.client is not before
+
     async def _next_task(self) -> Task | None:
+        """The next task, None where there is none for now; raises Approved where the owner approved another app."""
+        if self.follower is None:
+            return await self._poll()
+        return await guarded(self._poll(), self.follower.approved(self.client))
+
+    def _hear(self, headers: Mapping[str, str]) -> None:
+        if self.follower is not None:
+            self.follower.hear(headers.get(OFFERS_HEADER, ""))
+
+    async def _poll(self) -> Task | None:
         query: dict[str, str | int] = {"run": self._seen[0], "after": self._seen[1]} if self._seen else {}
         return await self.client.transport.get(
             "/v1/task",
@@ -178,6 +224,7 @@ class Agent:
             retry=ONCE,
             limit=MAX_TASK_BYTES,
             read=partial(read_task, max_tensors=self.client.kit.policy.max_tensors),
+            hear=self._hear,
             **query,
         )
 
@@ -186,7 +233,13 @@ class Agent:
         exchange_id = (task.run, task.exchange)
         self._seen = self._working_on = exchange_id
         self._silent = self.client.eligibility.holds and not tells_failures(task, self.client.kit.policy)
+        before = replace(self.client.transport.traffic)
         self.client.output.context = _context(task)
+        where: dict[str, str | int] = {"run": task.run, "exchange": task.exchange, "server_round": task.server_round}
+        if task.run != self._run:
+            self._run = task.run
+            self.client.output.info("run", f"run {task.run}, {task.aggregation}, app {task.app_sha256[:12]}")
+        self._now.note("taking part", message_type=task.message_type, server=self.client.transport.url, **where)
         try:
             self.client = await catch_up(self.client, task.roster)
             await take_part(task, self.client, unread)
@@ -199,8 +252,9 @@ class Agent:
             if _is_revocation(error):
                 raise
             if (withdrawal := withdrawal_for(error)) is not None:
-                check = withdrawal.check or withdrawal.reason.value
-                self.client.ledger.refuse(*exchange_id, check, withdrawal.subject)
+                if not isinstance(error, ServerUnreachable | Unauthorized):
+                    check = withdrawal.check or withdrawal.reason.value
+                    self.client.ledger.refuse(*exchange_id, check, withdrawal.subject)
                 await self._withdraw(exchange_id, withdrawal)
                 await asyncio.sleep(self.pauses.refusal)
         finally:
@@ -208,25 +262,38 @@ class Agent:
             self.client.output.context = {}
             self._end_silence()
             if self.client.ledger.open_exchange == exchange_id:
-                self.client.ledger.leave(*exchange_id)
+                traffic = self.client.transport.traffic
+                up, down = traffic.up - before.up, traffic.down - before.down
+                self.client.ledger.leave(*exchange_id, up=up, down=down)
+            self._note_idle()
 
     async def _withdraw(self, exchange_id: ExchangeId, reason: WithdrawIn) -> None:
-        """Tell the server, which would find out by itself, only later."""
+        """Tell the server, or the next one that answers; without it, it would find out by itself, only later."""
+        self._owed = (exchange_id, reason)
+        path = f"{exchange_path(*exchange_id)}/withdrawal"
         with contextlib.suppress(FedcoreError, TimeoutError):
-            async with asyncio.timeout(self.pauses.farewell):
-                await self.client.transport.send(
-                    "POST", f"{exchange_path(*exchange_id)}/withdrawal", reason, retry=ONCE
-                )
+            try:
+                async with asyncio.timeout(self.pauses.farewell):
+                    await self.client.transport.send("POST", path, reason, retry=ONCE)
+            except Refused as refused:
+                if refused.status >= 500:
+                    return
+            self._owed = None
 
     async def _heartbeat(self, seconds: float, leaving: asyncio.Event) -> None:
-        """Signs of life, one at once when there is news; a missed one is none, the next request tells of the server."""
+        """Signs of life, one at once when there is news; a missed one is none, the next request tells of the server.
+
+        Between two exchanges there are none without news: the open poll for a task is one.
+        """
         while not leaving.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._news.wait()
-            self._news.clear()
             if leaving.is_set():
                 return
+            if self._working_on is None and not self._news.is_set():
+                continue
+            self._news.clear()
             run, exchange = self._working_on or ("", 0)
             with contextlib.suppress(FedcoreError):
                 eligible = self._silent or self.client.eligibility.holds
@@ -242,6 +309,8 @@ class Agent:
         """Take a reading; tell the owner what has changed, and by the next heartbeat, unless silent, the server."""
         if change := await self.client.eligibility.update():
             self.client.output.info("eligibility", change)
+            if self._joined and not self._away and self._working_on is None:
+                self._note_idle()
             if not self._silent:
                 self._news.set()
 
@@ -250,8 +319,13 @@ class Agent:
             self._news.set()
         self._silent = False
 
+    def _note_idle(self) -> None:
+        why = self.client.eligibility.reason
+        self._now.note("not eligible" if why else "waiting", why=why, server=self.client.transport.url)
+
     def _note_away(self, error: FedcoreError) -> None:
         if not self._away:
+            self._now.note("away", why=clean(str(error)), server=self.client.transport.url)
             text = f"{error}; trying again until that changes"
             if isinstance(error, ProtocolViolation):
                 self.client.output.error("refused", f"refused, taking part in nothing: {text}", check=error.check)
@@ -268,7 +342,8 @@ def _may_pass(error: FedcoreError) -> bool:
     """
     if isinstance(error, ProtocolViolation):
         return error.check in ROSTER_CHECKS
-    return isinstance(error, ServerUnreachable) or (isinstance(error, Refused) and error.status >= 500)
+    waits = isinstance(error, ServerUnreachable | WrongClock)
+    return waits or (isinstance(error, Refused) and error.status >= 500)
 
 
 def _is_revocation(error: FedcoreError | OSError) -> bool:
@@ -283,6 +358,7 @@ def _context(task: Task) -> dict[str, object]:
         "run": task.run,
         "exchange": task.exchange,
         "round": task.server_round,
+        "rounds": task.run_config.get(ROUNDS_KEY, 0),
         "attempt": task.attempt,
         "aggregation": task.aggregation,
     }

@@ -17,12 +17,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from client_app.journal import whole_lines
-from client_app.ledger_entries import LEDGER_FILE, Asked, Entered, Entry, Refused, Returned, Spent, read_entries
+from client_app.ledger_entries import (
+    LEDGER_FILE,
+    Asked,
+    Entered,
+    Entry,
+    Left,
+    Refused,
+    Returned,
+    Sent,
+    Spent,
+    read_entries,
+)
 from client_app.output import clean
 from fedcore.admission.owner import Released, ids_from_text
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, Policy
-from fedcore.privacy import Accountant
+from fedcore.privacy import Accountant, Release
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +43,8 @@ class AuditedExchange:
     at: seconds since 1970. attempt: above 1 where the exchange before was repeated, for which no app is run again.
     model: its SHA-256, "" for none. changed: config and settings other than the installed app's. outcome: "asked";
     "entered" where it took part and agreed to no sum; "released" into a sum with `others`; "readable" where the server
-    may have read the update itself; "refused", with the check and what it failed on.
+    may have read the update itself; "refused", with the check and what it failed on. up, down: bytes of an exchange
+    that this client entered and left. sent: in which form an update began to leave, "" for none.
     """
 
     run: str
@@ -49,6 +61,9 @@ class AuditedExchange:
     others: int = 0
     check: str = ""
     subject: str = ""
+    sent: str = ""
+    up: int = 0
+    down: int = 0
 
     def follow(self, entry: Entry) -> None:
         """Take a line of the ledger that is about this exchange."""
@@ -64,6 +79,10 @@ class AuditedExchange:
             case Refused():
                 self.outcome = "released" if self.outcome == "released" else "refused"
                 self.check, self.subject = entry.check, entry.subject
+            case Sent():
+                self.sent = entry.form
+            case Left():
+                self.up, self.down = entry.up, entry.down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +113,22 @@ def audit(kit: Path, state_dir: Path | None = None) -> Audit:
         raise ConfigurationError(
             f"{path} does not exist: this client was never asked anything, or --state-dir is another"
         )
-    content = path.read_bytes()
-    entries = tuple(read_entries(path, content[: whole_lines(content)]))
+    entries = read_ledger(path)
     return Audit(
         client=loaded.name,
         federation=loaded.federation,
-        exchanges=tuple(_exchanges(entries)),
-        spending=_spending(entries, loaded.policy),
+        exchanges=tuple(exchanges_of(entries)),
+        spending=spending_of(entries, loaded.policy),
     )
 
 
-def _exchanges(entries: Iterable[Entry]) -> list[AuditedExchange]:
+def read_ledger(path: Path) -> tuple[Entry, ...]:
+    """The whole lines of a ledger, which may grow meanwhile; raises ConfigurationError where one is damaged."""
+    content = path.read_bytes()
+    return tuple(read_entries(path, content[: whole_lines(content)]))
+
+
+def exchanges_of(entries: Iterable[Entry]) -> list[AuditedExchange]:
     """In the order in which they were asked; one that is asked for again, after a refusal, is listed again."""
     listed: list[AuditedExchange] = []
     latest: dict[tuple[str, int], AuditedExchange] = {}
@@ -117,14 +141,20 @@ def _exchanges(entries: Iterable[Entry]) -> list[AuditedExchange]:
     return listed
 
 
-def _spending(entries: Iterable[Entry], policy: Policy) -> Spending:
+def releases_of(entries: Iterable[Entry]) -> dict[tuple[str, int], Release]:
+    """The noised sums of which it is not proven that they stayed closed, by run and exchange."""
     spent = {}
     for entry in entries:
         if isinstance(entry, Spent):
             spent[entry.run, entry.exchange] = entry.attempt.release
         elif isinstance(entry, Returned):
             spent.pop((entry.run, entry.exchange), None)
-    epsilon = Accountant(spent.values()).epsilon(policy.delta)
+    return spent
+
+
+def spending_of(entries: Iterable[Entry], policy: Policy) -> Spending:
+    """Epsilon of all these sums together."""
+    epsilon = Accountant(releases_of(entries).values()).epsilon(policy.delta)
     allowed = policy.max_epsilon or None
     left = max(allowed - epsilon, 0.0) if allowed else None
     return Spending(epsilon=epsilon, delta=policy.delta, allowed=allowed, left=left)

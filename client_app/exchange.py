@@ -4,6 +4,9 @@ Secure (docs/protocol.md): the keys are exchanged (R0, R1) while the worker trai
 masked and uploaded (R2), the survivors are signed (R3) and the shares released (R4). Where the local work fails, words
 that add nothing go the same way, unless the owner lets failures be told. Plain: the message goes to the app, its reply
 or the error to the server. Whatever a step raises ends the exchange for this client; the caller withdraws from it.
+
+A server that is away ends nothing: requests are sent again for as long as the exchange may last (`take_part`), and the
+local work goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Final, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -28,7 +31,7 @@ from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
 from client_app.transport import LONG_POLL_SECONDS, Transport
-from client_app.upload import Parts, read_parts, send_parts
+from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
 from fedcore import conversions
 from fedcore.admission.agreed import Agreed
@@ -38,7 +41,7 @@ from fedcore.admission.spending import Spending
 from fedcore.admission.tasks import check_encoding, check_frequency, check_task, derive_parameters, follow_scales
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.config import JobSettings
-from fedcore.errors import AppError, FedcoreError, ProtocolViolation, RoundFailed, WorkerDied
+from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
 from fedcore.parts import PART_BYTES, update_digest
@@ -50,6 +53,7 @@ from fedcore.secagg import (
 )
 from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import guarded, in_thread
+from fedcore.tracing import Traces
 from fedcore.transcript import TranscriptOut
 from fedcore.wire import (
     CohortOut,
@@ -58,6 +62,7 @@ from fedcore.wire import (
     DeliveryOut,
     ManifestIn,
     Message,
+    ProblemKind,
     ReplyError,
     SignaturesOut,
     SurvivorsOut,
@@ -70,6 +75,8 @@ OTHERS_SECONDS: Final = 900.0
 POLL_PAUSE: Final = 0.05
 """Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""
 
+_SPANS: Final = {"model": "download", "upload": "mask and upload", "done": "take part"}
+"""What a line of the log is called as a span."""
 _COMPLAINTS: Final = frozenset({Check.SHARE_UNSEALING, Check.UNCOMMITTED_SHARE})
 """What a neighbour is to blame for, unless the server lies."""
 
@@ -92,7 +99,7 @@ class Client:
     app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models lie
     while they are needed. kept: what the local work gave last. randomness: for the protocol and the stochastic
     rounding. threads: for masking. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the
-    owner lets the machine train now.
+    owner lets the machine train now. traces: where the spans of its work go.
     """
 
     kit: ClientKit
@@ -111,6 +118,7 @@ class Client:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     eligibility: Eligibility = field(default_factory=lambda: Eligibility.of(EligibilityRules()))
+    traces: Traces = field(default_factory=Traces)
 
 
 async def take_part(task: Task, client: Client, unread: ProtocolViolation | None = None) -> None:
@@ -198,7 +206,7 @@ class _Exchange:
         size = kept.model.stat().st_size
         digest = await self._send(read_parts(kept.model), size, "sent")
         manifest = ManifestIn(digest=digest, size=size, examples=local.examples, values=dict(local.metrics))
-        await self._put("manifest", manifest)
+        await self._end_upload(manifest, lambda: read_parts(kept.model))
 
     # --- the local work -----------------------------------------------------------------------------------------
 
@@ -356,11 +364,12 @@ class _Exchange:
             session.mask_parts, words, part_words=PART_BYTES // words.itemsize, threads=self.client.threads
         )
         digest = await self._send(parts, words.nbytes, "masked and sent")
-        await self._put("manifest", ManifestIn(digest=digest, size=words.nbytes))
+        # Masked in place: a server that lost parts of it gets the same bytes again.
+        await self._end_upload(ManifestIn(digest=digest, size=words.nbytes), lambda: cut_parts(words))
 
     async def _unmask(self, session: ClientSession, encoding: AnyEncoding) -> None:
         """R3 and R4: agree on who survived, then release one share for each, once."""
-        shown = await self._poll("survivors", SurvivorsOut)
+        shown, started = await self._poll("survivors", SurvivorsOut), self.client.clock()
         survivors = conversions.survivors_from_wire(shown, self.task.cohort)
         agreed = conversions.consistency_to_wire(session.sign_survivors(survivors))
         policy, ledger, transcript = self.client.kit.policy, self.client.ledger, self.client.transcript
@@ -376,6 +385,7 @@ class _Exchange:
         # On disk before it is on the wire: no restart can make these shares leave twice.
         await in_thread(ledger.unmask, self.task.run, self.task.exchange)
         await self._put("unmask", conversions.unmask_to_wire(released))
+        self._trace("unmask", started)
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
 
     # --- the wire -----------------------------------------------------------------------------------------------
@@ -402,12 +412,33 @@ class _Exchange:
     async def _send(self, parts: Parts, size: int, done: str) -> str:
         """The update, part by part; returns the digest for its manifest."""
         started = self.client.clock()
+        form: Literal["masked", "readable"] = "masked" if self.task.aggregation == "secure" else "readable"
+        await in_thread(self.client.ledger.send, self.task.run, self.task.exchange, form, size)
         digest = await send_parts(self.client.transport, self._path("update/parts"), parts, size=size)
         self._say("upload", f"{done} {_size(size)}", started)
         return digest
 
+    async def _end_upload(self, manifest: ManifestIn, parts: Callable[[], Parts]) -> None:
+        """Say that this was all; where the server was started anew meanwhile, send again what it lost."""
+        while True:
+            started = self.client.clock()
+            try:
+                return await self._put("manifest", manifest)
+            except Refused as refused:
+                if refused.kind != ProblemKind.PARTS_MISSING:
+                    raise
+            path = self._path("update/parts")
+            count = await send_missing_parts(self.client.transport, path, parts(), size=manifest.size)
+            self._say("upload", f"sent {count} parts again, which the server had lost", started)
+            await asyncio.sleep(POLL_PAUSE)
+
     def _say(self, stage: str, text: str, since: float) -> None:
-        self.client.output.info(stage, text, seconds=round(self.client.clock() - since, 3))
+        now = self.client.clock()
+        self.client.output.info(stage, text, seconds=round(now - since, 3))
+        self._trace(_SPANS.get(stage, stage), since)
+
+    def _trace(self, name: str, since: float) -> None:
+        self.client.traces.record(name, self.task.run, self.task.exchange, began=since, ended=self.client.clock())
 
 
 def prepare_state_dir(folder: Path) -> Path:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 from client_app.ledger_entries import LEDGER_FILE
 from fedcore.errors import ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
-from fedcore.state import OWN_MODEL_FOLDER, OwnModel, OwnModelFolder
+from fedcore.state import OWN_MODEL_FOLDER, ModelFacts, OwnModel, OwnModelFolder, read_facts, write_model
 
 
 def export_model(kit: Path, state_dir: Path | None, out: Path, *, as_json: bool = False) -> str:
@@ -48,14 +49,28 @@ def _explain_absence(state: Path) -> NoReturn:
 
 def _save(model: OwnModel, out: Path) -> None:
     try:
-        model.state.save(out)
+        write_model(model.state, out, _model_facts(model))
     except OSError as error:
         raise EnvironmentFailure(f"--out: {out} cannot be written ({error.strerror}); name another file") from error
 
 
+def _model_facts(model: OwnModel) -> ModelFacts:
+    record = model.record
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return ModelFacts(kind="own", app_sha256=record.app_sha256, run=record.run, rounds=record.server_round, time=now)
+
+
 def _facts(model: OwnModel, out: Path) -> dict[str, object]:
     facts = {field.name: getattr(model.record, field.name) for field in dataclasses.fields(model.record)}
-    return {"model": str(out), **facts, "tensors": len(model.state), "bytes": model.state.layout.nbytes}
+    said = read_facts(out)
+    metadata = said.to_metadata() if said is not None else {}
+    return {
+        "model": str(out),
+        **facts,
+        "metadata": metadata,
+        "tensors": len(model.state),
+        "bytes": model.state.layout.nbytes,
+    }
 
 
 def _sentence(model: OwnModel, out: Path) -> str:

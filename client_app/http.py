@@ -2,7 +2,7 @@
 
 Nobody answers: ServerUnreachable. Somebody else does, by their certificate, or the server does not know who asks:
 Unauthorized. The server answers with any other problem document: Refused. A certificate that is wrong stays wrong; a
-server that does not answer may be starting.
+server that does not answer may be starting, and one whose certificate has expired may get a new one.
 """
 
 from __future__ import annotations
@@ -10,31 +10,56 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pydantic
 
 from client_app.output import clean
-from fedcore.errors import Refused, ServerUnreachable, Unauthorized
-from fedcore.wire import ProblemDocument
+from fedcore.errors import Refused, ServerUnreachable, Unauthorized, WrongClock
+from fedcore.wire import ProblemDocument, ProblemKind
+
+AWAY: Final = frozenset({502, 503, 504})
+"""Answers of a server that does not serve now, and of a proxy that finds none."""
+_STAYS: Final = frozenset({ProblemKind.BUSY, ProblemKind.STORAGE_UNAVAILABLE})
+"""Kinds of problems of the very server that leads: no other one could do better."""
+
+_OUT_OF_TIME: Final = {
+    # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
+    9: "is not good yet; check the clock of this machine",
+    10: "has expired; whoever runs the server has to renew it, unless the clock of this machine is wrong",
+}
 
 
-def tls_context(ca_file: Path) -> ssl.SSLContext:
-    """Trusts the kit's certificate authority and no other."""
-    return ssl.create_default_context(cafile=str(ca_file))
+def tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    """Trusts the certificate authorities of the kit and no others; None for those of the system."""
+    return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
 
 
 def unanswered(url: str, error: httpx.TransportError) -> Unauthorized | ServerUnreachable:
     """What it means that a request got no answer."""
     if (failure := _certificate_failure(error)) is not None:
-        return Unauthorized(f"the server at {url} is not the one of this kit ({failure}); check server-url and ca.crt")
+        if (why := _OUT_OF_TIME.get(failure.verify_code)) is not None:
+            return ServerUnreachable(f"the certificate of the server at {url} {why}")
+        what = clean(failure.verify_message)
+        return Unauthorized(f"the server at {url} is not the one of this kit ({what}); check server-url and ca.crt")
     return ServerUnreachable(f"no fedcore server answers at {url} ({clean(str(error)) or type(error).__name__})")
 
 
 def may_pass(error: BaseException) -> bool:
     """Whether a request that failed so may succeed when it is sent again, although nobody changes anything here."""
-    return isinstance(error, httpx.TransportError) and _certificate_failure(error) is None
+    failure = _certificate_failure(error)
+    return isinstance(error, httpx.TransportError) and (failure is None or failure.verify_code in _OUT_OF_TIME)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether no server that leads took the request."""
+    return isinstance(error, httpx.TransportError) or (isinstance(error, Refused) and error.status in AWAY)
+
+
+def leads_elsewhere(error: BaseException) -> bool:
+    """Whether the next address of the federation may do better."""
+    return is_away(error) and not (isinstance(error, Refused) and error.kind in _STAYS)
 
 
 def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
@@ -45,7 +70,9 @@ def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
     except pydantic.ValidationError:
         kind, detail = "unknown", "the server answered without a problem document"
     if status == httpx.codes.UNAUTHORIZED:
-        return Unauthorized(f"the server does not accept {of}: {detail}")
+        return (WrongClock if kind == ProblemKind.WRONG_CLOCK else Unauthorized)(
+            f"the server does not accept {of}: {detail}"
+        )
     return Refused(status, kind, detail)
 
 
@@ -72,10 +99,10 @@ class Handshake:
                 await self._stream.aclose()
 
 
-def _certificate_failure(error: BaseException | None) -> str | None:
+def _certificate_failure(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
     """Why the certificate was refused, when that is at the root of `error`."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
-            return clean(error.verify_message)
+            return error
         error = error.__cause__ or error.__context__
     return None

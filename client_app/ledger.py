@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from client_app.journal import Journal
 from client_app.ledger_entries import (
@@ -26,6 +26,7 @@ from client_app.ledger_entries import (
     Refused,
     Returned,
     Scaled,
+    Sent,
     Spent,
     Unmasked,
     read_entries,
@@ -154,6 +155,10 @@ class Ledger:
             raise ProtocolViolation("second-unmask", f"the shares of exchange {exchange} left this machine before")
         self._append(Unmasked(run=run, exchange=exchange))
 
+    def send(self, run: str, exchange: int, form: Literal["masked", "readable"], size: int) -> None:
+        """Note that an update of `size` bytes is about to leave this machine."""
+        self._append(Sent(run=run, exchange=exchange, form=form, size=size))
+
     def spend(self, attempt: Attempt) -> None:
         """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
         self._append(Spent(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
@@ -162,9 +167,9 @@ class Ledger:
         """Note that it is proven that the sum of this attempt was never unmasked, and never will be."""
         self._append(Returned(run=attempt.run, exchange=attempt.exchange))
 
-    def leave(self, run: str, exchange: int) -> None:
-        """Note that an exchange is over for this client, whatever its end was."""
-        self._append(Left(run=run, exchange=exchange))
+    def leave(self, run: str, exchange: int, *, up: int = 0, down: int = 0) -> None:
+        """Note that an exchange is over for this client, whatever its end was; up, down: bytes, as `Left`."""
+        self._append(Left(run=run, exchange=exchange, up=up, down=down))
 
     def close(self) -> None:
         """Release the file and the folder."""

@@ -53,6 +53,14 @@ class Refused(LedgerEntry):
     subject: str
 
 
+class Sent(LedgerEntry):
+    """An update, or a reply, was about to leave this machine. size: in bytes. form: what the server can do with it."""
+
+    event: Literal["sent"] = "sent"
+    form: Literal["masked", "readable"]
+    size: int
+
+
 class Spent(LedgerEntry):
     """A noised update was about to leave this machine. attempt: what its sum reveals, and who was to make it up."""
 
@@ -82,13 +90,19 @@ class Unmasked(LedgerEntry):
 
 
 class Left(LedgerEntry):
-    """An exchange is over for this client, whatever its end was."""
+    """An exchange is over for this client, whatever its end was.
+
+    up, down: bytes of all requests and answers meanwhile, without what TLS adds; 0 where an earlier start was ended in
+    the middle of it. A masked update has the size that the task gives it, whatever the data.
+    """
 
     event: Literal["left"] = "left"
+    up: int = 0
+    down: int = 0
 
 
 Entry: TypeAlias = Annotated[
-    Asked | Entered | Refused | Spent | Returned | Released | Scaled | Unmasked | Left,
+    Asked | Entered | Refused | Sent | Spent | Returned | Released | Scaled | Unmasked | Left,
     Discriminator("event"),
 ]
 _ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Entry)

@@ -8,6 +8,8 @@ from typing import Annotated
 import click
 import typer
 
+from fedcore import completion
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -36,9 +38,20 @@ def client(
     rdzv_endpoint: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the machines meet: an address of machine 0, a free port.")
     ] = "",
-    engine: Annotated[str, typer.Option(help="Training engine of this site's ranks.  \\[default: the app's]")] = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Training engine of this site's ranks.  \\[default: the app's]", autocompletion=completion.engines
+        ),
+    ] = "",
     engine_set: Annotated[
-        list[str] | None, typer.Option("--engine-set", metavar="'K=V ...'", help="Settings of the engine; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--engine-set",
+            metavar="'K=V ...'",
+            help="Settings of the engine; repeatable.",
+            autocompletion=completion.engine_settings,
+        ),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME", help="A variable that the app sees; repeatable.")
@@ -107,6 +120,78 @@ def export(
     from client_app.export import export_model
 
     typer.echo(export_model(kit, state_dir, out, as_json=as_json))
+
+
+@app.command()
+def offers(
+    kit: Annotated[Path, typer.Option(help="This client's kit.")],
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
+    ] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Show every changed line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the offers as JSON.")] = False,
+) -> None:
+    """List the apps that runs of the federation want, and how each differs from the installed one.
+
+    Example: fedcore client offers --kit federation/clients/client-1 --diff
+
+    The agent fetched their files, and nothing of them runs before `fedcore client approve`.
+    """
+    from client_app.offers_command import list_offers
+
+    for line in list_offers(kit, state_dir, diff=diff, as_json=as_json):
+        typer.echo(line)
+
+
+@app.command()
+def approve(
+    sha256: Annotated[str, typer.Argument(metavar="SHA256", help="The app's hash, as `offers` shows it.")],
+    kit: Annotated[Path, typer.Option(help="This client's kit.")],
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the approval as JSON.")] = False,
+) -> None:
+    """Agree to run an app that is offered, in place of the installed one.
+
+    Example: fedcore client approve SHA256 --kit federation/clients/client-1
+
+    The hash covers every file of it; read them first. An agent that runs takes it up between two exchanges.
+    """
+    from client_app.offers_command import approve as agree
+    from client_app.offers_command import approved_text
+
+    approval = agree(kit, state_dir, sha256)
+    typer.echo(approval.model_dump_json() if as_json else approved_text(approval))
+
+
+@app.command()
+def status(
+    kit: Annotated[Path, typer.Option(help="This client's kit.")],
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The agent's state folder, where it is another.  \\[default: KIT/state]")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a document for the data protection officer: FILE.html, FILE.md or FILE.json."
+        ),
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve it as a page on this machine, for the browser, until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> None:
+    """Show how this client stands: its agent, runs, refusals, bytes, epsilon, next hours, apps, certificates.
+
+    Example: fedcore client status --kit federation/clients/client-1
+
+    It is read from the records on this machine's disk; the agent may run meanwhile. Apps that are offered can be
+    approved on the page, after their difference has been looked at. Its address opens it once.
+    """
+    from client_app.owner.status_command import Wanted, show_status
+
+    show_status(kit, state_dir, Wanted(export=export, page=page, as_json=as_json))
 
 
 @app.command()

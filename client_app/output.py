@@ -57,7 +57,8 @@ class Output:
         moment = time.strftime("%H:%M:%S", time.localtime(now))
         place = ""
         if self.context:
-            place = f"round {self.context['round']} (exchange {self.context['exchange']})  "
+            planned = f" of {self.context['rounds']}" if self.context.get("rounds") else ""
+            place = f"round {self.context['round']}{planned} (exchange {self.context['exchange']})  "
         plain = "  [plain: the server can read this]" if self.context.get("aggregation") == "plain" else ""
         seconds = f"  {fields['seconds']:.2f} s" if "seconds" in fields else ""
         mark = "" if level == "info" else f"{level}: "

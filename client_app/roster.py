@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from client_app.exchange import Client
+from client_app.patience import BRIEF
 from client_app.transport import signer
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.federation.identity import next_identity
@@ -71,7 +72,7 @@ async def _missed(client: Client) -> list[str]:
 
 
 async def _ask(client: Client) -> list[str]:
-    found = await client.transport.get(PATH, RostersOut, after=client.kit.roster.version)
+    found = await client.transport.get(PATH, RostersOut, retry=BRIEF, after=client.kit.roster.version)
     if found is None:
         raise ProtocolViolation(MALFORMED, "the server answers with nothing where rosters were asked for")
     return found.rosters

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +16,13 @@ from client_app.agent import Agent
 from client_app.answers import KeptAnswer
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
+from client_app.following import Follower
 from client_app.http import tls_context
 from client_app.ledger import Ledger, lock_folder
 from client_app.ledger_entries import LEDGER_FILE
+from client_app.offers import Offers
 from client_app.output import Output
+from client_app.owner.now import NowFile
 from client_app.ranks.elastic import ElasticGroup, serve_node
 from client_app.ranks.group import GroupSettings, RankGroup
 from client_app.ranks.group_size import GroupSize
@@ -34,6 +39,7 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import OWN_MODEL_FOLDER
 from fedcore.system.files import private_folder, remove_tree
 from fedcore.system.sandbox import Rules, describe, refuse_to_show
+from fedcore.tracing import open_traces
 from fedcore.wire import Scalar
 
 _MASK_THREADS: Final = 4
@@ -82,11 +88,14 @@ async def _run_agent(options: Options) -> None:
             Ledger(state_dir) as ledger,
             Transcript(state_dir, kit.roster) as transcript,
             KeptAnswer(state_dir) as kept,
+            closing(open_traces(kit.traces, service="fedcore-client", instance=kit.name)) as traces,
         ):
+            offers = Offers(state_dir)
+            bundle, settings = _approved(bundle, settings, kit, offers, output)
             settings = _installed(settings, bundle, state_dir)
             group = _group(settings, options.size, output)
             transport = Transport(
-                url=kit.server_url,
+                urls=kit.servers,
                 tls=tls_context(kit.ca_file),
                 sign=signer(kit),
                 notice=lambda text: output.warning("waiting", text),
@@ -105,8 +114,10 @@ async def _run_agent(options: Options) -> None:
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                     eligibility=Eligibility.of(kit.policy.eligibility),
+                    traces=traces,
                 )
-                await _until_signal(_serve(client_, group), output)
+                follower = Follower(offers=offers, runner=group if options.size.nnodes == 1 else None)
+                await _until_signal(_serve(client_, group, follower), output)
 
 
 async def _run_node(options: Options) -> None:
@@ -178,6 +189,26 @@ def _data_dir(named: Path | None) -> Path | None:
     return folder.resolve() if folder.is_dir() else None
 
 
+def _approved(
+    bundle: AppBundle, settings: GroupSettings, kit: ClientKit, offers: Offers, output: Output
+) -> tuple[AppBundle, GroupSettings]:
+    """The app that the owner approved in place of the one that `--app` names, if there is one, and as it is said."""
+    named, approval = bundle.sha256, offers.approval()
+    if approval is not None and approval.instead_of == named != approval.app:
+        pinned = kit.policy.app_sha256
+        if pinned is not None and pinned != approval.app:
+            raise AppError(f"policy.toml agrees to the app {pinned[:12]}… only, {approval.app} was approved after it")
+        bundle = offers.bundle(approval.app)
+        settings = replace(settings, app_sha256=bundle.sha256)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(approval.at))
+        output.warning("app", f"using the app {approval.app}, approved {when}, in place of {named} that --app names")
+    elif approval is not None and approval.app != named:
+        output.warning("app", f"--app names {named}, which is newer than the approval of {approval.app}: that is void")
+        offers.withdraw_approval()
+    offers.note_installed(named, bundle.sha256)
+    return bundle, settings
+
+
 def _installed(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> GroupSettings:
     """The settings with the folders of the state folder, and a copy of the app there."""
     app, scratch = bundle.install(state_dir / "apps"), state_dir / "scratch"
@@ -207,12 +238,13 @@ async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None
         raise KeyboardInterrupt
 
 
-async def _serve(client_: Client, group: RankGroup) -> None:
+async def _serve(client_: Client, group: RankGroup, follower: Follower) -> None:
     output = client_.output
     output.info("start", f"app {client_.app_sha256}, policy: {_policy_text(client_)}")
+    NowFile(client_.state_dir).note("starting")
     try:
         await group.start()
-        await Agent(client_).run()
+        await Agent(client_, follower=follower).run()
     finally:
         await group.stop()
 

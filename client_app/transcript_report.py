@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from client_app.journal import whole_lines
-from client_app.operator.run import OperatorClient
+from client_app.operator.client import OperatorClient
 from client_app.output import clean
 from client_app.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import release_of

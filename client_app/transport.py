@@ -1,7 +1,8 @@
 """HTTPS to the server: every request signed, every answer bounded, every failure told apart.
 
 A request that nobody answered, or that was answered with a 5xx, is sent again after a growing, jittered pause, with a
-new signature each time; all routes are idempotent. A 4xx is an answer and never repeated.
+new signature each time; all routes are idempotent. A 4xx is an answer and never repeated. A federation may have several
+addresses: where nobody answers, or somebody who does not lead, the next attempt goes to the next one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ipaddress
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,10 @@ import httpx
 import pydantic
 import tenacity
 
-from client_app.http import Handshake, may_pass, refusal, unanswered
+from client_app.http import AWAY, Handshake, is_away, leads_elsewhere, may_pass, refusal, unanswered
 from client_app.output import clean
-from fedcore.errors import (
-    ProtocolViolation,
-    Refused,
-)
+from client_app.patience import Patience, Retry
+from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
 from fedcore.federation import ClientKit
 from fedcore.http_signing import sign_headers
 from fedcore.secagg import Signer
@@ -50,22 +49,6 @@ Answer = TypeVar("Answer", bound=Message)
 Result = TypeVar("Result")
 SignRequest = Callable[[str, str, bytes], Mapping[str, str]]
 """(method, path and query, SHA-256 of the body) -> the headers that sign them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """How long the server may be away within one request.
-
-    patience: seconds after which the request fails with ServerUnreachable; 0 for one attempt.
-    first_pause, longest_pause: bounds of the random pauses between two attempts, in seconds.
-    """
-
-    patience: float = 60.0
-    first_pause: float = 0.2
-    longest_pause: float = 10.0
-
-
-ONCE: Final = Retry(patience=0.0)
 
 
 @dataclass(slots=True)
@@ -93,20 +76,21 @@ def signer(
 
 
 class Transport:
-    """A connection pool to one server; use as an async context manager.
+    """A connection pool to the server of a federation; use as an async context manager.
 
     Raises everywhere: ServerUnreachable when nobody answers in time, Unauthorized when another certificate or no TLS is
     shown or the server does not accept the signature, Refused for any other problem document, ProtocolViolation
     ("malformed") for an answer that is none.
 
-    notice: told once for each request that is sent again, and why. clock: monotonic seconds, for the patience.
-    sleep: waits that many seconds between two attempts.
+    urls: where the server is found, in the order of preference. notice: told once for each request that is sent again,
+    and why. clock: monotonic seconds, for the patience. sleep: waits that many seconds between two attempts.
+    interruptions: how often a server was away. It may be another one, or a new one, that answers next.
     """
 
     def __init__(
         self,
         *,
-        url: str,
+        urls: Sequence[str],
         tls: ssl.SSLContext,
         sign: SignRequest,
         retry: Retry | None = None,
@@ -114,7 +98,10 @@ class Transport:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.url = url
+        self._urls = tuple(urls)
+        self._at = 0
+        self._answers = 0
+        self.interruptions = 0
         self.traffic = ByteCount()
         self._notice = notice
         self._clock = clock
@@ -124,7 +111,7 @@ class Transport:
         self._client = httpx.AsyncClient(
             verify=tls,
             # Proxy settings of the environment are for the way out of a site, not for the loopback.
-            trust_env=not _is_loopback(url),
+            trust_env=not all(map(_is_loopback, urls)),
             timeout=httpx.Timeout(30.0, connect=10.0, read=LONG_POLL_SECONDS + 20.0),
             headers={"accept-encoding": "identity", "user-agent": "fedcore-client"},
         )
@@ -134,6 +121,11 @@ class Transport:
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
+
+    @property
+    def url(self) -> str:
+        """Where the next request goes."""
+        return self._urls[self._at]
 
     def sign_with(self, sign: SignRequest) -> None:
         """Sign all further requests so; the client's key was replaced."""
@@ -148,17 +140,18 @@ class Transport:
         retry: Retry | None = None,
         limit: int | None = None,
         read: Callable[[bytes], Answer] | None = None,
+        hear: Callable[[httpx.Headers], None] | None = None,
         **query: str | int,
     ) -> Answer | None:
         """GET a control message; None for 204.
 
         wait: how many seconds the server may hold the request. limit: bytes of the answer, where that is less than of
-        others. read: makes the message of them, where that is done in another way.
+        others. read: makes the message of them, where that is done in another way. hear: gets the head of the answer.
         """
         if wait is not None:
             query["wait"] = f"{wait:g}"
         target = f"{path}?{httpx.QueryParams(query)}" if query else path
-        return await _parse(answer, path, await self._exchange("GET", target, b"", retry, limit), read)
+        return await _parse(answer, path, await self._exchange("GET", target, b"", retry, limit, hear), read)
 
     async def put(self, path: str, message: Message, answer: type[Answer], *, wait: float) -> Answer | None:
         """PUT a control message; the answer may be what it leads to, which the server awaits for `wait` seconds."""
@@ -234,7 +227,13 @@ class Transport:
         return digest.hexdigest()
 
     async def _exchange(
-        self, method: str, target: str, body: bytes, retry: Retry | None, limit: int | None = None
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        retry: Retry | None,
+        limit: int | None = None,
+        hear: Callable[[httpx.Headers], None] | None = None,
     ) -> bytes | None:
         digest = await asyncio.to_thread(_sha256, body) if len(body) > CHUNK else _sha256(body)
 
@@ -243,6 +242,8 @@ class Transport:
             async with self._open(method, target, digest, headers, body or None) as response:
                 self.traffic.up += len(body)
                 content = await self._body_of(response, limit)
+                if hear is not None:
+                    hear(response.headers)
                 return None if response.status_code == httpx.codes.NO_CONTENT else content
 
         return await self._repeat(attempt, retry)
@@ -265,6 +266,7 @@ class Transport:
         response = await self._client.send(request, stream=True)
         try:
             self.traffic.down += _head_size(response.headers, 0)
+            self._answers += response.status_code not in AWAY
             yield response
         finally:
             await response.aclose()
@@ -291,30 +293,58 @@ class Transport:
 
     async def _repeat(self, attempt: Callable[[], Awaitable[Result]], retry: Retry | None) -> Result:
         rule = retry or self._retry
-        end = self._clock() + rule.patience
+        patience = Patience(rule, self._clock, self._answers)
+        url = self.url
+
+        async def attempt_here() -> Result:
+            nonlocal url
+            url = self.url
+            try:
+                return await attempt()
+            except (httpx.TransportError, Refused) as error:
+                self._note_failure(url, error)
+                raise
+
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_is_transient),
             wait=tenacity.wait_random_exponential(multiplier=rule.first_pause, max=rule.longest_pause),
-            stop=lambda state: self._clock() >= end,
+            stop=lambda state: patience.ends(is_away(_error_of(state)), self._answers),
             sleep=self._sleep,
-            before_sleep=self._tell,
+            before_sleep=lambda state: self._tell(state, url),
             reraise=True,
         )
         try:
-            return await retrying(attempt)
+            return await retrying(attempt_here)
         except httpx.TransportError as error:
-            raise unanswered(self.url, error) from error
+            if patience.stuck and may_pass(error):
+                raise ServerUnreachable(
+                    f"the server at {url} answers, but one request does not get through to it ({clean(str(error))}); "
+                    "does something between bound the size or the time of requests?"
+                ) from error
+            raise unanswered(url, error) from error
 
-    def _tell(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number > 1 or state.outcome is None:
+    def _note_failure(self, url: str, error: Exception) -> None:
+        """Go on to the next address, unless another request has already."""
+        self.interruptions += is_away(error)
+        if leads_elsewhere(error) and url == self.url:
+            self._at = (self._at + 1) % len(self._urls)
+
+    def _tell(self, state: tenacity.RetryCallState, url: str) -> None:
+        if state.attempt_number > 1:
             return
-        error = state.outcome.exception()
-        reason = unanswered(self.url, error) if isinstance(error, httpx.TransportError) else error
+        error = _error_of(state)
+        reason = unanswered(url, error) if isinstance(error, httpx.TransportError) else error
         self._notice(f"{reason}; trying again")
 
 
+def _error_of(state: tenacity.RetryCallState) -> BaseException:
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert error is not None  # noqa: S101 - only failures are tried again
+    return error
+
+
 def _is_transient(error: BaseException) -> bool:
-    return may_pass(error) or (isinstance(error, Refused) and error.status >= 500)
+    return may_pass(error) or isinstance(error, WrongClock) or (isinstance(error, Refused) and error.status >= 500)
 
 
 async def _parse(

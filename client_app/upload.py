@@ -12,6 +12,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from client_app.transport import Transport
 from fedcore.parts import PART_BYTES, PARTS_IN_FLIGHT, update_digest
 from fedcore.system.concurrency import in_thread, tasks
@@ -57,12 +60,33 @@ async def send_parts(transport: Transport, path: str, parts: Parts, *, size: int
     return update_digest(size, digests).hex()
 
 
+async def send_missing_parts(transport: Transport, path: str, parts: Parts, *, size: int) -> int:
+    """Send again what the server does not hold any more of an update that was sent; how many parts those were."""
+    held = await transport.get(path, PartsOut, size=size)
+    known, sent = held.parts if held is not None else {}, 0
+    try:
+        for index, content in enumerate(parts):
+            sha256 = await in_thread(lambda part: hashlib.sha256(part).digest(), content)
+            if known.get(index) != sha256.hex():
+                await _send_part(transport, path, _Part(index, content, sha256), size)
+                sent += 1
+    finally:
+        parts.close()
+    return sent
+
+
 async def _send_part(transport: Transport, path: str, part: _Part, size: int) -> None:
     async def is_there() -> bool:
         answer = await transport.get(path, PartsOut, size=size)
         return answer is not None and answer.parts.get(part.index) == part.sha256.hex()
 
     await transport.put_octets(f"{path}/{part.index}", part.content, sha256=part.sha256, is_there=is_there)
+
+
+def cut_parts(words: NDArray[np.uint64]) -> Parts:
+    """A masked vector, uint64 [d], in parts of PART_BYTES, little-endian; no copy is made of it."""
+    for start in range(0, words.size, PART_BYTES // words.itemsize):
+        yield words[start : start + PART_BYTES // words.itemsize].astype("<u8", copy=False).data.cast("B")
 
 
 def read_parts(path: Path) -> Parts:

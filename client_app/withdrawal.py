@@ -21,6 +21,7 @@ from fedcore.errors import (
     StorageFull,
     Unauthorized,
     WorkerDied,
+    WrongClock,
 )
 from fedcore.plain_exchange import APP_CRASHED, APP_RAISED, app_raised, reply_error
 from fedcore.secagg import Check
@@ -63,7 +64,7 @@ class BadDealing(ProtocolViolation):
 def withdrawal_for(error: BaseException) -> WithdrawIn | None:
     """What the server is told about `error`: a fixed reason, the name of a check and what it compared, never its text.
 
-    None where there is nothing to tell: the server ended the exchange itself, or cannot be reached.
+    None where there is nothing to tell: the server ended the exchange itself.
     """
     match error:
         case BadDealing(check=check, complaint=complaint):
@@ -82,8 +83,10 @@ def withdrawal_for(error: BaseException) -> WithdrawIn | None:
         case Refused(kind=kind):  # an unknown kind could be text of the server's choice
             check = f"server-{kind}" if kind in set(ProblemKind) else "refused"
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check=check)
-        case ServerUnreachable() | Unauthorized():
-            return None
+        case WrongClock():
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="wrong-clock")
+        case ServerUnreachable() | Unauthorized():  # to be told when the server hears this client again
+            return WithdrawIn(reason=WithdrawalReason.STOPPED, check="unreachable")
         case RoundFailed():
             return WithdrawIn(reason=WithdrawalReason.STOPPED, check="timeout")
     return WithdrawIn(reason=WithdrawalReason.STOPPED, check="internal")

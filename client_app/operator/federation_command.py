@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from fedcore.federation.authority import Authority
     from fedcore.federation.requests import Request
+    from fedcore.operator_wire import RosterOut
 
 app = typer.Typer(
     add_completion=False,
@@ -25,6 +26,13 @@ Federation = Annotated[
     Path, typer.Option(help="The authority's folder, or the federation's folder around it.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Publish = Annotated[
+    Path | None,
+    typer.Option(
+        "--operator", help="An operator's kit: hand the new roster to the running server at once.", show_default=False
+    ),
+]
+_CONNECT_SECONDS = 30.0
 
 
 @app.command()
@@ -60,10 +68,39 @@ def create(
         f"  fingerprint  {told}    tell it to every client's owner",
         f"  server       {folder}/server       fedcore server --federation {folder}",
         f"  operator     {folder}/operator     fedcore run APP_DIR --operator {folder}/operator",
-        f"  apps         to be read and approved: fedcore server approve APP_DIR --federation {folder}",
         f"  apps         the server runs those alone that its owner approves: fedcore server approve APP_DIR "
         f"--federation {folder}",
         "  clients      each runs: fedcore client enroll KIT --name NAME",
+    )
+
+
+@app.command()
+def add(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of new clients.")],
+    federation: Federation,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the kits.  \\[default: clients/ of the federation]")
+    ] = None,
+    operator: Publish = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make ready kits for new clients here, keys and all, and sign the next roster. For sites that are one's own.
+
+    Example: fedcore federation add client-5 --federation fed --operator fed/operator
+
+    Who makes a kit could act as its client: a site of somebody else makes its own key (fedcore client enroll).
+    """
+    from client_app.operator.ready_kits import add_clients
+    from fedcore.federation.authority import Authority
+
+    authority = Authority.load(federation)
+    authority, kits = add_clients(authority, names, out or authority.folder.parent / "clients")
+    made = [{"name": kit.name, "id": kit.client_id, "kit": str(kit.folder)} for kit in kits]
+    _say(
+        as_json,
+        {"roster": authority.roster.version, "added": made},
+        *(f"{one['name']} is client {one['id']}: {one['kit']}" for one in made),
+        _published(authority, operator),
     )
 
 
@@ -76,6 +113,7 @@ def approve(
         typer.Option(metavar="F", help="What a client's owner told you; repeatable. Without it you are asked."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for admissions.  \\[default: beside each request]")] = None,
+    operator: Publish = None,
     as_json: AsJson = False,
 ) -> None:
     """Admit clients, or replace their keys: sign the next roster, and write an admission file for each.
@@ -104,7 +142,7 @@ def approve(
         as_json,
         {"roster": authority.roster.version, "granted": granted},
         *(_granted(**one) for one in granted),
-        _not_yet(authority),
+        _published(authority, operator),
     )
 
 
@@ -113,6 +151,7 @@ def revoke(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Members who leave, for good.")],
     federation: Federation,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    operator: Publish = None,
     as_json: AsJson = False,
 ) -> None:
     """Revoke members: sign the next roster without them. Neither their ids nor their names are given again.
@@ -129,7 +168,7 @@ def revoke(
         as_json,
         {"roster": authority.roster.version, "revoked": names, "members": left},
         f"revoked {', '.join(names)}; {left} members are left",
-        _not_yet(authority),
+        _published(authority, operator),
     )
 
 
@@ -139,22 +178,48 @@ def publish(
     operator: Annotated[
         Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
     ],
-    connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
+    connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = _CONNECT_SECONDS,
     as_json: AsJson = False,
 ) -> None:
     """Hand the newest roster to the running server, which uses it from the next exchange on.
 
     Example: fedcore federation publish --federation fed --operator fed/operator
     """
-    from client_app.operator.run import OperatorClient
-    from fedcore.federation import OperatorKit
     from fedcore.federation.authority import Authority
 
-    rosters = Authority.load(federation).rosters
-    with OperatorClient(OperatorKit.load(operator), connect_seconds=connect_seconds) as client:
-        answer = client.publish(rosters)
-    waits = "" if answer.roster == answer.newest else "; it comes into use when the open exchange ends"
-    _say(as_json, answer.model_dump(), f"the server has roster {answer.newest}{waits}")
+    answer = _publish(Authority.load(federation), operator, connect_seconds)
+    _say(as_json, answer.model_dump(), _now_has(answer))
+
+
+@app.command()
+def link(
+    operator: Annotated[
+        Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
+    ],
+    label: Annotated[str, typer.Option(help="For whom it is; people see it in the list.")] = "read-only",
+    days: Annotated[int, typer.Option(min=1, max=365, help="How long it is good.")] = 30,
+    listing: Annotated[bool, typer.Option("--list", help="Show the links that are good.")] = False,
+    revoked: Annotated[
+        str, typer.Option("--revoke", metavar="ID", help="End a link, and at once whatever it shows to anybody.")
+    ] = "",
+    connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = _CONNECT_SECONDS,
+    as_json: AsJson = False,
+) -> None:
+    """Make a read-only link to the server's page: whoever has it sees runs and members, and changes nothing.
+
+    Example: fedcore federation link --operator fed/operator --label "the board" --days 7
+    """
+    from client_app.operator.client import operator_client
+    from client_app.operator.links import list_links, make_link, revoke_link
+
+    with operator_client(operator, "", connect_seconds) as client:
+        if revoked:
+            told = revoke_link(client, revoked)
+        elif listing:
+            told = list_links(client)
+        else:
+            told = make_link(client, label, days)
+    _say(as_json, *told)
 
 
 @app.command()
@@ -163,15 +228,17 @@ def show(federation: Federation, as_json: AsJson = False) -> None:
 
     Example: fedcore federation show --federation fed
     """
+    from datetime import UTC, datetime
+
     from client_app.operator.federation_view import described, listed
     from fedcore.federation.authority import Authority
 
-    content = described(Authority.load(federation))
+    content = described(Authority.load(federation), datetime.now(UTC))
     _say(as_json, content, *listed(content))
 
 
-@app.command("renew-certificate")
-def renew_certificate(
+@app.command()
+def renew(
     federation: Federation,
     certificate: Annotated[
         Path | None, typer.Option(help="The server's certificate.  \\[default: server/server.crt of the federation]")
@@ -181,9 +248,11 @@ def renew_certificate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the server's certificate by one for another year, for the same key. It is taken at the next start.
+    """Replace the server's certificate by one for another year, for the same key.
 
-    Example: fedcore federation renew-certificate --federation fed
+    Example: fedcore federation renew --federation fed
+
+    A running server takes it at a SIGHUP, without a restart: systemctl reload, or kill -HUP.
     """
     from datetime import UTC, datetime
 
@@ -192,12 +261,12 @@ def renew_certificate(
 
     authority = Authority.load(federation)
     path = certificate or authority.folder.parent / "server" / CERTIFICATE_FILE
-    made = authority.renew_certificate(path, host or [], now=datetime.now(UTC))
+    made = authority.renew(path, host or [], now=datetime.now(UTC))
     until = made.not_valid_after_utc.date().isoformat()
     _say(
         as_json,
         {"certificate": str(path), "good_until": until},
-        f"{path} is good until {until}; a running server takes it at its next start",
+        f"{path} is good until {until}; a running server takes it at a SIGHUP (systemctl reload, or kill -HUP)",
     )
 
 
@@ -217,7 +286,23 @@ def _granted(name: str, id: int, admission: str | None) -> str:
     return f"{name} is client {id}; " + (f"send back {admission}" if admission else "its new key is on the roster")
 
 
-def _not_yet(authority: Authority) -> str:
+def _publish(authority: Authority, operator: Path, connect_seconds: float = _CONNECT_SECONDS) -> RosterOut:
+    from client_app.operator.client import OperatorClient
+    from fedcore.federation import OperatorKit
+
+    with OperatorClient(OperatorKit.load(operator), connect_seconds=connect_seconds) as client:
+        return client.publish(authority.rosters)
+
+
+def _now_has(answer: RosterOut) -> str:
+    waits = "" if answer.roster == answer.newest else "; it comes into use when the open exchange ends"
+    return f"the server has roster {answer.newest}{waits}"
+
+
+def _published(authority: Authority, operator: Path | None) -> str:
+    """Hand the roster to the server, where an operator's kit was named; else how that is done."""
+    if operator is not None:
+        return _now_has(_publish(authority, operator))
     return (
         f"roster {authority.roster.version} is signed; a running server gets it with: "
         f"fedcore federation publish --federation {authority.folder} --operator OPERATOR_KIT"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedcore.federation.authority import Authority
+from fedcore.federation.expiry import warning
 from fedcore.federation.files import read_certificate
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.kits import CA_FILE, CERTIFICATE_FILE
 
 
-def described(authority: Authority) -> dict[str, Any]:
-    """What there is to know without any secret."""
+def described(authority: Authority, now: datetime) -> dict[str, Any]:
+    """What there is to know at `now`, an aware time, without any secret."""
     server = authority.folder.parent / "server" / CERTIFICATE_FILE
     certificates = {"ca": authority.folder / CA_FILE} | ({"server": server} if server.exists() else {})
     return {
@@ -27,6 +29,7 @@ def described(authority: Authority) -> dict[str, Any]:
         ],
         "revoked": [{"id": member.id, "name": member.name} for member in authority.roster.revoked],
         "good_until": {what: _end(path) for what, path in certificates.items()},
+        "warnings": [text for what, path in certificates.items() if (text := _warning(what, path, now))],
     }
 
 
@@ -40,6 +43,12 @@ def listed(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"{member['id']:6}  {member['name']:<24} revoked"
     for what, until in content["good_until"].items():
         yield f"certificate of the {what}: good until {until}"
+    for text in content["warnings"]:
+        yield f"warning: {text}"
+
+
+def _warning(what: str, path: Path, now: datetime) -> str:
+    return warning(read_certificate(path), now, what=f"the certificate of the {what}")
 
 
 def _end(path: Path) -> str:

@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import AppFolder, RunConfig, Settings
+from client_app.operator import run_words
+from fedcore.cli import InitialModel, RunConfig, Settings, Tracks
 from fedcore.errors import ConfigurationError
 
 
 def run(
-    app: AppFolder,
+    app: Annotated[
+        Path | None, typer.Argument(metavar="[APP_DIR]", help="Folder of a Flower app; without it --resume.")
+    ] = None,
     server: Annotated[str, typer.Option(help="URL of the server; by default the one in the operator's kit.")] = "",
     operator: Annotated[
         Path, typer.Option(envvar="FEDCORE_OPERATOR", help="The operator's kit: token, CA and the server's address.")
@@ -24,29 +27,63 @@ def run(
         "model.safetensors"
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
+    initial_model: InitialModel = None,
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with a run that failed, was cancelled or interrupted, after its last exchange.",
+            autocompletion=run_words.runs,
+        ),
+    ] = "",
+    detach: Annotated[bool, typer.Option("--detach", help="Submit, print the run's id, and do not follow.")] = False,
     connect_seconds: Annotated[float, typer.Option(help="How long to try to reach the server.")] = 30.0,
+    track: Tracks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines, then a summary.")] = False,
 ) -> None:
     """Submit a run as operator, follow it, and save the model and what the app found. Ctrl-C cancels the run.
 
     Example: fedcore run examples/digits --operator fed/operator --run-config num-server-rounds=5
-    """
-    _check_out(out, force=force)
-    from client_app.operator.run import run_app
 
+    The first line is the run's id. The run does not need this command: where the terminal is lost, fedcore runs attach
+    finds it again.
+    """
+    _check_source(app, resume, run_config or [], set_ or [], initial_model)
+    if not detach:
+        check_out(out, force=force)
+    from client_app.operator.run import Order, run_app
+    from fedcore.tracking import parse_tracks
+
+    if detach and track:
+        raise ConfigurationError("--track follows the run, and --detach does not; fedcore runs attach takes --track")
+
+    order = Order(app=app, resume=resume, run_config=run_config or [], settings=set_ or [], initial=initial_model)
     run_app(
-        app,
+        order,
         operator,
         server=server,
-        run_config=run_config or [],
-        settings=set_ or [],
         out=out,
         connect_seconds=connect_seconds,
+        detach=detach,
         as_json=as_json,
+        tracks=parse_tracks(track),
     )
 
 
-def _check_out(out: Path, *, force: bool) -> None:
+def _check_source(
+    app: Path | None, resume: str, run_config: list[str], settings: list[str], initial_model: Path | None
+) -> None:
+    """Refuse two runs in one command, or none."""
+    if app is None and not resume:
+        raise ConfigurationError("name the folder of the app to run, or with --resume the run to go on with")
+    if resume and (app is not None or run_config or settings or initial_model is not None):
+        raise ConfigurationError(
+            "--resume goes on with the app, the run config, the settings and the model that the run was submitted "
+            "with; leave APP_DIR, --run-config, --set and --initial-model out"
+        )
+
+
+def check_out(out: Path, *, force: bool) -> None:
     """Refuse a path that no model can be saved to now, and not after hours of training."""
     if out.is_dir():
         raise ConfigurationError(f"--out: {out} is a folder; name the file for the model")

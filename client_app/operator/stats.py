@@ -15,12 +15,14 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from client_app.operator.run import OperatorClient, make_submission
+from client_app.operator.client import OperatorClient
+from client_app.operator.run import make_submission
 from fedcore.config import JobSettings, override, parse_assignments
 from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.events import RunOut, StatisticsFound
 from fedcore.federation import OperatorKit
 from fedcore.flower.app import FlowerApp
+from fedcore.operator_wire import RunStatus
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.progress import ProgressView
 from fedcore.statistics import Question, Statistics
@@ -35,7 +37,6 @@ from fedcore.statistics_report import (
     quantiles_from,
     rows,
 )
-from fedcore.wire import RunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Asked:
 def ask_in_memory(asked: Asked, clients: int) -> Statistics:
     """The same question to simulated clients."""
     from fedcore.flower.statistics_run import run_statistics
-    from fedcore.simulate import Simulation
+    from fedcore.simulation import Simulation
 
     flower = FlowerApp.load(asked.folder)
     settings = JobSettings.from_mapping({**flower.settings.to_mapping(), **asked.settings}, where="--set")
@@ -96,7 +97,7 @@ def ask_federation(asked: Asked, operator: Path, *, server: str, connect_seconds
     """Submit a run that is nothing but the question, and follow it; Ctrl-C cancels it. Raises FedcoreError."""
     kit = OperatorKit.load(operator)
     if server:
-        kit = replace(kit, server_url=server.rstrip("/"))
+        kit = replace(kit, servers=(server.rstrip("/"),))
     question = to_plain(TypeAdapter(Question), asked.question)
     submission = make_submission(asked.folder, asked.run_config, asked.settings)
     submission = submission.model_copy(update={"statistics": question})

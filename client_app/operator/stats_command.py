@@ -10,6 +10,7 @@ import typer
 
 from fedcore.cli import AppFolder, DataFolder, RunConfig, Settings
 from fedcore.errors import ConfigurationError
+from fedcore.system.files import check_replaceable
 
 
 def stats(
@@ -94,5 +95,4 @@ def _check_out(out: Path | None, *, force: bool) -> None:
         raise ConfigurationError(f"--out: {out} is to be a .csv or a .json file")
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ConfigurationError(f"--out: no file can be made at {out}")
-    if out.exists() and not force:
-        raise ConfigurationError(f"--out: {out} exists already; name another file, or replace it with --force")
+    check_replaceable(out, force=force)

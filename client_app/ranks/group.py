@@ -16,7 +16,7 @@ import shutil
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -164,6 +164,12 @@ class RankGroup(ABC):
         ends or hangs.
         """
         await self._ready()
+
+    async def use(self, app: Path, app_sha256: str) -> None:
+        """End the ranks and start others with this copy of an app; raises what `start` raises."""
+        await self.stop()
+        self.settings = replace(self.settings, app=app, app_sha256=app_sha256)
+        await self.start()
 
     async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
         """Run the ClientApp on one task, on all ranks, for at most `task.seconds`; rank 0 writes the state to `out`.

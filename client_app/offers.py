@@ -1,0 +1,127 @@
+"""Apps that the federation offers, in the state folder: to be looked at, approved by hash, and only then used.
+
+Nothing in here runs or imports any of them. What is offered is files whose paths are checked (`AppBundle`), under the
+hash that covers all of them; an approval names that hash, and the app that it is to replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from fedcore.errors import AppError, ConfigurationError, ProtocolViolation
+from fedcore.flower.app import AppBundle
+from fedcore.system.files import full_disk_named, remove_tree, write_file
+from fedcore.wire import Message, Sha256
+
+OFFERS_FOLDER: Final = "offers"
+MOST_OFFERS: Final = 4
+"""Offers that are kept; the oldest goes when another one comes."""
+MOST_FILES: Final = 2000
+_APPROVED: Final = "approved.json"
+_INSTALLED: Final = "installed.json"
+
+Kept = TypeVar("Kept", bound=Message)
+
+
+class Approval(Message):
+    """The owner agrees to run `app` in place of the app `instead_of`, which `--app` names. at: seconds since 1970."""
+
+    app: Sha256
+    instead_of: Sha256
+    at: float
+
+
+class Installed(Message):
+    """What the agent was last started with: the app that `--app` names, and the one that runs."""
+
+    named: Sha256
+    app: Sha256
+
+
+class Offers:
+    """The offers to one client. The agent and the owner's commands may use the folder at the same time."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.folder: Final = state_dir / OFFERS_FOLDER
+        self._state_dir = state_dir
+
+    def hashes(self) -> list[str]:
+        """The apps that are here, the oldest first."""
+        if not self.folder.is_dir():
+            return []
+        kept = [path for path in self.folder.iterdir() if path.is_dir() and len(path.name) == 64]
+        return [path.name for path in sorted(kept, key=lambda path: (path.stat().st_mtime_ns, path.name))]
+
+    def take(self, sha256: str, files: Mapping[str, bytes]) -> None:
+        """Keep an app; raises ProtocolViolation unless it is what its hash says, and may be kept at all."""
+        try:
+            if len(files) > MOST_FILES:
+                raise AppError(f"it has more than {MOST_FILES} files")
+            bundle = AppBundle(files)
+        except AppError as error:
+            raise ProtocolViolation("offer-malformed", f"the app that is offered cannot be kept: {error}") from None
+        if bundle.sha256 != sha256:
+            raise ProtocolViolation("offer-malformed", "the app that is offered does not have the hash that was named")
+        draft = self.folder / f".{sha256[:16]}.part"
+        with full_disk_named("no space is left in the state folder for an app that is offered"):
+            if draft.exists():
+                remove_tree(draft)
+            bundle.write(draft)
+            if not (self.folder / sha256).exists():
+                draft.rename(self.folder / sha256)
+        approved = self.approval()
+        spare = [kept for kept in self.hashes() if approved is None or kept != approved.app]
+        for old in spare[: max(len(spare) - MOST_OFFERS, 0)]:
+            remove_tree(self.folder / old)
+
+    def bundle(self, sha256: str) -> AppBundle:
+        """The files of an offer, read again and checked against its hash; raises ConfigurationError."""
+        if sha256 not in self.hashes():
+            raise ConfigurationError(f"no app {sha256} is offered; `fedcore client offers` lists those that are")
+        try:
+            bundle = AppBundle.from_copy(self.folder / sha256)
+        except (AppError, OSError):
+            bundle = None
+        if bundle is None or bundle.sha256 != sha256:
+            raise ConfigurationError(f"{self.folder / sha256} was changed; remove it, and it will be offered again")
+        return bundle
+
+    def approve(self, sha256: str, *, at: float) -> Approval:
+        """Record that the owner agrees to an offer; raises ConfigurationError where that cannot be."""
+        self.bundle(sha256)
+        installed = self.installed()
+        if installed is None:
+            raise ConfigurationError("the agent has not run yet, so there is no app to replace; start it with --app")
+        approval = Approval(app=sha256, instead_of=installed.named, at=at)
+        write_file(self.folder / _APPROVED, approval.model_dump_json(), mode=0o600, durable=True)
+        return approval
+
+    def approval(self) -> Approval | None:
+        """What the owner approved last."""
+        return _read(self.folder / _APPROVED, Approval)
+
+    def withdraw_approval(self) -> None:
+        """Forget what was approved."""
+        (self.folder / _APPROVED).unlink(missing_ok=True)
+
+    def installed(self) -> Installed | None:
+        """What the agent runs, or ran last."""
+        return _read(self._state_dir / _INSTALLED, Installed)
+
+    def note_installed(self, named: str, app: str) -> None:
+        """The agent starts with the app `app`, where its owner names `named`."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        write_file(self._state_dir / _INSTALLED, Installed(named=named, app=app).model_dump_json(), mode=0o600)
+
+
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        raise ConfigurationError(f"{path} is damaged; remove it") from None

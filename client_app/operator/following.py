@@ -1,0 +1,156 @@
+"""A run on its operator's screen, from its first event on: for whoever submitted it, and whoever comes back to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from client_app.operator.client import POLL_SECONDS, OperatorClient
+from client_app.operator.results import fetch_results
+from fedcore.errors import BudgetSpent, FedcoreError, RunFailed
+from fedcore.events import EventSink, Recorded, RunOut, ignore
+from fedcore.operator_wire import RunStatus
+from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
+from fedcore.record import RunRecord
+from fedcore.results_home import Home, saved_lines, server_line
+from fedcore.tracking import Tracking
+from fedcore.trained.card_command import card_beside
+
+LIVE_SECONDS: Final = 2.0
+"""How long the server may hold a request of somebody who watches a live table."""
+MOST_ASKED_OF: Final = 200
+"""Sites up to which the server is asked what each of them does; beyond, the answers are too large for their use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where a run is shown: as text for a person, or as JSON lines on standard output for a program."""
+
+    as_json: bool
+
+    @property
+    def console(self) -> Console:
+        """For what is said beside the JSON."""
+        return Console(stderr=self.as_json)
+
+    def note(self, text: str) -> None:
+        """A line for the person alone."""
+        self.console.print(escape(text), highlight=False, soft_wrap=True)
+
+    def begin(self, run: str) -> None:
+        """The first line: the run's id, by which it is found again."""
+        if self.as_json:
+            _write({"run": run})
+        else:
+            self.note(f"run {run}")
+
+
+def follow(
+    client: OperatorClient, run: str, screen: Screen, *, first: int = 1, sink: EventSink = ignore
+) -> tuple[RunRecord, RunOut]:
+    """Show a run until it ends, events before number `first` left out; its record, and how it ended.
+
+    sink: gets every event.
+    """
+    record = RunRecord()
+
+    def away(why: str) -> None:
+        screen.note(f"{why}. The run does not need this command; it is followed again once the server answers")
+
+    with ProgressView(screen.console, "federated", live=not screen.as_json) as view:
+        for state in client.follow(run, on_away=away, seconds=LIVE_SECONDS if view.live else POLL_SECONDS):
+            for event in state.events:
+                record.add(event.event, event.seconds)
+                sink(event.event)
+                if event.seq >= first:
+                    _show(event, view, screen)
+            if not state.events and state.position:
+                view.wait(f"number {state.position} in the queue")
+            if view.live and not state.status.final:
+                _hear(client, run, view)
+    return record, state
+
+
+def _hear(client: OperatorClient, run: str, view: ProgressView) -> None:
+    """What each site does, for the table; without it the table goes by the events alone."""
+    if view.sites <= MOST_ASKED_OF:
+        with contextlib.suppress(FedcoreError):
+            view.hear(client.clients_of(run, once=True).clients)
+
+
+def come_home(
+    client: OperatorClient, record: RunRecord, final: RunOut, out: Path | None, screen: Screen, tracking: Tracking
+) -> None:
+    """Save what an ended run left, and print how it ended. Raises RunFailed, or Exit where its budget ended it.
+
+    out: where the model is saved, None to save nothing. tracking: is told of what is saved.
+    """
+    summary = {"run": final.run, "app": final.app, **record.summary(), "model": None, "results": {}}
+    if out is not None:
+        if final.model is not None:
+            client.fetch_model(final.run, final.model, out)
+            summary["model"] = str(out)
+            tracking.keep(out)
+            summary["card"] = str(card_beside(out, record, final.settings))
+        summary |= fetch_results(client.files(final.run), Home.beside(out), partial(client.fetch_file, final.run))
+        tracking.results(summary["results"])
+    if final.status is not RunStatus.FINISHED:
+        if screen.as_json:
+            _write(summary)
+        else:
+            _print_lines(Console(), [*_checkpoint_line(final, out), *saved_lines(summary)])
+        raise RunFailed(f"run {final.run} {final.status}: {final.reason or 'no reason given'}")
+    _print_summary(record, summary, screen.as_json)
+    if final.reason:  # finished, but by its privacy budget
+        raise typer.Exit(BudgetSpent.exit_code)
+
+
+def _checkpoint_line(final: RunOut, out: Path | None) -> list[str]:
+    if final.model is None:
+        return []
+    rounds = "1 round is" if final.rounds == 1 else f"{final.rounds} rounds are"
+    found = f"the model is a checkpoint: the run came to no end, {rounds} in it"
+    return [found if out is not None else f"{found}; to fetch it: fedcore runs model {final.run}"]
+
+
+def _show(event: Recorded, view: ProgressView, screen: Screen) -> None:
+    if screen.as_json:
+        sys.stdout.write(event.model_dump_json() + "\n")
+        sys.stdout.flush()
+    else:
+        view.show(event.event, event.seconds)
+
+
+def _print_summary(record: RunRecord, summary: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        _write(summary)
+        return
+    console = Console()
+    metrics = metrics_text(summary["metrics"])
+    shown = [f"run {summary['run']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
+    _print_lines(console, [*filter(None, shown), *saved_lines(summary)])
+    if record.privacy is not None:
+        line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
+        console.print(line, highlight=False, soft_wrap=True)
+    if summary["aggregation"] == "plain":
+        console.print(f"[yellow]{PLAIN_WARNING}[/]")
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _write(content: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,135 @@
+"""What a run leaves, fetched to keep: its model, or all of it in one folder or archive."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import typer
+
+from client_app.operator.client import OperatorClient
+from client_app.operator.finding import find_run
+from client_app.operator.results import fetch_results
+from client_app.transcript import TRANSCRIPT_FILE, Entry
+from fedcore.errors import ConfigurationError, StorageFull
+from fedcore.events import RunOut
+from fedcore.operator_wire import RunStatus
+from fedcore.results_home import Home
+from fedcore.state import read_facts, sha256_file
+from fedcore.transcript import SignedRecord, record_hash
+
+MODEL_FILE: Final = "model.safetensors"
+_ARCHIVES: Final = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz"}
+
+
+def free_place(out: Path, *, force: bool) -> None:
+    """Refuse to write over what is there; raises ConfigurationError."""
+    if out.is_dir() or (out.exists() and not force):
+        hint = "name a file" if out.is_dir() else "name another file, or replace it with --force"
+        raise ConfigurationError(f"--out: {out} exists already; {hint}")
+
+
+def fetch_best_model(client: OperatorClient, word: str, out: Path, *, as_json: bool) -> None:
+    """Save the best model that a run has had, and say why it is that; raises Refused where there is none."""
+    run = find_run(client, word)
+    client.fetch_best_model(run, out)
+    facts = read_facts(out)
+    if as_json:
+        said = asdict(facts) if facts is not None else {}
+        typer.echo(json.dumps({"model": str(out), "sha256": sha256_file(out), **said}, indent=2))
+        return
+    rounds, best = (facts.rounds, facts.best) if facts is not None else ("?", "")
+    typer.echo(f"saved {out}: the best model of run {run}, that of round {rounds}: {best}")
+
+
+def fetch_model(client: OperatorClient, word: str, out: Path, *, as_json: bool) -> None:
+    """Save a run's model, and say what it is; raises ConfigurationError where there is none."""
+    found = client.show(find_run(client, word))
+    if found.model is None:
+        why = "it has not come to a checkpoint yet" if not found.status.final else "it left none"
+        raise ConfigurationError(f"run {found.run} ({found.status}) has no model: {why}")
+    client.fetch_model(found.run, found.model, out)
+    facts = read_facts(out)
+    kind = "final" if found.status is RunStatus.FINISHED else "checkpoint"
+    if as_json:
+        said = asdict(facts) if facts is not None else {}
+        typer.echo(json.dumps({"model": str(out), "sha256": found.model.sha256, **said, "kind": kind}, indent=2))
+        return
+    rounds = facts.rounds if facts is not None else found.rounds
+    what = "the final model" if kind == "final" else f"the last checkpoint (the run is {found.status})"
+    typer.echo(f"saved {out}: {what} of run {found.run}, {rounds} rounds")
+
+
+def export_run(client: OperatorClient, word: str, out: Path | None, *, force: bool, as_json: bool) -> None:
+    """Keep a run in a folder or an archive, as the ending of `out` says; raises ConfigurationError."""
+    found = client.show(find_run(client, word))
+    target = out if out is not None else Path(f"run-{found.run}")
+    if target.exists() and not force:
+        raise ConfigurationError(f"--out: {target} exists already; name another place, or replace it with --force")
+    archive = _ARCHIVES.get(target.suffix)
+    try:
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=target.absolute().parent, prefix=".export-") as made:
+            folder = Path(made) / f"run-{found.run}"
+            folder.mkdir()
+            _gather(client, found, folder)
+            files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+            _place(folder, target, archive)
+    except OSError as error:
+        raise StorageFull(f"cannot write {target}: {error.strerror}") from error
+    typer.echo(
+        json.dumps({"run": found.run, "out": str(target), "files": files}, indent=2)
+        if as_json
+        else f"run {found.run} is in {target}: {', '.join(files[:8])}{', ...' if len(files) > 8 else ''}"
+    )
+
+
+def _gather(client: OperatorClient, found: RunOut, folder: Path) -> None:
+    settings = found.model_dump(mode="json", exclude={"events"})
+    (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    events = "".join(item.model_dump_json() + "\n" for item in found.events)
+    (folder / "events.jsonl").write_text(events, encoding="utf-8")
+    if found.model is not None:
+        client.fetch_model(found.run, found.model, folder / MODEL_FILE)
+    home = Home(folder / MODEL_FILE, folder / "results.json", folder / "files")
+    fetch_results(client.files(found.run), home, partial(client.fetch_file, found.run))
+    lines = [entry.model_dump_json(exclude_none=True) + "\n" for entry in _records(client, found.run)]
+    if lines:
+        (folder / TRANSCRIPT_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def _records(client: OperatorClient, run: str) -> Iterator[Entry]:
+    """From the run's first record to its last, as a client's copy has them, so that the same command checks them."""
+    records = list(client.records())
+    own = [index for index, signed in enumerate(records) if signed.record.task["run"] == run]
+    if not own:
+        return
+    for roster in client.rosters():
+        yield Entry(event="roster", hash=roster.hash().hex(), roster=roster)
+    yield Entry(event="began", hash=records[own[0]].record.announced().previous)
+    for signed in records[own[0] : own[-1] + 1]:
+        yield Entry(event="linked", hash=_hash(signed), linked=signed)
+
+
+def _hash(signed: SignedRecord) -> str:
+    return record_hash(signed.record.outcome(signed.record.announced()), complete=signed.complete)
+
+
+def _place(folder: Path, target: Path, archive: Any) -> None:
+    """Move the folder to `target`, or pack it there, in the place of what was there."""
+    if archive is not None:
+        packed = folder.with_name("packed")
+        with tarfile.open(packed, archive) as tar:
+            tar.add(folder, arcname=folder.name)
+        packed.replace(target)
+        return
+    if target.is_dir():
+        shutil.rmtree(target)
+    folder.replace(target)

@@ -1,0 +1,108 @@
+"""The operator's side of a federation for the library, which finds it by the entry point `fedcore.operator`.
+
+The library imports no app, so what it needs of this one is said by `fedcore.remote_operator.RemoteOperator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from client_app.operator.client import OperatorClient, operator_client
+from client_app.operator.finding import find_run
+from client_app.operator.results import fetch_results
+from client_app.operator.run import make_submission
+from client_app.operator.stats import Asked, ask_federation
+from fedcore.events import Recorded, RunOut
+from fedcore.operator_wire import MOST_LISTED, RunInfo, ServerOut
+from fedcore.results_home import Home
+from fedcore.state import sha256_file
+from fedcore.statistics import Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """One kit, and where it leads. server: in place of the kit's addresses, "" for these."""
+
+    kit: Path
+    server: str = ""
+    connect_seconds: float = 30.0
+
+    def submit(
+        self, app: Path, run_config: Mapping[str, Any], settings: Mapping[str, Any], initial: Path | None
+    ) -> str:
+        """Hand in a run, checked here first; its id."""
+        submission = make_submission(app, run_config, settings)
+        with self._client() as client:
+            if initial is not None:
+                submission = submission.model_copy(update={"initial_model": sha256_file(initial)})
+                client.send_model(initial, submission.initial_model)
+            return client.submit(submission).run
+
+    def follow(self, run: str, emit: Callable[[Recorded], None], away: Callable[[str], None]) -> RunOut:
+        """Hand on the events of a run until it has ended; how it stands then. away: told why the server is away."""
+        with self._client() as client:
+            for state in client.follow(run, on_away=away):
+                for event in state.events:
+                    emit(event)
+        return state
+
+    def cancel(self, run: str) -> None:
+        """End a run."""
+        with self._client() as client:
+            client.cancel(run)
+
+    def runs(self, limit: int) -> list[RunInfo]:
+        """The newest runs."""
+        with self._client() as client:
+            return client.list_runs(limit=min(limit, MOST_LISTED)).runs
+
+    def members(self) -> ServerOut:
+        """Who is connected."""
+        with self._client() as client:
+            return client.members()
+
+    def show(self, word: str) -> RunOut:
+        """A run with its events, by its id, the beginning of it, or `last`."""
+        with self._client() as client:
+            return client.show(find_run(client, word))
+
+    def fetch(self, run: RunOut, home: Home) -> dict[str, Any]:
+        """Fetch a run's model, results and files to their places; the results."""
+        with self._client() as client:
+            if run.model is not None:
+                client.fetch_model(run.run, run.model, home.model)
+            results: dict[str, Any] = {}
+            if run.status.final:
+                found = fetch_results(client.files(run.run), home, partial(client.fetch_file, run.run))
+                results = dict(found["results"] or {})
+            return results
+
+    def statistics(
+        self,
+        app: Path,
+        *,
+        bounds: Mapping[str, tuple[float, float]],
+        bins: int | None,
+        epsilon: float,
+        delta: float,
+    ) -> tuple[Statistics, tuple[float, ...]]:
+        """Ask for statistics of columns; they, and the quantiles that the app wants to see."""
+        asked = Asked.of(
+            app,
+            run_config=[],
+            settings=[],
+            bounds=[f"{name}={low!r}:{high!r}" for name, (low, high) in bounds.items()],
+            bins=bins,
+            quantiles="",
+            epsilon=epsilon,
+            delta=delta,
+        )
+        found = ask_federation(asked, self.kit, server=self.server, connect_seconds=self.connect_seconds)
+        return found, asked.quantiles
+
+    def _client(self) -> OperatorClient:
+        return operator_client(self.kit, self.server, self.connect_seconds)

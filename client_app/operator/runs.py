@@ -1,0 +1,150 @@
+"""What `fedcore runs` shows of runs: a list, one of them, its events."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from client_app.operator.client import OperatorClient
+from client_app.operator.finding import find_run
+from client_app.operator.following import Screen, come_home, follow
+from client_app.operator.tracked import begin_tracking
+from fedcore.errors import ConfigurationError
+from fedcore.event_lines import event_line
+from fedcore.events import AppPrinted, RunOut
+from fedcore.operator_wire import RunClientsOut, RunInfo, RunStatus
+from fedcore.tracking import Track
+
+_HEADINGS = ("RUN", "STATUS", "APP", "ROUNDS", "SUBMITTED", "LASTED", "EPSILON")
+_EVENTS = {"events"}
+_SKIP_EVENTS = 2**31 - 1
+
+
+def show_list(client: OperatorClient, *, limit: int, before: str, status: str, as_json: bool) -> None:
+    """Print the newest runs; raises ConfigurationError for a status that there is not."""
+    if status and status not in set(RunStatus):
+        raise ConfigurationError(f"--status: there is no {status!r}, only {', '.join(RunStatus)}")
+    page = client.list_runs(limit=limit, before=find_run(client, before) if before else "", status=status)
+    if as_json:
+        typer.echo(page.model_dump_json(indent=2))
+        return
+    rows = [_row(info, datetime.now(UTC)) for info in page.runs]
+    _table([_HEADINGS, *rows] if rows else [])
+    if page.more:
+        typer.echo(f"there are older ones: fedcore runs list --before {page.runs[-1].run}")
+    elif not rows:
+        typer.echo("there is no such run")
+
+
+def show_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
+    """Print all there is to know of one run but its events."""
+    run = find_run(client, word)
+    found, clients = client.show(run, after=_SKIP_EVENTS), client.clients_of(run)
+    if as_json:
+        content = found.model_dump(mode="json", exclude=_EVENTS) | {"now": clients.model_dump(mode="json")}
+        typer.echo(json.dumps(content, indent=2))
+        return
+    console = Console()
+    for name, value in _facts(found, datetime.now(UTC)):
+        if value:
+            console.print(f"{name:<10} {escape(value)}", highlight=False, soft_wrap=True)
+    for line in _clients(clients):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def attach_to(
+    client: OperatorClient, word: str, *, first: int, out: Path | None, as_json: bool, tracks: Sequence[Track] = ()
+) -> None:
+    """Follow a run to its end; Ctrl-C ends the following alone. Raises RunFailed as `fedcore run` does."""
+    run, screen = find_run(client, word), Screen(as_json)
+    screen.begin(run)
+    with begin_tracking(client, run, tracks, screen) as tracking:
+        try:
+            record, final = follow(client, run, screen, first=first, sink=tracking)
+        except KeyboardInterrupt:
+            back, end = f"fedcore runs attach {run}", f"fedcore runs stop {run}"
+            screen.note(f"run {run} goes on; to come back: {back}, to end it: {end}")
+            raise
+        come_home(client, record, final, out, screen, tracking)
+
+
+def stop_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
+    """End a run, and say how it stands then; one that had ended before stays as it was."""
+    run = find_run(client, word)
+    before = client.show(run, after=_SKIP_EVENTS)
+    if before.status.final:
+        now, said = before, f"run {run} had ended already: {before.status}"
+    else:
+        client.cancel(run)
+        now = client.show(run, after=_SKIP_EVENTS)
+        said = f"run {run} {now.status}"
+        if now.model is not None:
+            said += f"; a checkpoint of {now.rounds} rounds is kept: fedcore runs model {run}"
+    typer.echo(now.model_dump_json(exclude=_EVENTS, indent=2) if as_json else said)
+
+
+def print_logs(client: OperatorClient, word: str, *, app_only: bool, as_json: bool) -> None:
+    """Print the events of a run so far."""
+    for item in client.show(find_run(client, word)).events:
+        if app_only and not isinstance(item.event, AppPrinted):
+            continue
+        moment = item.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        line = item.event.line if app_only and isinstance(item.event, AppPrinted) else event_line(item.event)
+        sys.stdout.write((item.model_dump_json() if as_json else f"{moment} {item.seq:>5}  {line}") + "\n")
+
+
+def _row(info: RunInfo, now: datetime) -> tuple[str, ...]:
+    status = info.status.value + (f" (number {info.position})" if info.position else "")
+    epsilon = "" if info.epsilon is None else f"{info.epsilon:.3f}"
+    return info.run, status, info.app, str(info.rounds), _moment(info.submitted_at), _lasted(info, now), epsilon
+
+
+def _facts(found: RunOut, now: datetime) -> Iterator[tuple[str, str]]:
+    yield "run", found.run
+    yield "status", found.status.value + (f": {found.reason}" if found.reason else "")
+    yield "queue", f"number {found.position}" if found.position else ""
+    yield "app", f"{found.app} {found.app_sha256}"
+    yield "mode", found.aggregation
+    yield "submitted", _moment(found.submitted_at)
+    yield "started", _moment(found.started_at)
+    yield "ended", _moment(found.ended_at)
+    yield "lasted", _lasted(found, now)
+    yield "rounds", str(found.rounds)
+    yield "epsilon", "" if found.epsilon is None else f"{found.epsilon:.3f}"
+    if found.model is not None:
+        what = "final" if found.status is RunStatus.FINISHED else f"checkpoint of {found.rounds} rounds"
+        yield "model", f"{what}, {found.model.size} bytes, sha256 {found.model.sha256}"
+    yield "run config", " ".join(f"{key}={value}" for key, value in found.run_config.items())
+
+
+def _clients(now: RunClientsOut) -> Iterator[str]:
+    if now.exchange:
+        yield f"exchange   {now.exchange}, round {now.server_round}, stage {now.stage}"
+    for client in now.clients:
+        yield f"  {client.name:<24} {client.state:<10} {client.why}".rstrip()
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _moment(time: datetime | None) -> str:
+    return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _lasted(info: RunInfo, now: datetime) -> str:
+    """How long a run has been led: hours, minutes, seconds."""
+    if info.started_at is None or (info.ended_at is None and info.status is not RunStatus.RUNNING):
+        return ""
+    seconds = round(((info.ended_at or now) - info.started_at).total_seconds())
+    hours, rest = divmod(max(seconds, 0), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

@@ -1,0 +1,186 @@
+"""The document for whoever answers for data protection: what took part, by which rules, what left, in plain words."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from client_app.owner.sections import Section, Table, sections
+from client_app.owner.status import Status, status_json
+from fedcore.errors import ConfigurationError, EnvironmentFailure
+from fedcore.system.files import write_file
+
+_TEMPLATES = "templates"
+
+
+def export(status: Status, out: Path) -> None:
+    """Write the document to `out`, as its ending says; raises ConfigurationError, EnvironmentFailure."""
+    writers = {".html": as_html, ".md": as_markdown, ".json": status_json}
+    if (write := writers.get(out.suffix)) is None:
+        raise ConfigurationError(f"--export: {out} must end in {', '.join(writers)}")
+    try:
+        write_file(out, write(status), mode=0o600)
+    except OSError as error:
+        raise EnvironmentFailure(f"--export: {out} cannot be written ({error.strerror}); name another file") from error
+
+
+def document(status: Status) -> list[Section]:
+    """The sections of the document."""
+    own = {section.name: section for section in sections(status)}
+    return [
+        _purpose(status),
+        _left(status),
+        own["runs"],
+        _policy(status),
+        own["epsilon"],
+        own["refused"],
+        own["apps"],
+        own["hours"],
+        own["ends"],
+        _proof(status),
+    ]
+
+
+def as_html(status: Status) -> str:
+    """One file without a script, and without a request to anywhere."""
+    return render("document.html.j2", title=_title(status), made=status.made, sections=document(status))
+
+
+def render(template: str, **values: Any) -> str:
+    """A page out of one of the templates; whatever is put in is escaped."""
+    folder = files("client_app.owner") / _TEMPLATES
+    load = jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
+    made = jinja2.Environment(
+        loader=load, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return made.get_template(template).render(**values)
+
+
+def as_markdown(status: Status) -> str:
+    """The same as Markdown."""
+    parts = [f"# {_title(status)}", f"Made on {status.made:%Y-%m-%d %H:%M %Z} from this machine's own records."]
+    for section in document(status):
+        parts += [f"## {section.title}", *map(_escaped, section.text)]
+        parts += ["\n".join(_lines(section.table))] if section.table is not None else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(status: Status) -> str:
+    return f"What the client {status.client} gave to the federation {status.federation}"
+
+
+def _lines(table: Table) -> list[str]:
+    rows = (table.headings, ("---",) * len(table.headings), *table.rows)
+    return ["| " + " | ".join(cell if row is rows[1] else _escaped(cell) for cell in row) + " |" for row in rows]
+
+
+def _escaped(text: str) -> str:
+    """Text of whoever: no markup, no end of a cell."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
+
+
+def _purpose(status: Status) -> Section:
+    return Section(
+        name="what",
+        title="What this is about",
+        text=(
+            "Federated learning: several organisations train one model together, and each keeps its data. The model "
+            "comes to this machine, is trained here on the data that lies here, and what it has learned goes back as "
+            "a long list of numbers, called an update.",
+            "The data never leave this machine. In secure aggregation the update does not leave it in readable form "
+            "either: a random number that only the clients know how to take away, all together, is added to each of "
+            "its numbers. The server can open the sum over many clients, and not the update of one.",
+            f"This document was made on {status.made:%Y-%m-%d at %H:%M} from the records that the agent of this "
+            f"client keeps on its own disk. It holds no training data and nothing computed from them.",
+        ),
+    )
+
+
+def _left(status: Status) -> Section:
+    masked = sum(run.masked for run in status.runs)
+    readable = sum(run.readable for run in status.runs)
+    rows = (
+        (
+            "updates, masked",
+            str(masked),
+            "a list of numbers that looks random; readable only as a part of the sum over all that took part",
+        ),
+        (
+            "updates, readable by the server",
+            str(readable),
+            "the update itself, where the owner allows it (allow-plain)" if readable else "none",
+        ),
+        ("keys and signatures", "with each of them", "public keys, sealed shares of secrets, signatures: not of data"),
+        ("refusals", str(sum(refusal.times for refusal in status.refusals)), "the fixed name of a rule, never a text"),
+        ("signs of life", "while it is connected", "that the agent is there, and whether it may train now"),
+    )
+    up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
+    text = (
+        f"In {masked + readable} exchanges {up:,} bytes were sent and {down:,} received. The size of a masked update "
+        "follows from the task, not from the data.",
+        "A sum may still say something about all who are in it together. Where the owner's rules ask for differential "
+        "privacy, noise bounds that, and epsilon below counts it.",
+    )
+    table = Table(headings=("what left this machine", "how often", "in which form"), rows=rows)
+    return Section(name="left", title="What left this machine", text=text, table=table)
+
+
+_WORDS = {
+    "min-cohort": "least number of clients in a sum, beside those that may work together with the server",
+    "min-threshold": "least number of clients that have to work together to take a mask away",
+    "min-corrupt": "part of the members that may work together with the server without learning more than the sum",
+    "app-sha256": "the only program that may run; empty for the one that the owner installed",
+    "allow-plain": "whether the server may read this client's updates one by one",
+    "allow-x25519": "whether keys may be agreed without protection against a later quantum computer",
+    "max-epsilon": "most that all sums together may reveal about the data here (differential privacy); 0 for no limit",
+    "delta": "the delta at which that epsilon is counted",
+    "report-failures": "whether the server may be told that and why the local work failed",
+    "pad-seconds": "uploads begin at whole multiples of so many seconds, so that their time tells nothing",
+    "allow-config": "what a run may set otherwise than the installed program",
+    "allow-differencing": "whether sums of one model may together tell that of fewer clients than min-cohort",
+    "max-releases": "most sums of one model and purpose",
+    "max-queries": "most sums of statistics, all runs together",
+    "max-seconds": "longest local work, in seconds",
+    "max-model-bytes": "largest model, in bytes",
+    "max-tensors": "most parts of a model",
+    "max-exchanges-per-run": "most exchanges in a run",
+    "max-exchanges-per-day": "most exchanges in a day",
+}
+
+
+def _policy(status: Status) -> Section:
+    rows = tuple((key, _value(value), _WORDS.get(key, "")) for key, value in status.policy.items())
+    text = ("This client refuses whatever its owner's policy.toml does not allow, whatever the server says.",)
+    table = Table(headings=("rule", "value", "meaning"), rows=rows)
+    return Section(name="policy", title="The owner's rules", text=text, table=table)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) or "nothing"
+    if isinstance(value, list):
+        return (
+            " to ".join(map(str, value)) if all(isinstance(item, int | float) for item in value) else ", ".join(value)
+        )
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value) or "-"
+
+
+def _proof(status: Status) -> Section:
+    found = status.transcript
+    if found is None:
+        return Section(name="proof", title="How to check it", text=("There is no transcript yet.",))
+    return Section(
+        name="proof",
+        title="How to check it",
+        text=(
+            f"This client signed {found.own} records of exchanges. Each record names the hash of the one before, so "
+            f"none can be left out or changed unnoticed; {found.records} are in this client's copy.",
+            f"The last one has the hash {found.head or 'of the beginning'}.",
+            f"To check every link and every signature: fedcore transcript verify --kit {status.kit}",
+            f"To see each exchange: fedcore transcript show --kit {status.kit}",
+        ),
+    )

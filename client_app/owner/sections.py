@@ -1,0 +1,225 @@
+"""A client's status in words: sections of sentences and tables, which a terminal, a page and a document show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from client_app.output import clean
+from client_app.owner.status import Apps, RunSeen, Status
+from fedcore.admission.refusals import SENTENCES
+
+MOST_RUNS: Final = 50
+"""Runs in a table, the newest first; JSON has all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text below their headings."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """name: for links. text: sentences, one a line. bad: whether somebody should look at it."""
+
+    name: str
+    title: str
+    text: tuple[str, ...] = ()
+    table: Table | None = None
+    bad: bool = False
+
+
+def sections(status: Status) -> list[Section]:
+    """How a client stands, the most urgent first."""
+    return [
+        _now(status),
+        _training(status),
+        _apps(status),
+        _runs(status),
+        _refusals(status),
+        _spent(status),
+        _ends(status),
+    ]
+
+
+def doing(status: Status) -> str:
+    """What the agent does, in one sentence."""
+    now = status.now
+    if not status.running:
+        last = f"; it was last heard of at {moment(now.since)}" if now else ""
+        return f"No agent runs on this kit{last}. To start it: fedcore client --kit {status.kit} --app APP_DIR"
+    if now is None:
+        return "An agent runs; what it does is not known."
+    since, at = moment(now.since), clean(now.server)
+    match now.doing:
+        case "taking part":
+            kind, run = clean(now.message_type), clean(now.run)
+            where = f"exchange {now.exchange} (round {now.server_round}, {kind}) of run {run}"
+            return f"The agent takes part in {where}, since {since}."
+        case "waiting":
+            return f"The agent is connected to {at} and waits for a task, since {since}."
+        case "not eligible":
+            return f"The agent is connected to {at} and may not train now: {clean(now.why)} (since {since})."
+        case "away":
+            return f"The agent takes part in nothing since {since}: {clean(now.why)}"
+    return f"The agent is {now.doing}, since {since}."
+
+
+def meaning(check: str) -> str:
+    """What a refusal's fixed name means, where there is a sentence without numbers for it."""
+    sentence = SENTENCES.get(check, "")
+    known = {
+        "not-eligible": "the owner's hours, power or load rules did not let the machine train",
+        "app-mismatch": "the run wants another app than the installed one; nothing of it ran",
+        "restarted": "the agent was ended in the middle of the exchange",
+        "timeout": "the server did not bring the exchange to its end",
+        "app-failed": "the app failed on this machine; the agent's log says why",
+        "transcript-fork": "the server's transcript hides something that this client signed or knows",
+        "transcript-gap": "the server's records do not lead to the one that its task names",
+        "transcript-forged": "a record's signatures do not hold",
+    }
+    return known.get(check) or (sentence if "{" not in sentence else _general(sentence))
+
+
+def size(count: int) -> str:
+    """Bytes for a person."""
+    for unit, limit in (("B", 1e3), ("kB", 1e6), ("MB", 1e9)):
+        if count < limit:
+            return f"{count / (limit / 1e3):.{0 if unit == 'B' else 1}f} {unit}"
+    return f"{count / 1e9:.2f} GB"
+
+
+def moment(seconds: float | datetime) -> str:
+    """A time, by the machine's clock."""
+    if not seconds:
+        return "-"
+    when = seconds if isinstance(seconds, datetime) else datetime.fromtimestamp(seconds)
+    return f"{when.astimezone():%Y-%m-%d %H:%M}"
+
+
+def epsilon(value: float | None) -> str:
+    """Epsilon to four digits."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _general(sentence: str) -> str:
+    """A sentence of the operator's without its numbers: the part in brackets names the line of policy.toml."""
+    named = sentence[sentence.find("(") + 1 : sentence.find(")")] if "(" in sentence else ""
+    return f"beyond what policy.toml allows ({named})" if named else "beyond what policy.toml allows"
+
+
+def _now(status: Status) -> Section:
+    away = status.running and status.now is not None and status.now.doing == "away"
+    return Section(name="now", title="The agent now", text=(doing(status),), bad=away or not status.running)
+
+
+def _training(status: Status) -> Section:
+    training = status.training
+    now = "It may train now." if training.allowed else f"It may not train now: {clean(training.why)}."
+    text = [f"The owner lets this machine train {training.rules}. {now}"]
+    whole = len(training.windows) == 1 and (training.windows[0][1] - training.windows[0][0]).days >= 1
+    if whole:
+        return Section(name="hours", title="Next hours", text=tuple(text))
+    rows = tuple((moment(begin), moment(end)) for begin, end in training.windows)
+    return Section(name="hours", title="Next hours", text=tuple(text), table=Table(headings=("from", "to"), rows=rows))
+
+
+def _apps(status: Status) -> Section:
+    rows = tuple(
+        (offer.app, "approved" if offer.approved else "waits for the owner", changes(offer.difference))
+        for offer in status.apps.offers
+    )
+    table = Table(headings=("offered app", "state", "differs in"), rows=rows) if rows else None
+    return Section(name="apps", title="Apps", text=tuple(_apps_text(status.apps)), table=table)
+
+
+def _apps_text(apps: Apps) -> Iterator[str]:
+    yield f"Runs: {apps.installed}." if apps.installed else "No app has run here yet."
+    if apps.installed and apps.installed != apps.named:
+        yield f"The owner approved it on {moment(apps.approved_at or 0.0)}, in place of {apps.named} that --app names."
+    if apps.pinned:
+        yield f"policy.toml agrees to {apps.pinned} only."
+    yield "Runs want these other apps; nothing of them ran here." if apps.offers else "No other app is offered."
+
+
+def changes(found: dict[str, Any] | None) -> str:
+    """The difference of an offer in short."""
+    if found is None:
+        return "cannot be told"
+    counts = [f"{counted(len(found[key]), 'file')} {key}" for key in ("added", "removed", "changed") if found[key]]
+    counts += [counted(len(found["config"]), "setting")] if found["config"] else []
+    return ", ".join(counts) or "nothing"
+
+
+def _runs(status: Status) -> Section:
+    newest = sorted(status.runs, key=lambda run: run.last, reverse=True)
+    up, down = sum(run.up for run in status.runs), sum(run.down for run in status.runs)
+    asked = counted(len(status.runs), "run")
+    text = [f"{asked} asked this client. {size(up)} were sent and {size(down)} received in exchanges."]
+    text += [f"The newest {MOST_RUNS} are shown."] if len(newest) > MOST_RUNS else []
+    headings = ("run", "first", "last", "app", "asked for", "updates", "sums", "with others", "refused", "sent",
+                "received", "epsilon")  # fmt: skip
+    rows = tuple(_run(run) for run in newest[:MOST_RUNS])
+    table = Table(headings=headings, rows=rows) if rows else None
+    return Section(name="runs", title="Runs taken part in", text=tuple(text), table=table)
+
+
+def _run(run: RunSeen) -> tuple[str, ...]:
+    return (
+        clean(run.run),
+        moment(run.first),
+        moment(run.last),
+        " ".join(app[:12] for app in run.apps) or "-",
+        ", ".join(f"{count} {clean(kind)}" for kind, count in run.kinds.items()) or "-",
+        f"{run.masked}{f', {run.readable} readable' if run.readable else ''}",
+        str(run.summed),
+        "-" if run.others is None else f"at least {run.others}",
+        str(run.refused),
+        size(run.up),
+        size(run.down),
+        epsilon(run.epsilon),
+    )
+
+
+def _refusals(status: Status) -> Section:
+    rows: Sequence[tuple[str, ...]] = [
+        (refusal.check, clean(refusal.subject) or "-", str(refusal.times), moment(refusal.last), meaning(refusal.check))
+        for refusal in sorted(status.refusals, key=lambda refusal: refusal.last, reverse=True)
+    ]
+    if not rows:
+        return Section(name="refused", title="Refused", text=("Nothing was refused, and no exchange ended early.",))
+    table = Table(headings=("reason", "on", "times", "last", "meaning"), rows=tuple(rows))
+    return Section(name="refused", title="Refused, or ended early", table=table)
+
+
+def _spent(status: Status) -> Section:
+    spending = status.spending
+    spent = f"epsilon {spending.epsilon:.4g} at delta {spending.delta:g}, all runs together"
+    if spending.allowed is None:
+        return Section(name="epsilon", title="Privacy budget", text=(f"Spent: {spent}. policy.toml sets no limit.",))
+    left = (
+        f"{spending.left:.4g} of {spending.allowed:g} left"
+        if spending.left
+        else f"nothing of {spending.allowed:g} left"
+    )
+    return Section(name="epsilon", title="Privacy budget", text=(f"Spent: {spent}; {left}.",), bad=not spending.left)
+
+
+def _ends(status: Status) -> Section:
+    def row(ends: datetime | None) -> tuple[str, str]:
+        return ("does not end by itself", "-") if ends is None else (moment(ends), str((ends - status.made).days))
+
+    rows = tuple((expiry.what, *row(expiry.ends), expiry.note) for expiry in status.expiries)
+    bad = any(expiry.ends is not None and (expiry.ends - status.made).days < 30 for expiry in status.expiries)
+    table = Table(headings=("what", "ends", "days left", "note"), rows=rows)
+    return Section(name="ends", title="Certificate and key", table=table, bad=bad)

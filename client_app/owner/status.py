@@ -1,0 +1,285 @@
+"""How a client stands: what its agent does, took part in, refused, sent and spent, read from the records on disk.
+
+Nothing is asked of the server, and nothing in here came out of the data: the ledger keeps none of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from client_app.audit import AuditedExchange, Spending, exchanges_of, read_ledger, releases_of, spending_of
+from client_app.journal import whole_lines
+from client_app.ledger_entries import LEDGER_FILE
+from client_app.offers import Offers
+from client_app.offers_command import both_bundles
+from client_app.owner.hours import rules_text, windows
+from client_app.owner.now import Now, is_running, read_now
+from client_app.transcript import TRANSCRIPT_FILE, read_entries
+from fedcore.errors import FedcoreError
+from fedcore.federation import ClientKit
+from fedcore.federation.files import read_certificate
+from fedcore.federation.identity import IDENTITY_FILE, next_identity
+from fedcore.privacy import Accountant, Release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSeen:
+    """What one run asked of this client.
+
+    first, last: seconds since 1970. apps: their hashes. kinds: how often each message type was asked for. masked,
+    readable: how many updates began to leave, in which form. summed: to how many sums this client agreed, with at least
+    `others` more clients in them. epsilon: of this run's noised sums alone.
+    """
+
+    run: str
+    first: float
+    last: float
+    apps: tuple[str, ...]
+    kinds: dict[str, int]
+    masked: int
+    readable: int
+    summed: int
+    others: int | None
+    refused: int
+    up: int
+    down: int
+    epsilon: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One reason for which exchanges were refused, or ended early. last: seconds since 1970."""
+
+    check: str
+    subject: str
+    times: int
+    last: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiry:
+    """What stops being good, and when; None for a thing that does not by itself."""
+
+    what: str
+    ends: datetime | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """An app that a run wants. difference: to the one that runs, as `AppDifference`; None where that cannot be told."""
+
+    app: str
+    approved: bool
+    difference: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apps:
+    """installed: the hash of the app that runs; named: of the one that `--app` names. pinned: by policy.toml."""
+
+    installed: str | None
+    named: str | None
+    pinned: str | None
+    approved: str | None
+    approved_at: float | None
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """When the machine may train. allowed: now, as far as that is known; windows: in the next 24 hours, local time."""
+
+    rules: str
+    allowed: bool
+    why: str
+    windows: tuple[tuple[datetime, datetime], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptCopy:
+    """The client's copy of the transcript. head: hash of its last record; own: how many records this client signed."""
+
+    path: str
+    records: int
+    own: int
+    head: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """All of it. made: when it was read."""
+
+    made: datetime
+    client: str
+    federation: str
+    servers: tuple[str, ...]
+    kit: Path
+    running: bool
+    now: Now | None
+    runs: tuple[RunSeen, ...]
+    refusals: tuple[Refusal, ...]
+    spending: Spending
+    training: Training
+    expiries: tuple[Expiry, ...]
+    apps: Apps
+    policy: dict[str, Any]
+    transcript: TranscriptCopy | None
+
+
+def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = None) -> Status:
+    """How the client of a kit stands; raises KitError, and ConfigurationError where a record is damaged.
+
+    at: with a time zone; the machine's local time where it is left out.
+    """
+    kit = ClientKit.load(folder)
+    state = state_dir or kit.folder / "state"
+    at = at or datetime.now().astimezone()
+    ledger = state / LEDGER_FILE
+    entries = read_ledger(ledger) if ledger.exists() else ()
+    exchanges = exchanges_of(entries)
+    running, now = is_running(state), read_now(state)
+    return Status(
+        made=at,
+        client=kit.name,
+        federation=kit.federation,
+        servers=kit.servers,
+        kit=kit.folder,
+        running=running,
+        now=now,
+        runs=tuple(_runs(exchanges, releases_of(entries), kit.policy.delta)),
+        refusals=tuple(_refusals(exchanges)),
+        spending=spending_of(entries, kit.policy),
+        training=_training(kit, now if running else None, at),
+        expiries=tuple(_expiries(kit)),
+        apps=_apps(kit, state),
+        policy=policy_facts(kit),
+        transcript=_transcript(state),
+    )
+
+
+def _runs(
+    exchanges: Iterable[AuditedExchange], releases: dict[tuple[str, int], Release], delta: float
+) -> Iterable[RunSeen]:
+    by_run: dict[str, list[AuditedExchange]] = {}
+    for exchange in exchanges:
+        by_run.setdefault(exchange.run, []).append(exchange)
+    for run, asked in by_run.items():
+        times = [exchange.at for exchange in asked if exchange.at]
+        outcomes = Counter(exchange.outcome for exchange in asked)
+        forms = Counter(exchange.sent for exchange in asked)
+        noised = Counter(release for (of, _), release in releases.items() if of == run)
+        yield RunSeen(
+            run=run,
+            first=min(times, default=0.0),
+            last=max(times, default=0.0),
+            apps=tuple(dict.fromkeys(exchange.app_sha256 for exchange in asked if exchange.app_sha256)),
+            kinds=dict(Counter(exchange.message_type for exchange in asked if exchange.message_type)),
+            masked=forms["masked"],
+            readable=forms["readable"],
+            summed=outcomes["released"],
+            others=min((exchange.others for exchange in asked if exchange.outcome == "released"), default=None),
+            refused=sum(bool(exchange.check) for exchange in asked),
+            up=sum(exchange.up for exchange in asked),
+            down=sum(exchange.down for exchange in asked),
+            epsilon=_epsilon(tuple(noised.items()), delta) if noised else None,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(noised: tuple[tuple[Release, int], ...], delta: float) -> float:
+    accountant = Accountant()
+    for release, times in noised:
+        accountant.add(release, times)
+    return accountant.epsilon(delta)
+
+
+def _refusals(exchanges: Iterable[AuditedExchange]) -> Iterable[Refusal]:
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for exchange in exchanges:
+        if exchange.check:
+            kinds.setdefault((exchange.check, exchange.subject), []).append(exchange.at)
+    for (check, subject), times in kinds.items():
+        yield Refusal(check=check, subject=subject, times=len(times), last=max(times))
+
+
+def _training(kit: ClientKit, now: Now | None, at: datetime) -> Training:
+    rules = kit.policy.eligibility
+    found = tuple(windows(rules, at))
+    in_hours = bool(found) and found[0][0] <= at < found[0][1]
+    why = "" if in_hours else f"outside {', '.join(map(str, rules.train_hours))}"
+    if now is not None and now.doing == "not eligible":  # the agent has measured power and load as well
+        why = now.why
+    return Training(rules=rules_text(rules), allowed=not why, why=why, windows=found)
+
+
+def _expiries(kit: ClientKit) -> Iterable[Expiry]:
+    if kit.ca_file is not None:
+        ends = read_certificate(kit.ca_file).not_valid_after_utc
+        yield Expiry(what=f"certificate authority ({kit.ca_file.name})", ends=ends, note="the server's comes under it")
+    waits = next_identity(kit.folder) is not None
+    renewed = "a new one waits for the authority" if waits else "to replace it: fedcore client enroll --rotate"
+    note = f"good for as long as the federation's roster names it (now version {kit.roster.version}); {renewed}"
+    yield Expiry(what=f"this client's key ({IDENTITY_FILE})", ends=None, note=note)
+
+
+def _apps(kit: ClientKit, state: Path) -> Apps:
+    offers = Offers(state)
+    installed, approval = offers.installed(), offers.approval()
+    agreed = approval.app if approval is not None else None
+    shown = [sha256 for sha256 in offers.hashes() if installed is None or sha256 != installed.app]
+    return Apps(
+        installed=installed.app if installed else None,
+        named=installed.named if installed else None,
+        pinned=kit.policy.app_sha256,
+        approved=agreed,
+        approved_at=approval.at if approval else None,
+        offers=tuple(
+            Offer(app=sha256, approved=sha256 == agreed, difference=_difference(offers, state, sha256))
+            for sha256 in reversed(shown)
+        ),
+    )
+
+
+def _difference(offers: Offers, state: Path, sha256: str) -> dict[str, Any] | None:
+    try:
+        return both_bundles(offers, state, sha256)[2].to_json()
+    except (FedcoreError, OSError):
+        return None
+
+
+def policy_facts(kit: ClientKit) -> dict[str, Any]:
+    """The owner's policy, by the keys of policy.toml."""
+    policy = kit.policy
+    named = {name.replace("_", "-"): getattr(policy, name) for name in policy.__slots__ if name != "eligibility"}
+    rules = {key: list(value) if isinstance(value, tuple) else value for key, value in policy.allow_config.items()}
+    return {**named, "app-sha256": policy.app_sha256 or "", "allow-config": rules}
+
+
+def _transcript(state: Path) -> TranscriptCopy | None:
+    path = state / TRANSCRIPT_FILE
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    entries = list(read_entries(path, content[: whole_lines(content)]))
+    linked: Sequence[str] = [entry.hash for entry in entries if entry.event == "linked"]
+    began = next((entry.hash for entry in entries if entry.event == "began"), "")
+    return TranscriptCopy(
+        path=str(path),
+        records=len(linked),
+        own=sum(entry.event == "signed" for entry in entries),
+        head=linked[-1] if linked else began,
+    )
+
+
+def status_json(status: Status) -> str:
+    """As JSON; times with their offset from UTC, an epsilon without a bound as null."""
+    return TypeAdapter(Status).dump_json(status, indent=2).decode()

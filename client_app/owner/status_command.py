@@ -1,0 +1,85 @@
+"""What `fedcore client status` does and says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich.table
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from client_app.owner.sections import Section, Table, sections
+from client_app.owner.status import read_status, status_json
+from fedcore.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """In which form."""
+
+    export: Path | None = None
+    page: bool = False
+    as_json: bool = False
+
+
+def show_status(kit: Path, state_dir: Path | None, wanted: Wanted) -> None:
+    """Show it; raises FedcoreError."""
+    if wanted.page and wanted.export is not None:
+        raise ConfigurationError("--page and --export are two things; name one of them")
+    if wanted.page:
+        from client_app.owner.page import serve
+
+        serve(kit, state_dir, say=lambda url: _say_address(url, as_json=wanted.as_json))
+        return
+    status = read_status(kit, state_dir)
+    if wanted.export is not None:
+        from client_app.owner.document import export
+
+        export(status, wanted.export)
+        typer.echo(json.dumps({"export": str(wanted.export)}) if wanted.as_json else f"written: {wanted.export}")
+    elif wanted.as_json:
+        typer.echo(status_json(status))
+    else:
+        console = Console(highlight=False)
+        console.print(f"[bold]{escape(status.client)}[/] in {escape(status.federation)}\n")
+        _print(sections(status), console)
+        if status.apps.offers:
+            console.print(f"\nto look at an offered app: fedcore client offers --kit {kit} --diff", soft_wrap=True)
+            console.print(f"to agree to it: fedcore client approve SHA256 --kit {kit}", soft_wrap=True)
+
+
+def _say_address(url: str, *, as_json: bool) -> None:
+    typer.echo(json.dumps({"url": url}) if as_json else f"{url}\nIt opens once, on this machine alone. Ctrl-C ends it.")
+
+
+def _print(shown: list[Section], console: Console) -> None:
+    for number, section in enumerate(shown):
+        if number:
+            console.print()
+        console.print(f"[bold{' red' if section.bad else ''}]{escape(section.title)}[/]")
+        for text in section.text:
+            console.print(escape(text), soft_wrap=True)
+        if section.table is not None:
+            _print_table(section.table, console)
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """As a table where it fits, else one row below the other: nothing is cut off."""
+    widths = [max(map(len, column)) for column in zip(table.headings, *table.rows, strict=True)]
+    if sum(widths) + 2 * len(widths) <= console.width:
+        shown = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in table.headings:
+            shown.add_column(heading, no_wrap=True)
+        for row in table.rows:
+            shown.add_row(*map(escape, row))
+        console.print(shown)
+        return
+    widest = max(map(len, table.headings))
+    for number, row in enumerate(table.rows):
+        if number:
+            console.print()
+        for heading, cell in zip(table.headings, row, strict=True):
+            console.print(f"  [dim]{heading:<{widest}}[/]  {escape(cell)}", soft_wrap=True)
