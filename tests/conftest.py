@@ -23,7 +23,7 @@ TESTS = Path(__file__).parent
 FIRST_LAYER = ("unit", "architecture")
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 """Audit events of a process that starts another one."""
-LATE = ("dp_accounting.rdp", "sklearn.datasets")
+LATE = ("dp_accounting.rdp", "matplotlib.pyplot", "pandas", "sklearn.datasets")
 """What the code imports when it is needed. Whichever test needs it first is not slow for that."""
 
 # Before anything imports flwr, which would otherwise report to its makers.

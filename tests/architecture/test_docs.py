@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from support.doc_blocks import MARKERS, blocks
 from typer.testing import CliRunner
 
 from fedcore.cli import app
@@ -40,7 +41,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
         row = re.search(rf"^\| `{key}` \| ([^|]*) \|", text, re.MULTILINE)
         assert row, f"docs/operating.md says nothing of {key}"
         shown = row.group(1).split()[0].strip("`")
-        plain = list(value) if isinstance(value, tuple) else value
+        plain = list(value) if isinstance(value, tuple) else value or '""' if isinstance(value, str) else value
         assert shown == (f"{plain:g}" if isinstance(plain, float) and plain < 1e6 else str(plain).removesuffix(".0"))
 
 
@@ -81,6 +82,44 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        file = page.parent / target if target else page
+        assert anchor in slugs(file), f"{page.name} links to {target}#{anchor}"
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as repositories and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    docs = ROOT / "docs"
+    listed = {docs / "index.md"}
+    for page in docs.rglob("*.md"):
+        for block in blocks(page):
+            entries = [line for line in block.text.splitlines() if line and not line.startswith(":")]
+            for entry in entries if block.language == "{toctree}" else ():
+                found = [*page.parent.glob(f"{entry}.md")]
+                assert found, f"{block.name} lists {entry}"
+                listed |= {path.resolve() for path in found}
+    assert {path.relative_to(docs) for path in {*docs.rglob("*.md")} - listed} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    """A command that no test runs says why, and none hides in a block of another language."""
+    for block in blocks(page):
+        assert block.language, f"{block.name}: a fence of no language"
+        assert set(block.marks) <= set(MARKERS)
+        if block.language == "text":
+            assert not re.search(r"^\$ |^(fedcore|make|pip|docker) [a-z]+ ", block.text, re.MULTILINE), block.name
+        if reason := block.marks.get("not run"):
+            assert re.match(r"(needs|takes|a test of|run by|a fragment)", reason), f"{block.name}: {reason}"
 
 
 @pytest.mark.parametrize("command", ["provision", "server", "client", "run", "transcript", "simulate", "compare"])

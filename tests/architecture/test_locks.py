@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"(?P<name>\S+)==(?P<version>[^\s;]+)(?P<rest>.*)", re.DOTALL)
+LOCKS = ("requirements.lock", "requirements-extras.lock", "requirements-dev.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -32,8 +33,9 @@ def locked(*files: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("files", "extras"),
     [
-        (("requirements.lock",), ("huggingface",)),
-        (("requirements.lock", "requirements-dev.lock"), ("huggingface", "simulation", "dev")),
+        (LOCKS[:1], ()),
+        (LOCKS[:2], ("huggingface", "postgres", "s3", "tracing")),
+        (LOCKS, ("docs", "export", "huggingface", "simulation", "tracking", "dev")),
     ],
 )
 def test_the_locks_have_what_the_project_asks_for(files: tuple[str, ...], extras: tuple[str, ...]) -> None:
@@ -45,10 +47,10 @@ def test_the_locks_have_what_the_project_asks_for(files: tuple[str, ...], extras
 
 
 def test_no_tool_of_the_developers_is_shipped() -> None:
-    assert not {"pytest", "ruff", "mypy", "ray", "hypothesis", "import-linter"} & locked("requirements.lock").keys()
+    assert not {"pytest", "ruff", "mypy", "ray", "hypothesis", "import-linter", "sphinx"} & locked(*LOCKS[:2]).keys()
     for image in ("client", "server"):
         text = (ROOT / "docker" / f"{image}.Dockerfile").read_text()
         assert "requirements-dev.lock" not in text
-        assert "--no-deps --require-hashes -r requirements.lock" in text
+        assert "--no-deps --require-hashes -r requirements.lock -r requirements-extras.lock" in text
         assert re.search(r"ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
         assert re.search(r"^COPY --chown=root:root examples /apps$", text, re.MULTILINE), "the user cannot write it"

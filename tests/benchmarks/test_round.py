@@ -7,7 +7,7 @@ from benchmarks.common import APPS
 from benchmarks.round import MIB, PLAIN, SECURE, Measured, report
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 
 
 def record_of(ends, seconds, up):

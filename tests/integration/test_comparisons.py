@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_a_comparison_from_end_to_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "report.json").read_text())
     assert json.loads(done.stdout) == report
-    assert report["schema"] == "fedcore/compare/4"
+    assert report["schema"] == "fedcore/compare/5"
     jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
     assert {check["name"]: check["status"] for check in report["fairness"] if check["status"] != "holds"} == {}
     assert [mode["label"] for mode in report["modes"]] == list(modes)
@@ -106,7 +107,9 @@ def test_an_own_loss_is_compared_by_the_metric_that_is_named(tmp_path: Path) -> 
     for run in (secure, central, alone):
         assert all(set(point.metrics) == {"c_index", "mean_risk", "loss"} for point in run.curve), "every round"
     assert [point.metrics for point in secure.curve[:1]] == [point.metrics for point in central.curve[:1]]
-    assert "federated ends best: c_index" in (tmp_path / "out" / "report.md").read_text()
+    assert report["headline"][0].startswith("Together c_index 0.")
+    assert re.search(r", each site alone 0\.\d+ on everyone's test data, pooled 0\.\d+;", report["headline"][0])
+    assert report["headline"][0] in (tmp_path / "out" / "report.md").read_text()
     assert "train_loss" not in done.stderr.split("centralized")[0], "the app reports none"
 
 

@@ -18,7 +18,7 @@ from fedcore.config import JobSettings
 from fedcore.events import ExchangeDone, RunEvent
 from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 
 APP = FlowerApp.load(Path(__file__).parents[1] / "apps" / "tokens")

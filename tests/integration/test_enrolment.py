@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.deployment import PATIENCE, Deployment
 
-from client_app.operator.run import OperatorClient
+from client_app.operator.client import OperatorClient
 from fedcore.errors import Refused
 from fedcore.federation import OperatorKit, Policy
 from fedcore.federation.authority import Authority

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
+from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
 import fedcore
+from client_app.operator.run_words import CACHE_FILE
+from fedcore.federation import provision
 
 # What takes seconds to import and no help, completion or version needs.
 HEAVY = (
@@ -32,6 +38,7 @@ COMMANDS = (
     "client",
     "client export",
     "client enroll",
+    "client status",
     "federation",
     "federation approve",
     "client audit",
@@ -39,8 +46,15 @@ COMMANDS = (
     "transcript",
     "transcript verify",
     "simulate",
+    "runs",
     "stats",
     "compare",
+    "demo",
+    "check",
+    "new",
+    "predict",
+    "export",
+    "card",
 )
 
 REPORT = f"""
@@ -70,32 +84,51 @@ def command(*words: str, **environment: str) -> tuple[str, list[str]]:
 
 def test_the_public_names() -> None:
     assert fedcore.__all__ == [
+        "CheckReport",
         "CompareJob",
+        "ComparisonResult",
+        "Dataset",
         "EngineConfig",
         "FedcoreError",
+        "Federation",
         "FlowerApp",
         "JobSettings",
         "LocalJob",
         "ModelState",
+        "OptimizerConfig",
         "Policy",
+        "Rescale",
+        "Run",
         "RunRecord",
         "Simulation",
+        "Split",
+        "Standardise",
+        "TableSchema",
+        "TrainingColumns",
         "__version__",
         "averaging_server",
         "carry_out",
+        "check",
+        "client_data",
+        "compare",
+        "load_digits",
+        "load_image",
+        "load_image_folder",
         "local_app",
         "make_strategy",
         "mean_only",
         "parse_modes",
         "provision",
+        "simulate",
         "sum_only",
         "supervised_app",
+        "table_data",
     ]
     assert set(fedcore.__all__) <= set(dir(fedcore))
     for name in fedcore.__all__:
         assert getattr(fedcore, name).__class__ is not type(fedcore), f"fedcore.{name} is a module"
-    with pytest.raises(AttributeError, match="has no attribute 'simulation'"):
-        _ = fedcore.simulation
+    with pytest.raises(AttributeError, match="has no attribute 'simulator'"):
+        _ = fedcore.simulator
 
 
 @pytest.mark.parametrize("package", ["fedcore", "server_app", "client_app"])
@@ -136,3 +169,38 @@ def test_tab_offers_the_options_of_a_command() -> None:
     offered, loaded = completions("fedcore run --")
     assert {"--operator", "--run-config", "--force"} <= set(offered)
     assert loaded == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("fedcore compare examples/digits --modes federated,ps-", {"federated,ps-sync", "federated,ps-ssp"}),
+        ("fedcore compare examples/digits --partition d", {"dirichlet:"}),
+        ("fedcore run examples/digits --set clip", {"clip-norm=", "clipping="}),
+        ("fedcore run examples/digits --set clipping=", {"clipping=repeat", "clipping=warn"}),
+        ("fedcore simulate examples/digits --run-config num-", {"num-server-rounds="}),
+        ("fedcore compare examples/digits --metric eval_a", {"eval_acc", "eval_acc:max"}),
+        ("fedcore client --engine fs", {"fsdp"}),
+        ("fedcore runs list --status f", {"finished", "failed"}),
+    ],
+)
+def test_tab_offers_values(line: str, expected: set[str]) -> None:
+    offered, loaded = completions(line)
+    assert expected <= set(offered)
+    assert loaded == []
+
+
+def test_tab_offers_runs_that_were_seen_and_waits_for_nobody(tmp_path: Path) -> None:
+    """The kit's server takes a connection and says nothing."""
+    provision(tmp_path / "fed", name="tab", clients=2, now=datetime.now(UTC))
+    kit = tmp_path / "fed" / "operator"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = kit / "operator.toml"
+        text = re.sub(r"https://[^\"]+", f"https://127.0.0.1:{silent.getsockname()[1]}", settings.read_text())
+        settings.write_text(text)
+        assert completions(f"fedcore runs show --operator {kit} ") == ([], [])
+        seen = kit / CACHE_FILE
+        seen.write_text('[["3f2a", "finished, digits"], ["77bc", "failed, digits"]]')
+        os.utime(seen, (1.0, 1.0))
+        assert completions(f"fedcore runs show --operator {kit} ") == (["last", "3f2a", "77bc"], [])
+        assert completions(f"fedcore runs attach --operator {kit} 7") == (["77bc"], [])

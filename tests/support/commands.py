@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.deployment import ENVIRONMENT, PATIENCE
-from support.forking import CONTEXT
+from .deployment import ENVIRONMENT, PATIENCE
+from .forking import CONTEXT
 
 
 def forked(*words: str | Path, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,8 @@ import psutil
 
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
 from fedcore.state import ModelState
-from support.tiny import TINY
+
+from .tiny import TINY
 
 MARK = "TORCH_TEST_MARK"
 """By its first letters one of the variables that user code gets too."""
@@ -95,7 +96,7 @@ class Submitted:
             with self._news:
                 if "event" in entry:
                     self.events.append(entry["event"])
-                else:
+                elif "status" in entry:  # not the first line, which has the run's id alone
                     self._summary = entry
                 self._news.notify_all()
         with self._news:

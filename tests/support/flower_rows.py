@@ -18,7 +18,7 @@ from flwr.serverapp import strategy
 from fedcore.config import JobSettings, override
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 
 APPS = Path(__file__).parents[1] / "flower_apps"
 NODES = 4

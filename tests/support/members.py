@@ -41,7 +41,8 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
 )
-from support.messages import model_in, save_message
+
+from .messages import model_in, save_message
 
 POLL_SECONDS = 30.0
 """The longest that the server lets a request wait."""
@@ -279,7 +280,8 @@ class Member:
         assert self.task is not None
         path = self._folder / f"{self.id}-local.safetensors"
         trains = self.task.trains and self._model is not None
-        save_message(path, self.local.train(self._model) if trains and self._model is not None else None)
+        metrics = {**self.local.metrics, "num-examples": self.local.examples}
+        save_message(path, self.local.train(self._model) if trains and self._model is not None else None, metrics)
         body = path.read_bytes()
         return body, ManifestIn(
             digest=digest_of(body),

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from fedcore.flower.record_file import StoredArray, StoredArrays, arrays_state, read_records, write_records
+from fedcore.flower.record_file import (
+    StoredArray,
+    StoredArrays,
+    StoredValues,
+    arrays_state,
+    read_records,
+    write_records,
+)
 from fedcore.state import ModelState
 from fedcore.wire import MessageHead
 
@@ -14,15 +22,20 @@ def head(number: int = 1) -> MessageHead:
     return MessageHead(message_id=f"message-{number}", group_id=str(number), created_at=1.0, ttl=60.0)
 
 
-def save_message(path: Path, model: ModelState | None) -> None:
-    """A record file with one ArrayRecord, or with nothing."""
+def save_message(path: Path, model: ModelState | None, metrics: Mapping[str, float] | None = None) -> None:
+    """A record file with an ArrayRecord and a MetricRecord, or with neither."""
     arrays = tuple(
         StoredArray(
             name=name, dtype=str(value.dtype), shape=value.shape, stype="numpy.ndarray", form="npy", values=value
         )
         for name, value in (model.items() if model is not None else ())
     )
-    write_records(path, [StoredArrays(key="arrays", arrays=arrays)] if model is not None else [])
+    records: list[StoredArrays | StoredValues] = []
+    if model is not None:
+        records.append(StoredArrays(key="arrays", arrays=arrays))
+    if metrics:
+        records.append(StoredValues(key="metrics", kind="metric", values=metrics))
+    write_records(path, records)
 
 
 def model_in(path: Path) -> ModelState | None:

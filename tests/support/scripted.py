@@ -31,14 +31,15 @@ from client_app.exchange import Client, prepare_state_dir
 from client_app.http import tls_context
 from client_app.ledger import Ledger
 from client_app.output import Output
+from client_app.patience import Retry
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
-from client_app.transport import Retry, Transport, signer
+from client_app.transport import Transport, signer
 from fedcore import conversions
 from fedcore.admission.agreed import Agreed
 from fedcore.codec import CodecSettings, Decoded, decode, encode, first_encoding
 from fedcore.config import JobSettings
-from fedcore.errors import Unauthorized
+from fedcore.errors import Unauthorized, WrongClock
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
 from fedcore.http_signing import NonceCache, verify_headers
@@ -366,7 +367,7 @@ class Scripted:
         try:
             self.authenticate(request, body)
         except Unauthorized as error:
-            return problem(401, "unauthorized", str(error))
+            return problem(401, "wrong-clock" if isinstance(error, WrongClock) else "unauthorized", str(error))
         if self.failed and "/exchanges/" in request.url.path and route != "withdrawal":
             return problem(409, "round-failed", self.failed)
         if self.answers:
@@ -562,7 +563,7 @@ async def client(
 ) -> AsyncIterator[Client]:
     """Client 1, with local work that takes no process."""
     kit = kits[1]
-    transport = Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
+    transport = Transport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
     with Transcript(tmp_path / "state", kit.roster) as transcript, KeptAnswer(tmp_path / "state") as kept:
         async with transport:
             yield Client(

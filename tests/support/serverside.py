@@ -9,25 +9,23 @@ import asyncio
 import itertools
 import json
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import pytest
 
 from fedcore.errors import WorkerDied
 from fedcore.events import RunOut
-from fedcore.federation import ClientKit, FederationFolder, OperatorKit, Policy, ServerKit, provision
+from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit
 from fedcore.flower.app import AppBundle
+from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState
-from fedcore.wire import Message, RunIn
+from fedcore.watch_wire import LinkIn, LinkOut
+from fedcore.wire import Message
 from server_app.http.application import Application, make_application
-from server_app.rosters import Rosters
 from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
@@ -42,15 +40,12 @@ from server_app.runs.app_messages import (
     Replies,
     Start,
 )
-from server_app.runs.presence import Presence
 from server_app.services import Services
-from server_app.settings import ServerSettings
-from server_app.storage.blobs import Spool
-from server_app.storage.store import Store
-from support.events import told
-from support.messages import head, save_message
 
+from .events import told
 from .members import Failure, Member
+from .messages import head, save_message
+from .services import Clock, lenient, open_services
 
 T = TypeVar("T")
 TINY = Path(__file__).parents[1] / "apps" / "tiny"
@@ -66,39 +61,6 @@ SETTINGS = {
 """Settings of a run. Its seconds are those of the site's clock: they pass only where a test lets them."""
 
 
-@pytest.fixture(scope="session")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> FederationFolder:
-    return provision(
-        tmp_path_factory.mktemp("server-federation") / "fed",
-        name="testing",
-        clients=4,
-        now=datetime.now(UTC),
-        hosts=["127.0.0.1"],
-        policy=Policy.own(4),
-    )
-
-
-class Clock:
-    """Seconds that stand still, so that nobody is late or silent because the machine is busy."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-
-    async def run_until(self, work: asyncio.Future[T]) -> T:
-        """The result of `work`, for which time has to pass."""
-        while not work.done():
-            self.advance(0.1)
-            await asyncio.sleep(0.01)
-        return work.result()
-
-
 class ScriptedApp:
     """An AppConnection whose ServerApp is the test."""
 
@@ -108,6 +70,7 @@ class ScriptedApp:
         self.start: Start | None = None
         self.stopped = False
         self.crashed = asyncio.Event()
+        self.death = WorkerDied("the scripted app crashed")
         self._asked: asyncio.Queue[FromApp] = asyncio.Queue()
         self._answers: asyncio.Queue[Message] = asyncio.Queue()
         self._numbers = itertools.count(1)
@@ -124,14 +87,15 @@ class ScriptedApp:
         try:
             await asyncio.wait({asked, crashed}, return_when=asyncio.FIRST_COMPLETED)
             if not asked.done():
-                raise WorkerDied("the scripted app crashed")
+                raise await self.ended()
             return asked.result()
         finally:
             asked.cancel()
             crashed.cancel()
 
-    async def ended(self) -> None:
+    async def ended(self) -> WorkerDied:
         await self.crashed.wait()
+        return self.death
 
     async def stop(self) -> None:
         self.stopped = True
@@ -231,7 +195,10 @@ class Site:
         return response
 
     async def submit(
-        self, settings: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None
+        self,
+        settings: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        initial_model: str = "",
     ) -> RunOut:
         """Submit the tiny app; everybody has joined with it."""
         bundle = AppBundle.from_folder(TINY)
@@ -242,6 +209,7 @@ class Site:
             files=dict(bundle.files),
             run_config=dict(config or {}),
             settings={**SETTINGS, **(settings or {})},
+            initial_model=initial_model,
         )
         return RunOut.model_validate_json((await self.operator("POST", "/v1/runs", body)).content)
 
@@ -251,6 +219,31 @@ class Site:
         run = (await self.submit(settings)).run
         await until(lambda: len(self.apps) > count and self.apps[-1].start is not None)
         return run, self.apps[-1]
+
+    async def link(self, **asked: Any) -> str:
+        """The token of a new read-only link."""
+        body = LinkIn(**{"label": "the board", "days": 7, **asked})
+        return LinkOut.model_validate_json((await self.operator("POST", "/v1/links", body)).content).token
+
+    async def sign_in(self, token: str = "") -> str:
+        """The cookie of a new session, by default of the operator."""
+        asked = await self.http.post("/v1/session", json={"token": token or self.operator_kit.token})
+        if asked.status_code >= 400:
+            raise Failure(asked)
+        self.http.cookies.clear()  # a test sends one where it means to
+        return asked.cookies["fedcore-session"]
+
+    async def signed_in(
+        self, cookie: str, method: str, path: str, body: Message | None = None, *, own: bool = True
+    ) -> httpx.Response:
+        """A request of a person; Failure where the answer is a problem. own: whether the page itself sends it."""
+        headers = {"Cookie": f"fedcore-session={cookie}", "Content-Type": "application/json"}
+        headers |= {"X-Fedcore": "1"} if own else {}
+        content = body.model_dump_json() if body else None
+        response = await self.http.request(method, path, content=content, headers=headers)
+        if response.status_code >= 400:
+            raise Failure(response)
+        return response
 
     async def show(self, run: str) -> RunOut:
         """The run as it stands, with all its events so far."""
@@ -283,58 +276,43 @@ async def site(
     *,
     start_app: Callable[..., Any] | None = None,
     transport: Callable[[Application], httpx.AsyncBaseTransport] | None = None,
+    change: Callable[[Services], Services] = lambda services: services,
     **limits: Any,
 ) -> AsyncIterator[Site]:
-    """A server over `folder` without a socket; `limits` change its ServerSettings.
+    """A server over `folder` without a socket; `limits` change its ServerSettings, `change` what it holds.
 
     Its clock stands still. Where enough clients are there, it does not wait for more.
     """
-    kit = ServerKit.load(federation.server)
-    clock = Clock()
-    settings = ServerSettings(data_dir=folder / "data", **{"reserve_bytes": 0, "grace_seconds": 0.0, **limits})
-    settings.spool_dir.mkdir(parents=True, exist_ok=True)
-    store = await Store.open(settings.database)
-    numbers = itertools.count(1)
-    services = Services(
-        settings=settings,
-        roster=Rosters(kit.rosters, authority=kit.authority, path=kit.rosters_file),
-        min_cohort=kit.min_cohort,
-        store=store,
-        spool=Spool(folder=settings.spool_dir, reserve_bytes=settings.reserve_bytes),
-        presence=Presence(clock=clock),
-        clock=clock,
-        wall=time.time,
-        new_id=lambda: f"run-{next(numbers)}-{os.urandom(3).hex()}",
-        randomness=os.urandom,
-        threads=2,
-    )
+    kit, clock, numbers = ServerKit.load(federation.server), Clock(), itertools.count(1)
     apps: list[ScriptedApp] = []
 
     async def scripted(work: Path, on_line: Callable[[str], None]) -> ScriptedApp:
         apps.append(ScriptedApp(work, on_line))
         return apps[-1]
 
-    application = make_application(
-        services,
-        token_sha256=kit.operator_token_sha256,
-        start_app=start_app or scripted,
-    )
-    carrier = transport(application) if transport else httpx.ASGITransport(app=application.asgi)
-    async with (
-        application.fastapi.router.lifespan_context(application.fastapi),
-        httpx.AsyncClient(transport=carrier, base_url="http://server", timeout=20) as http,
-    ):
-        kits = [ClientKit.load(path) for path in federation.clients]
-        yield Site(
-            application=application,
-            services=services,
-            http=http,
-            members={kit.client_id: Member(kit, http, folder) for kit in kits},
-            operator_kit=OperatorKit.load(federation.operator),
-            apps=apps,
-            clock=clock,
+    def new_id() -> str:
+        return f"run-{next(numbers)}-{os.urandom(3).hex()}"
+
+    async with open_services(kit, lenient(folder, **limits), clock, new_id=new_id, threads=2) as made:
+        services = change(made)
+        application = make_application(
+            services, token_sha256=kit.operator_token_sha256, start_app=start_app or scripted
         )
-    await store.close()
+        carrier = transport(application) if transport else httpx.ASGITransport(app=application.asgi)
+        async with (
+            application.fastapi.router.lifespan_context(application.fastapi),
+            httpx.AsyncClient(transport=carrier, base_url="http://server", timeout=20) as http,
+        ):
+            kits = [ClientKit.load(path) for path in federation.clients]
+            yield Site(
+                application=application,
+                services=services,
+                http=http,
+                members={kit.client_id: Member(kit, http, folder) for kit in kits},
+                operator_kit=OperatorKit.load(federation.operator),
+                apps=apps,
+                clock=clock,
+            )
 
 
 async def until(condition: Callable[[], bool]) -> None:

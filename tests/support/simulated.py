@@ -13,7 +13,7 @@ from fedcore.config import JobSettings, override
 from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from support.events import told
 from support.tiny import TINY

@@ -13,7 +13,8 @@ from fastapi import APIRouter, FastAPI
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from support.pages import examples
-from support.serverside import federation, site
+from support.serverside import site
+from support.services import federation
 from torch import nn
 
 from fedcore.data import Split, client_data

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from http_message_signatures import HTTPMessageSigner, HTTPSignatureKeyResolver
 from http_message_signatures.algorithms import ED25519
 
-from fedcore.errors import Unauthorized, UsageError
+from fedcore.errors import Unauthorized, UsageError, WrongClock
 from fedcore.http_signing import NonceCache, sign_headers, verify_headers
 
 NOW = 1_800_000_000
@@ -210,7 +210,7 @@ def test_age(age, good):
     if good:
         assert verify(headers).key_id == "client-1"
     else:
-        with pytest.raises(Unauthorized, match="clocks"):
+        with pytest.raises(WrongClock, match="set the clock"):
             verify(headers)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
+from rich.text import Text
 from support.events import event
 
 from fedcore.events import ExchangeDone, Recorded, stamp
@@ -55,6 +56,16 @@ def test_a_record_adds_up() -> None:
     assert (summary["clipped_elements"], summary["most_norm_lost"], summary["repeats"]) == (8, 0.125, 1)
     assert summary["dropouts"][0]["client"] == "b"
     assert (summary["status"], summary["aggregation"]) == ("finished", "secure")
+
+
+def test_questions_before_the_first_round_are_no_rounds() -> None:
+    record = RunRecord()
+    for exchange in (1, 2):
+        asked = {**DONE, "message_type": "query.statistics", "exchange": exchange, "server_round": exchange}
+        record.add(event("exchange-done", **asked), 1.0)
+    assert record.rounds() == 2
+    record.add(event("exchange-done", **{**DONE, "exchange": 3}), 2.0)
+    assert record.rounds() == 1
 
 
 def test_a_record_of_nothing_is_empty() -> None:
@@ -148,7 +159,9 @@ def test_a_terminal_sees_the_stage() -> None:
         view.show(event("started", rounds=12))
         view.show(event("exchange", server_round=3, attempt=2))
         view.show(event("stage"))
-        assert "round   3 of 12 train (attempt 2): input 1/2" in str(view._status.status)
+        console.print(view.picture())
+    shown = Text.from_ansi(out.getvalue()).plain
+    assert "round 3 of 12  train (attempt 2): input 1/2" in shown
 
 
 def test_who_watches_knows_how_many_rounds_there_are() -> None:

@@ -13,7 +13,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from support.forked_ranks import spawn
 from support.rank_app import PYPROJECT, alive, said, wait_until_gone, write_app
@@ -173,22 +172,23 @@ async def test_ranks_killed_from_outside(
 
 async def test_a_start_that_is_given_up_leaves_no_process(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the moment in which the process is there and nobody knows of it yet."""
-    before, reached = {child.pid for child in psutil.Process().children()}, asyncio.Event()
+    reached = asyncio.Event()
     start = asyncio.create_subprocess_exec
+    started: list[asyncio.subprocess.Process] = []
 
     async def started_and_not_told(*command: str, **options: Any) -> None:
-        await start(*command, **options)
+        started.append(await start(*command, **options))
         reached.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", started_and_not_told)
     starting = asyncio.create_task(group.start())
     await reached.wait()
-    [started] = {child.pid for child in psutil.Process().children()} - before
     await group.stop()
-    wait_until_gone([started])
+    wait_until_gone([started[0].pid])
     await asyncio.wait([starting])
     assert starting.cancelled()
+    await started[0].communicate()  # it has ended, and its pipe is closed while there is a loop to close it
 
 
 @pytest.mark.usefixtures("forked")

@@ -1,5 +1,5 @@
 """A federation of four, whose server is a process of its own."""
 
-from support.serverside import federation
+from support.services import federation
 
 __all__ = ["federation"]

@@ -10,12 +10,14 @@ FULL_DISK = """
 import asyncio, hashlib, pathlib, resource, signal, sys
 from fedcore.errors import StorageFull
 from server_app.storage.blobs import Body, Spool
+from server_app.storage.objects import DirectoryObjects
 from server_app.exchanges.uploads import UpdateLimits, Uploads
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
 spool = Spool(folder=pathlib.Path(sys.argv[1]) / "spool", reserve_bytes=0)
 spool.clear()
-uploads = Uploads(spool, pathlib.Path(sys.argv[1]), UpdateLimits(longest=5_000_000, exact=True))
+objects = DirectoryObjects(pathlib.Path(sys.argv[1]))
+uploads = Uploads(spool, objects, "updates", UpdateLimits(longest=5_000_000, exact=True))
 async def chunks():
     for _ in range(50):
         yield bytes(100_000)

@@ -61,7 +61,7 @@ async def test_a_cancelled_run_leaves_no_process(federation: FederationFolder, t
         await until(lambda: made.application.queue.exchange is not None)
         ended = await made.operator("POST", f"/v1/runs/{run}/cancel")
         assert ended.json()["status"] == "cancelled"
-        needle = str(made.services.settings.runs_dir)
+        needle = str(made.services.settings.work_dir)
         assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and needle in cwd_of(pid)]
 
 
@@ -129,7 +129,7 @@ def test_the_command_serves_over_tls_and_stops_at_a_signal(fleet: FederationFold
         kit = OperatorKit.load(fleet.operator)
         context = ssl.create_default_context(cafile=str(kit.ca_file))
         bearer = {"Authorization": f"Bearer {kit.token}"}
-        with httpx.Client(base_url=kit.server_url, verify=context, headers=bearer, timeout=WAIT_SECONDS) as http:
+        with httpx.Client(base_url=kit.servers[0], verify=context, headers=bearer, timeout=WAIT_SECONDS) as http:
             assert http.get("/v1/clients").json()["federation"] == "fleet"
         second = CliRunner().invoke(app, ["server", "--federation", str(fleet.folder)])
         assert second.exit_code == 2

@@ -56,9 +56,19 @@ class Wire:
     on_task: Callable[[], None] = lambda: None
     on_watch: Callable[[], None] = lambda: None
     traffic: ByteCount = field(default_factory=ByteCount)
+    interruptions: int = 0
 
     async def get(
-        self, path: str, answer: type[Answer], *, wait: float | None = None, retry: object = None, **query: str | int
+        self,
+        path: str,
+        answer: type[Answer],
+        *,
+        wait: float | None = None,
+        retry: object = None,
+        limit: object = None,
+        read: object = None,
+        hear: object = None,
+        **query: str | int,
     ) -> Answer | None:
         asked = dict(query) | ({"wait": f"{wait:g}"} if wait is not None else {})
         found = await self._ask("GET", path, b"", asked)

@@ -69,4 +69,4 @@ def test_every_hospital_standardises_by_itself():
 
 
 def test_fourteen_parameters_travel_in_wide_fields():
-    assert project("heart_disease")["tool"]["fedcore"] == {"field-bits": 32}
+    assert project("heart_disease")["tool"]["fedcore"]["field-bits"] == 32

@@ -12,7 +12,7 @@ from fedcore.codec.names import NAMES_BYTES
 from fedcore.config import JobSettings, override
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 from fedcore.training import evaluate, local_engine
 from fedcore.training.shared_tensors import adapter_names
 from tests.thorough.examples.flower_messages import EXAMPLES, app_modules, context, message, run_config

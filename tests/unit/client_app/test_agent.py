@@ -51,6 +51,13 @@ async def test_says_that_it_is_alive_while_the_worker_trains(script: Script, cli
         await until(lambda: script.decoded, running)
 
 
+async def test_an_idle_agent_sends_nothing_but_its_polls(script: Script, client: Client) -> None:
+    script.heartbeat_seconds = 0.0  # as often as the agent ever does
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: len(script.polls) >= 10, running)
+        assert script.heartbeats == []
+
+
 async def test_comes_back_when_the_server_does(script: Script, client: Client, log: StringIO) -> None:
     said: list[int] = []
 

@@ -77,7 +77,7 @@ async def test_a_noised_exchange_goes_into_the_sum_and_the_ledger(
     assert np.std(noise) == pytest.approx(expected, rel=0.15)
     assert client.ledger.spent().epsilon(DELTA) == cost(encoding)
     lines = [json.loads(line) for line in (tmp_path / "state" / LEDGER_FILE).read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["asked", "entered", "spent", "released", "unmasked"]
+    assert [line["event"] for line in lines] == ["asked", "entered", "spent", "sent", "released", "unmasked"]
     assert lines[2]["attempt"]["release"] == asdict(encoding.release)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from fedcore.cli import app
@@ -46,7 +47,12 @@ def test_the_model_and_what_it_is(kit: Path, tmp_path: Path) -> None:
     assert {name: array.tolist() for name, array in exported.items()} == {n: a.tolist() for n, a in STATE.items()}
     status, said, _ = export(kit, out, "--json")
     assert status == 0
-    assert json.loads(said) == {
+    told = json.loads(said)
+    metadata = told.pop("metadata")
+    assert (metadata["fedcore.kind"], metadata["fedcore.run"], metadata["fedcore.rounds"]) == ("own", "run-7", "5")
+    with safe_open(out, framework="numpy") as file:
+        assert file.metadata() == metadata
+    assert told == {
         "model": str(out),
         "run": "run-7",
         "server_round": 5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from client_app.main import app as client_app
 from client_app.operator.federation_command import app
 from fedcore.errors import KitError
 from fedcore.federation import ClientKit
+from fedcore.federation.authority import Authority
 
 
 def said(*words: str | Path, answer: str = "", of: Any = app) -> Result:
@@ -31,6 +33,12 @@ def told(*words: str | Path, answer: str = "", of: Any = app) -> dict[str, Any]:
 def fed(tmp_path: Path) -> Path:
     told("create", tmp_path / "fed", "--name", "pilot", "--host", "localhost")
     return tmp_path / "fed"
+
+
+def test_each_part_of_a_new_federation_has_one_line(tmp_path: Path) -> None:
+    done = said("create", tmp_path / "fed", "--name", "pilot", "--host", "localhost")
+    firsts = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert firsts == ["authority", "fingerprint", "server", "operator", "apps", "clients"]
 
 
 def enrolled(fed: Path, kit: Path, name: str) -> dict[str, Any]:
@@ -98,13 +106,36 @@ def test_options_that_contradict_each_other_are_refused(words: list[str], tmp_pa
 
 def test_a_certificate_is_renewed_by_one_command(fed: Path) -> None:
     before = (fed / "server" / "server.crt").read_bytes()
-    renewed = told("renew-certificate", "--federation", fed)
+    renewed = told("renew", "--federation", fed)
     assert (fed / "server" / "server.crt").read_bytes() != before
     assert renewed["good_until"] == told("show", "--federation", fed)["good_until"]["server"]
-    assert "at its next start" in said("renew-certificate", "--federation", fed).output
+    assert "SIGHUP" in said("renew", "--federation", fed).output
 
 
-@pytest.mark.parametrize("command", ["", "create", "approve", "revoke", "publish", "show", "renew-certificate"])
+def test_ready_kits_are_added_and_one_name_that_is_taken_adds_none(fed: Path) -> None:
+    added = told("add", "north", "south", "--federation", fed)
+    assert added["roster"] == 2
+    for number, name in enumerate(["north", "south"], start=1):
+        kit = ClientKit.load(fed / "clients" / name)
+        assert (kit.client_id, kit.name, kit.roster.version) == (number, name, 2)
+    for names in (["west", "south"], ["west", "west"]):
+        failed = said("add", *names, "--federation", fed)
+        assert isinstance(failed.exception, KitError)
+        assert "is taken" in str(failed.exception)
+    assert not (fed / "clients" / "west").exists()
+    assert told("show", "--federation", fed)["roster"] == 2
+    said("revoke", "south", "--federation", fed, "--yes")
+    assert "never given twice" in str(said("add", "south", "--federation", fed).exception)
+
+
+def test_the_end_of_a_certificate_is_shown_ahead(fed: Path) -> None:
+    assert told("show", "--federation", fed)["warnings"] == []
+    authority = Authority.load(fed)
+    authority.renew(fed / "server" / "server.crt", [], now=datetime.now(UTC) - timedelta(days=340))
+    assert "warning: the certificate of the server expires in 2" in said("show", "--federation", fed).output
+
+
+@pytest.mark.parametrize("command", ["", "create", "add", "approve", "revoke", "publish", "show", "renew"])
 def test_every_command_shows_an_example(command: str) -> None:
     shown = " ".join(said(*command.split(), "--help").output.split())
     assert f"Example: fedcore federation {command}".strip() in shown

@@ -19,7 +19,8 @@ from fastapi.responses import StreamingResponse
 from client_app import transport as transport_module
 from client_app.exchange import Client
 from client_app.http import tls_context
-from client_app.transport import ONCE, Retry, Transport, signer
+from client_app.patience import ONCE, Retry
+from client_app.transport import Transport, signer
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import ClientKit, provision
 from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, SurvivorsOut
@@ -46,10 +47,10 @@ class Watched:
         self.attempts = 0
         self._sign = signer(kit)
         self.transport = Transport(
-            url=kit.server_url,
+            urls=kit.servers,
             tls=tls_context(ca_file or kit.ca_file),
             sign=self._count,
-            retry=Retry(patience=PATIENCE),
+            retry=Retry(patience=PATIENCE, away=PATIENCE),
             clock=lambda: sum(self.pauses),
             sleep=self._pause,
         )
@@ -180,7 +181,7 @@ class TestTls:
         assert script.requests == []
 
     async def test_another_name_is_refused(self, script: Script, kits: dict[int, ClientKit]) -> None:
-        kit = replace(kits[1], server_url=kits[1].server_url.replace("127.0.0.1", "localhost"))
+        kit = replace(kits[1], servers=(kits[1].servers[0].replace("127.0.0.1", "localhost"),))
         async with script.serving(), Watched(kit).transport as transport:
             with pytest.raises(Unauthorized, match="is not the one of this kit"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())
@@ -195,7 +196,7 @@ class TestTls:
         kit = kits[1]
         async with (
             script.serving(),
-            Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=forge) as transport,
+            Transport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=forge) as transport,
         ):
             with pytest.raises(Unauthorized, match="does not accept this client's signature"):
                 await transport.send("POST", "/v1/heartbeat", HeartbeatIn())

@@ -79,6 +79,7 @@ def test_a_comparison_says_what_held_for_all_runs() -> None:
     assert made.run_config["batch-size"] == 8
     assert made.run_config["lr"] == 0.05, "a sweep stands in the runs"
     assert made.settings["field-bits"] == 32
+    assert made.changed == ("batch-size", "field-bits", "w-max"), "w-max by the app, the others by the sweep"
     assert [(mode.label, mode.kind) for mode in made.modes] == [("federated", "federated"), ("local", "local")]
     assert len(made.runs) == 8
 

@@ -9,7 +9,8 @@ from support.comparisons import made_up, made_up_run
 from fedcore.compare.judging import JudgedBy, Wanted, choose, known_by_name
 from fedcore.compare.report import Comparison
 from fedcore.compare.report.curves import curve_drawings
-from fedcore.compare.report.findings import OWN_EVALUATION, fairness, headline
+from fedcore.compare.report.fairness import fairness
+from fedcore.compare.report.story import OWN_EVALUATION, headline
 from fedcore.compare.report.summary import best_points
 from fedcore.compare.report.tables import caption, loss_name, main_table, metrics_table, sites_table
 from fedcore.compare.results import Metrics, Point, RunResult, SiteResult
@@ -62,7 +63,7 @@ def test_a_metric_that_cannot_be_judged_by_is_refused(wanted: str, said: str) ->
 def test_a_larger_loss_is_no_worse_model_where_the_c_index_says_otherwise() -> None:
     runs = (run("federated", {"c_index": 0.72, "loss": 2.9}), run("centralized", {"c_index": 0.70, "loss": 3.19}))
     first, second, *_ = headline(comparison(*runs))
-    assert first == "federated ends best: c_index 0.7200, one seed."
+    assert first == "Together c_index 0.7200, pooled 0.7000; the server saw only sums."
     assert second == (
         "federated ends 0.0200 of c_index above centralized (one seed: how much chance plays is not known), "
         "which is better."
@@ -77,7 +78,7 @@ def test_worse_is_less_of_one_metric_and_more_of_another(judged_by: JudgedBy, fe
     runs = [run("centralized", {judged_by.name: 0.7 + seed / 1000}, seed=seed) for seed in (1, 2)]
     runs += [run("federated", {judged_by.name: federated + seed / 1000}, seed=seed) for seed in (1, 2)]
     first, second, *_ = headline(comparison(*runs, judged_by=judged_by))
-    assert first.startswith("centralized ends best")
+    assert first.startswith(f"Together {judged_by.name} {federated:.1f}")
     assert f"0.1000 ± 0.0000 of {judged_by.name} {verdict} (more than one" in second
     assert second.endswith(", which is worse.")
 
@@ -86,15 +87,15 @@ def test_of_a_sweep_the_smallest_error_is_the_best_point() -> None:
     runs = [run("local", {"rmse": rmse}, point={"lr": rmse}) for rmse in (2.0, 1.0, 3.0)]
     swept = comparison(*runs, judged_by=RMSE)
     assert best_points(swept)["local"] == (runs[1],)
-    assert main_table(swept)[1][1][2:4] == ("1.0000", "1.0000")
+    assert main_table(swept)[1][1][2:5] == ("1.0000", "–", "nobody")
 
 
 def test_the_table_has_the_metric_and_the_loss_and_every_other_number_has_a_name() -> None:
     metrics: Metrics = {"c_index": 0.7, "loss": 2.5, "kappa": 0.3, "per_class": (0.1, 0.2)}
     whole = comparison(run("centralized", metrics), run("federated", {**metrics, "c_index": 0.6}))
     head, rows = main_table(whole)
-    assert head[:4] == ("mode", "c_index", "best", "loss")
-    assert rows[1][:4] == ("federated", "0.6000", "0.6000", "2.5000")
+    assert head[:4] == ("mode", "c_index", "seen by", "loss")
+    assert (rows[1][0], rows[1][1], rows[1][3]) == ("federated", "0.6000", "2.5000")
     assert metrics_table(whole) == (
         ("metric", "centralized", "federated"),
         [("kappa", "0.3000", "0.3000"), ("per_class[0]", "0.1000", "0.1000"), ("per_class[1]", "0.2000", "0.2000")],
@@ -120,7 +121,7 @@ def test_models_of_single_sites_are_also_told_on_everybodys_examples() -> None:
         for i in (1, 2)
     )
     whole = comparison(run("local", {"c_index": 0.8}, sites=sites), run("centralized", {"c_index": 0.7}))
-    assert "the more the sites differ; on those of all sites it has 0.6500 on average." in headline(whole)[1]
+    assert "the more the sites differ, a site's own model has c_index 0.8000." in headline(whole)[1]
 
 
 def test_what_the_app_evaluates_itself_is_said_to_be_its_own() -> None:

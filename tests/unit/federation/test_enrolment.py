@@ -45,7 +45,7 @@ def test_a_federation_is_made_without_any_clients_key(made: FederationFolder) ->
     assert not list(made.folder.rglob("identity*"))
     assert ServerKit.load(made.folder).roster.members == ()
     assert ServerKit.load(made.folder).min_cohort == 3
-    assert OperatorKit.load(made.folder).server_url == "https://fl.example.org:8443"
+    assert OperatorKit.load(made.folder).servers == ("https://fl.example.org:8443",)
 
 
 def test_clients_enrol_one_after_the_other(made: FederationFolder, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_clients_enrol_one_after_the_other(made: FederationFolder, tmp_path: Pat
     assert [(kit.client_id, kit.name, kit.roster.version) for kit in kits] == [
         (1, "north", 2), (2, "south", 3), (3, "east", 4)
     ]  # fmt: skip
-    assert ClientKit.load(tmp_path / "south").server_url == made.server_url
+    assert ClientKit.load(tmp_path / "south").servers == (made.server_url,)
     assert kits[2].policy.min_cohort == 3
     assert stat.S_IMODE((tmp_path / "south" / "identity.key").stat().st_mode) == 0o600
     secret = (tmp_path / "south" / "identity.key").read_bytes().splitlines()[1]
@@ -161,11 +161,15 @@ def test_an_admission_that_was_altered_is_refused(made: FederationFolder, tmp_pa
         replace(admission, ca=admission.ca + "\n"),
         replace(admission, name="other"),
         replace(admission, client_id=2),
+        replace(admission, client_id=2**64),
         replace(admission, roster=Authority.load(made.folder).rosters[0]),
     ):
         path.write_text(altered.to_json())
         with pytest.raises(KitError, match="not signed by the authority that it names"):
             accept(tmp_path / "kit", path, fingerprint(authority.public_key))
+    path.write_text(admission.to_json().replace('"ca": "', '"ca": "\\ud800'))  # half a character
+    with pytest.raises(KitError, match="not signed by the authority that it names"):
+        accept(tmp_path / "kit", path, fingerprint(authority.public_key))
     path.write_text(admission.to_json())
     with pytest.raises(KitError, match="which is not the one that was named"):
         accept(tmp_path / "kit", path, fingerprint(bytes(32)))
@@ -202,7 +206,7 @@ def test_a_certificate_is_renewed_for_the_same_key(made: FederationFolder, tmp_p
     old = read_certificate(path)
     later = NOW + timedelta(days=300)
     authority = Authority.load(made.folder)
-    authority.renew_certificate(path, [], now=later)
+    authority.renew(path, [], now=later)
     new = ServerKit.load(made.folder) and read_certificate(path)
     assert new.public_key() == old.public_key()
     assert new.not_valid_after_utc - old.not_valid_after_utc == timedelta(days=300)
@@ -212,4 +216,4 @@ def test_a_certificate_is_renewed_for_the_same_key(made: FederationFolder, tmp_p
     new.verify_directly_issued_by(read_certificate(made.server / "ca.crt"))
     stranger = provision(tmp_path / "x", name="pilot", clients=2, now=NOW, randomness=fixed_randomness(b"other"))
     with pytest.raises(KitError, match="not a certificate of this federation"):
-        authority.renew_certificate(stranger.server / "server.crt", [], now=later)
+        authority.renew(stranger.server / "server.crt", [], now=later)

@@ -52,7 +52,7 @@ def edit(path, old, new):
 def test_client_kit(client):
     kit = ClientKit.load(client)
     assert (kit.federation, kit.client_id, kit.name) == ("pilot", 2, "client-2")
-    assert kit.server_url == "https://localhost:8443"
+    assert kit.servers == ("https://localhost:8443",)
     assert kit.node_config == {"partition-id": 1, "num-partitions": 3}
     assert kit.identity.public_key().public_bytes_raw() == kit.roster.keys[2]
     assert kit.ca_file == client / "ca.crt"
@@ -82,7 +82,7 @@ def test_a_servers_least_cohort_is_that_of_the_policies_unless_it_says_otherwise
 @pytest.mark.parametrize("within", ["", "operator"])
 def test_operator_kit(federation, within):
     kit = OperatorKit.load(federation / within)
-    assert kit.server_url == "https://localhost:8443"
+    assert kit.servers == ("https://localhost:8443",)
     assert len(kit.token) == 43  # 32 bytes in base64 without padding
 
 
@@ -150,7 +150,7 @@ def test_a_key_of_another_kind_is_refused(federation, client, name):
     source = {"identity.key": "server/server.key", "server.key": "clients/client-2/identity.key"}
     folder = {"identity.key": client, "server.key": federation / "server"}[name]
     shutil.copy2(federation / source[name], folder / name)
-    with pytest.raises(KitError, match=r"not an (Ed25519|elliptic curve) key"):
+    with pytest.raises(KitError, match=r"not an Ed25519 key|not the key of the certificate"):
         (ClientKit if name == "identity.key" else ServerKit).load(folder)
 
 
@@ -174,6 +174,24 @@ def test_a_key_of_another_kind_is_refused(federation, client, name):
 def test_client_settings_are_checked(client, old, new, reason):
     edit(client / "client.toml", old, new)
     with pytest.raises(KitError, match=reason):
+        ClientKit.load(client)
+
+
+def test_a_federation_may_have_several_servers(client):
+    more = 'servers = ["https://b:8443", "https://localhost:8443/"]'
+    edit(client / "client.toml", "# servers", f"{more}\n# servers")
+    assert ClientKit.load(client).servers == ("https://localhost:8443", "https://b:8443")
+    edit(client / "client.toml", 'server-url = "https://localhost:8443"', "")
+    assert ClientKit.load(client).servers == ("https://b:8443", "https://localhost:8443")
+    edit(client / "client.toml", more, "")
+    with pytest.raises(KitError, match="it names no server"):
+        ClientKit.load(client)
+
+
+@pytest.mark.parametrize("text", ["[1]", '["http://b:8443"]', '"https://b:8443"'])
+def test_what_servers_lists_is_checked(client, text):
+    edit(client / "client.toml", "# servers", f"servers = {text}\n# servers")
+    with pytest.raises(KitError, match="servers"):
         ClientKit.load(client)
 
 

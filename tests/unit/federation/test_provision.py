@@ -37,7 +37,7 @@ def test_every_kit_loads(tmp_path):
     made = make(tmp_path / "deep" / "pilot", clients=5)
     assert [ClientKit.load(folder).client_id for folder in made.clients] == [1, 2, 3, 4, 5]
     assert ServerKit.load(made.server).roster.federation == "pilot"
-    assert OperatorKit.load(made.operator).server_url == made.server_url
+    assert OperatorKit.load(made.operator).servers == (made.server_url,)
     assert sorted(path.name for path in made.folder.iterdir()) == [
         "authority", "clients", "operator", "server",
     ]  # fmt: skip
@@ -175,7 +175,7 @@ def test_the_longest_name_fits(tmp_path):
 def test_addresses(tmp_path, hosts, bind, url, listens):
     made = make(tmp_path / "pilot", hosts=hosts, bind=bind, port=9000)
     assert made.server_url == url
-    assert ClientKit.load(made.clients[0]).server_url == url
+    assert ClientKit.load(made.clients[0]).servers == (url,)
     kit = ServerKit.load(made.server)
     assert (kit.host, kit.port) == (listens, 9000)
 

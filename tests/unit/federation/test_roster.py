@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.errors import KitError
+from fedcore.errors import KitError, ProtocolViolation
 from fedcore.federation import Member, Roster
 
 AUTHORITY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -171,3 +171,10 @@ def test_members_stand_in_the_order_of_their_ids(roster):
 def test_nobody_is_on_the_roster_twice(other, what):
     with pytest.raises(KitError, match=f"the same {what}"):
         Roster.sign("pilot", [member(1), other], AUTHORITY)
+
+
+def test_a_version_beyond_all_counting_is_no_roster(roster):
+    """Its canonical form could not be made, not even to find that nobody signed it."""
+    document = {**roster.to_plain(), "version": 2**64, "previous": "A" * 42 + "E="}
+    with pytest.raises(ProtocolViolation, match="roster-malformed"):
+        Roster.received(json.dumps(document), bytes(32))

@@ -32,6 +32,14 @@ def test_reads_what_flower_reads(tmp_path: Path) -> None:
     assert app.settings.field_bits == 21
 
 
+def test_a_simulation_has_the_clients_that_the_app_wants(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD).simulation_clients == 10
+    assert load(tmp_path, GOOD + "simulation-clients = 3\n").simulation_clients == 3
+    for wrong in ("0", "true", '"3"'):
+        with pytest.raises(AppError, match=r"simulation-clients in .tool.fedcore. of .* must be a number from 1 on"):
+            load(tmp_path, GOOD + f"simulation-clients = {wrong}\n")
+
+
 def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownKey, match="did you mean 'field-bits'"):
         load(tmp_path, GOOD.replace("field-bits", "field-bit"))

@@ -4,7 +4,7 @@ import pytest
 from flwr.serverapp import strategy as flower
 
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.flower.strategies import STRATEGIES, make_strategy
+from fedcore.flower.strategies import STRATEGIES, _participation, make_strategy
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,7 @@ def test_another_name_is_answered_with_the_nearest() -> None:
 def test_values_out_of_range_are_refused(config: dict[str, float | str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_strategy(config)
+
+
+def test_an_app_need_not_say_how_many_nodes_it_waits_for() -> None:
+    assert _participation({}) == _participation({"min-nodes": 1})

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.serverside import Site, federation, site
+from support.serverside import Site, site
+from support.services import federation
 
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState

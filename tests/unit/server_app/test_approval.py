@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from support.members import Failure
-from support.serverside import federation, site
+from support.serverside import site
+from support.services import federation
 from support.tiny import TINY
 from typer.testing import CliRunner
 
@@ -16,7 +18,7 @@ from fedcore.errors import KitError
 from fedcore.federation import FederationFolder, ServerKit, create
 from fedcore.federation.approval import ApprovedApps
 from fedcore.flower.app import AppBundle
-from fedcore.wire import RunStatus
+from fedcore.operator_wire import RunStatus
 
 __all__ = ["federation"]
 
@@ -31,7 +33,7 @@ async def test_only_an_approved_app_can_be_submitted(federation: FederationFolde
             await made.submit()
         assert refused.value.problem.kind == "app-not-approved"
         assert SHA256 in refused.value.problem.detail
-        assert list(made.services.settings.runs_dir.iterdir()) == []
+        assert not made.services.settings.runs_dir.exists()
         approved.approve(SHA256, "tiny")
         assert not (await made.submit()).status.final
 
@@ -53,7 +55,8 @@ async def test_an_app_that_was_changed_on_the_server_does_not_run(federation: Fe
     async with site(federation, tmp_path) as made:
         first, app = await made.begin()
         second = await made.submit()
-        (made.services.settings.runs_dir / second.run / "app" / "tiny_app" / "sneaked.py").write_text("")
+        kept = made.services.settings.runs_dir / second.run / "app"
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "tiny_app/sneaked.py": ""}))
         await made.finish(first, app)
         ended = await made.follow(second.run)
     assert ended.status is RunStatus.FAILED

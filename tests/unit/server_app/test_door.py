@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from server_app.http.door import EACH, Door, Visit
+from server_app.http.strangers import Pace, networks
 
 
 @pytest.fixture
@@ -73,6 +74,30 @@ def test_one_who_is_known_has_places_for_itself() -> None:
         assert visit
         door.know(visit, "client-1")
     assert list(door._known["client-1"]) == visits[2:]
+
+
+def test_a_proxy_has_as_many_places_as_there_are() -> None:
+    door = Door(most=16, seconds=1.0, proxies=networks(["192.0.2.0/30"]))
+    visits = [come(door, "192.0.2.1") for _ in range(16)]
+    assert all(visit is not None and visit.is_proxy for visit in visits)
+    assert come(door, "192.0.2.1") is None
+    assert door.strangers == 0
+    assert visits[0]
+    door.know(visits[0], "client-1")
+    assert visits[0].who == "proxy 192.0.2.1", "others are behind it"
+    door.leave(visits[0])
+    assert come(door, "198.51.100.1")
+
+
+def test_only_strangers_are_greeted_at_a_pace() -> None:
+    door = Door(most=10_000, seconds=1.0, pace=Pace(rate=10.0, burst=5.0, clock=lambda: 0.0))
+    for _ in range(20):
+        assert door.pace.wait("192.0.2.1") == pytest.approx(0.0)
+        visit = come(door, "192.0.2.1")
+        assert visit
+        door.know(visit, "client-1")
+    waits = [door.pace.wait("192.0.2.1") for _ in range(7)]
+    assert waits == pytest.approx([0.0] * 5 + [0.1, 0.2])
 
 
 def test_a_process_opens_as_many_files_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:

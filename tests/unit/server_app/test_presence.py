@@ -2,7 +2,7 @@
 
 import asyncio
 
-from support.serverside import Clock
+from support.services import Clock
 
 from server_app.runs.presence import Presence, Uptime
 

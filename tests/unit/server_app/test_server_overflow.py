@@ -100,7 +100,7 @@ async def test_one_that_is_lost_in_the_repeat_costs_an_attempt(here: Site) -> No
     asked = asyncio.create_task(app.exchange(MODEL, ALL))
     members = list(here.members.values())
     await exchange_of(members)
-    with pytest.raises(Failure, match="round-failed"):
+    with pytest.raises(Failure, match=r"round-failed|stale-step"):  # it ends as the others send, or just before
         await asyncio.gather(exchange_of(members[:3]), leaves(members[3], "upload"))
     await exchange_of(members)
     assert isinstance(await asked, Replies)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.members import Failure, Local
-from support.serverside import Site, events_of
+from support.serverside import Site, events_of, site, until
 
 from fedcore.codec import release_of
+from fedcore.federation import FederationFolder
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
 from server_app.runs.app_messages import BudgetReached, ExchangeRefused, Replies
@@ -119,3 +121,42 @@ async def test_a_model_with_integer_tensors_fails_before_anybody_trains(here: Si
     asked.cancel()
     assert ended.status == "failed"
     assert "integer tensor 'batches' cannot be trained with differential privacy" in ended.reason
+
+
+async def test_a_restart_gives_nothing_of_the_budget_back(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    """Neither for an exchange that has ended, nor for one that was asked for shares and lost."""
+    settings = {"clip-norm": 1.0, "dp-epsilon": 8.0, "dp-rounds": 3, "max-attempts": 2}
+    async with site(federation, tmp_path) as first:
+        give_locals(first)
+        run, app = await first.begin(settings)
+        app_sha256 = (await first.show(run)).app_sha256
+        await exchange(first, app, model)
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await asyncio.gather(*(member.secure(until="unmask") for member in await first.enter_all()))
+        (done,) = events_of(await first.show(run), "exchange-done")
+        asked.cancel()
+    async with site(federation, tmp_path) as second:
+        give_locals(second)
+        await until(lambda: bool(second.apps) and second.apps[0].start is not None)
+        again = second.apps[0]
+        assert isinstance(await again.exchange(model, ALL), Replies)
+        for member in second.members.values():
+            await member.join(app_sha256)
+        asked = asyncio.create_task(again.exchange(model, ALL))
+        await until(lambda: second.application.queue.exchange is not None)
+        second.clock.advance(100_000)  # nobody comes back to the exchange that had asked for shares
+        while not events_of(await second.show(run), "exchange-failed"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for member in second.members.values():
+            await member.join(app_sha256)
+        await asyncio.gather(*(member.secure() for member in await second.enter_all()))
+        assert isinstance(await asked, Replies)
+        answer = await again.exchange(model, ALL)
+        assert isinstance(answer, BudgetReached), "three were paid for, and the lost one was the second"
+        ended = await second.finish(run, again, model)
+    release = release_of(second.members[1].task.encoding)  # type: ignore[union-attr]
+    spent = [data["epsilon_spent"] for data in events_of(ended, "exchange-done")]
+    assert spent == [done["epsilon_spent"], Accountant([release] * 3).epsilon(1e-5)]  # type: ignore[list-item]
+    assert spent[0] == Accountant([release]).epsilon(1e-5)  # type: ignore[list-item]

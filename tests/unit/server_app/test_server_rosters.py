@@ -13,14 +13,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.members import Failure, Member
 from support.serverside import Site, site
 
+from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, FederationFolder, Roster, ServerKit, provision
 from fedcore.federation.authority import Authority
 from fedcore.federation.enrolment import accept, ask
 from fedcore.federation.fingerprint import fingerprint
 from fedcore.federation.membership import follow
 from fedcore.federation.requests import Request
+from fedcore.operator_wire import RosterIn, RosterOut
 from fedcore.state import ModelState
-from fedcore.wire import HeartbeatIn, RosterIn, RosterOut, RostersOut
+from fedcore.wire import HeartbeatIn, RostersOut
+from server_app.rosters import Rosters
 from server_app.runs.app_messages import Replies
 
 
@@ -173,3 +176,43 @@ async def test_a_replaced_key_counts_at_once_and_the_old_one_no_more(growing: Gr
     assert (await growing.refusal(member)).startswith("401 unauthorized")
     await member.ask("POST", "/v1/heartbeat", HeartbeatIn(), key=new)
     assert ClientKit.load(growing.made.clients[2]).roster.version == 1
+
+
+async def test_another_server_uses_what_was_published_to_this_one(tmp_path: Path) -> None:
+    made = provision(tmp_path / "fed", name="growing", clients=4, now=datetime.now(UTC), hosts=["127.0.0.1"])
+    kit = ServerKit.load(made.server)
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(kit.rosters_file.read_bytes())
+    async with site(made, tmp_path) as here:
+        growing = Growing(here, made, tmp_path)
+        growing.admit("north")
+        await growing.publish()
+        other = Rosters(kit.rosters, authority=kit.authority, path=copy)
+        await other.share(here.services.store)
+    assert (other.current.version, other.names[5]) == (2, "north")
+    assert copy.read_bytes() == kit.rosters_file.read_bytes(), "kept for the next start, with whatever database"
+
+
+async def test_a_server_leaves_the_others_what_only_it_has(tmp_path: Path) -> None:
+    made = provision(tmp_path / "fed", name="growing", clients=4, now=datetime.now(UTC), hosts=["127.0.0.1"])
+    Authority.load(made.folder).revoke(["client-2"])
+    kit = ServerKit.load(made.server)
+    chain = Authority.load(made.folder).rosters
+    async with site(made, tmp_path) as here:
+        ahead = Rosters(chain, authority=kit.authority, path=tmp_path / "ahead.json")
+        await ahead.share(here.services.store)
+        assert here.services.roster.newest.version == 1
+        await here.services.roster.share(here.services.store)
+        assert here.services.roster.current == chain[-1]
+
+
+async def test_a_chain_in_the_database_that_the_authority_did_not_sign_is_refused(tmp_path: Path) -> None:
+    made = provision(tmp_path / "fed", name="growing", clients=4, now=datetime.now(UTC), hosts=["127.0.0.1"])
+    kit = ServerKit.load(made.server)
+    first = kit.rosters[0]
+    forged = first.followed_by(first.members[:3], first.members[3:], Ed25519PrivateKey.generate())
+    async with site(made, tmp_path) as here:
+        await here.services.store.add_roster(2, forged.to_json())
+        with pytest.raises(ProtocolViolation, match="roster-unsigned"):
+            await here.services.roster.share(here.services.store)
+        assert here.services.roster.current == first

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from fedcore.federation import FederationFolder
 from server_app.http import guard
 from server_app.http.application import Application
 from server_app.http.door import Door
-from server_app.http.head_limits import GuardedProtocol
+from server_app.http.head_limits import MOST_DOUBTS, GuardedProtocol
 from server_app.http.serving import DoorServer
+from server_app.operation.certificate import ServedCertificate
 
 WAIT_SECONDS = 90.0
 """For what should come at once, on a machine that is busy."""
@@ -39,11 +41,9 @@ async def listening(
     """The server over the application, and its loopback port; the lifespan is the site's own."""
     limits = {"header_bytes": 8192, "header_seconds": header_seconds}
     protocol = type("Protocol", (GuardedProtocol,), limits)
-    files = {"ssl_certfile": tls.server / "server.crt", "ssl_keyfile": tls.server / "server.key"} if tls else {}
-    config = uvicorn.Config(
-        application.asgi, http=protocol, ws="none", lifespan="off", log_config=None, port=0, **files
-    )
-    server = DoorServer(config, Door(most=most, seconds=header_seconds))
+    served = ServedCertificate(tls.server / "server.crt", tls.server / "server.key", wall=time.time) if tls else None
+    config = uvicorn.Config(application.asgi, http=protocol, ws="none", lifespan="off", log_config=None, port=0)
+    server = DoorServer(config, Door(most=most, seconds=header_seconds), served)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -104,6 +104,107 @@ async def test_a_head_that_is_too_long_is_dropped(federation: FederationFolder, 
             answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
             # Where the head came in pieces, the connection is cut off in the midst of it.
             assert not answer or answer.startswith(b"HTTP/1.1 400")
+        writer.close()
+
+
+@pytest.mark.parametrize(("fields", "status"), [(90, b"200"), (110, b"400")])
+async def test_the_fields_of_a_head_are_counted(
+    federation: FederationFolder, tmp_path: Path, fields: int, status: bytes
+) -> None:
+    """7,000 of them are no longer than a head may be, and cost 19 ms."""
+    async with socketed(federation, tmp_path) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nConnection: close\r\n" + b"a: b\r\n" * fields + b"\r\n")
+        answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        if status == b"400":
+            assert b"application/problem+json" in answer
+        writer.close()
+
+
+async def test_requests_whose_answers_nobody_reads_are_few(federation: FederationFolder, tmp_path: Path) -> None:
+    """As many as are pipelined would each be kept until the ones before it are answered."""
+    async with socketed(federation, tmp_path) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 5)
+        for _ in range(5):
+            assert (await reader.readuntil(b'"ok"}')).startswith(b"HTTP/1.1 200")
+        await cut_off(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+        writer.close()
+
+
+async def test_an_answer_that_nobody_reads_is_given_up(
+    federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedProtocol, "unread_seconds", 0.1)
+    async with socketed(federation, tmp_path) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+        async def ask_on() -> None:
+            while True:  # as fast as it is answered, so that no queue of requests is what ends it
+                writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.001)
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(ask_on(), WAIT_SECONDS)
+        del reader
+
+
+async def test_a_stranger_who_is_refused_again_and_again_loses_its_connection(
+    federation: FederationFolder, tmp_path: Path
+) -> None:
+    request = b"GET /v1/task HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with socketed(federation, tmp_path) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in range(1, MOST_DOUBTS + 1):
+            writer.write(request)
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_SECONDS)
+            assert answer.startswith(b"HTTP/1.1 401")
+            assert (b"connection: close" in answer) == (number == MOST_DOUBTS)
+            if number < MOST_DOUBTS:
+                await reader.readuntil(b"}")
+        await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+        writer.close()
+
+
+async def test_a_body_that_trickles_is_dropped(
+    federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is there in time, and all of them would take hours."""
+    monkeypatch.setattr(guard, "LEAST_BYTES_A_SECOND", 1e9)
+    async with socketed(federation, tmp_path, stall_seconds=0.5) as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(made, "/v1/heartbeat", 50_000))
+
+        async def trickle() -> None:
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+        trickling = asyncio.create_task(trickle())
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_SECONDS)
+        assert answer.startswith(b"HTTP/1.1 408")
+        trickling.cancel()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 400000000", b"Transfer-Encoding: chunked"], ids=["announced", "in chunks"]
+)
+async def test_a_strangers_body_is_not_waited_for(
+    federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framing: bytes
+) -> None:
+    """It is answered and closed before a byte of the body is there."""
+    monkeypatch.setattr(guard, "LINGER_SECONDS", 2 * WAIT_SECONDS)
+    async with socketed(federation, tmp_path) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/join HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+        assert answer.startswith(b"HTTP/1.1 401")
+        assert b"connection: close" in answer
         writer.close()
 
 

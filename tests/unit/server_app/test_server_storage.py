@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.serverside import Site, events_of, site
+from support.serverside import Site
 
-from fedcore.errors import ConflictingMessage, IllegalTransition, UsageError
+from fedcore.errors import ConflictingMessage, UsageError
 from fedcore.events import AppPrinted, stamp
-from fedcore.federation import FederationFolder
+from fedcore.operator_wire import RunStatus
 from fedcore.state import ModelState
-from fedcore.wire import RunStatus
 from server_app.exchanges import fold
+from server_app.exchanges.secure import SecureExchange
 from server_app.storage.store import Store
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -63,15 +62,6 @@ async def test_one_receipt_for_each_step_of_a_client(store: Store) -> None:
     await store.add_receipt("r1", 1, "update", 2, b"b" * 32)
 
 
-async def test_a_stage_moves_only_from_where_it_is(store: Store) -> None:
-    await store.add_exchange("r1", 1, stage="share", server_round=1, attempt=1, cohort=[1, 2])
-    moves = [store.move_exchange("r1", 1, "share", "input") for _ in range(3)]
-    results = await asyncio.gather(*moves, return_exceptions=True)
-    assert [type(result) for result in results].count(IllegalTransition) == 2
-    assert await store.cohort("r1", 1) == [1, 2]
-    assert await store.cohort("r1", 2) is None
-
-
 async def test_a_run_ends_once(store: Store) -> None:
     await store.add_events("r1", [stamp(1, 0.0, NOW, AppPrinted(line="x"))])
     ends = [
@@ -85,56 +75,21 @@ async def test_a_run_ends_once(store: Store) -> None:
     assert row.status == events[-1].event.status
 
 
-async def test_a_restart_interrupts_runs_and_clears_the_spool(
-    federation: FederationFolder, tmp_path: Path, model: ModelState
-) -> None:
-    async with site(federation, tmp_path) as first:
-        run, app = await first.begin()
-        waiting = (await first.submit()).run
-        asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
-        await first.enter_all()
-        # As after kill -9: nobody has the time to write down how things ended.
-        await asyncio.sleep(0)
-        spool = first.services.settings.spool_dir
-        (spool / "half-an-upload").write_bytes(b"x")
-        copy = tmp_path / "crashed"
-        await asyncio.to_thread(shutil.copytree, tmp_path / "data", copy)
-        asked.cancel()
-    (tmp_path / "again").mkdir()
-    copy.rename(tmp_path / "again" / "data")
-    async with site(federation, tmp_path / "again") as second:
-        for name in (run, waiting):
-            ended = await second.follow(name)
-            assert ended.status == "interrupted"
-            assert "the server stopped" in ended.reason
-            assert len(events_of(ended, "ended")) == 1
-        assert list(second.services.settings.spool_dir.iterdir()) == []
-        installed = second.services.presence.installed
-        assert installed.keys() == {1, 2, 3, 4}, "nobody needs to join again"
-
-
-async def test_a_stop_leaves_the_run_interrupted(federation: FederationFolder, tmp_path: Path) -> None:
-    async with site(federation, tmp_path) as first:
-        run, app = await first.begin()
-    assert app.stopped
-    async with site(federation, tmp_path) as second:
-        ended = await second.follow(run)
-    assert (ended.status, ended.reason) == (RunStatus.INTERRUPTED, "the server was stopped")
-
-
 async def test_memory_does_not_grow_with_the_cohort(here: Site, model: ModelState) -> None:
-    """One sum while uploads come, none after the end; every vector is gone once it is added."""
+    """One sum while uploads come, none after the end; every vector is gone before the first share comes."""
     _, app = await here.begin()
     asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
     members = await here.enter_all()
     await asyncio.gather(*(member.secure(until="upload") for member in members))
     exchange = here.application.queue.exchange
-    assert exchange is not None
+    assert isinstance(exchange, SecureExchange)
     for member in members:
         await member.upload()
-        assert list((exchange.context.folder / "uploads").iterdir()) == []
+        assert exchange._sum.words.nbytes == exchange.encoding.words * 8
+    await members[0].get("survivors")
+    objects = here.services.settings.data_dir / exchange.context.key
+    assert [path.name for path in objects.iterdir()] == ["sums"]
     await asyncio.gather(*(member.sign() for member in members))
     await asyncio.gather(*(member.unmask() for member in members))
     await asked
-    held = [value for value in vars(exchange).values() if isinstance(value, np.ndarray)]
-    assert sum(array.nbytes for array in held) == 0
+    assert exchange._sum.words.nbytes == 0

@@ -1,80 +1,31 @@
-"""Writes that come together share a commit, and nothing else."""
+"""The store over SQLite: writes that come together share a commit, and nothing else; and what may befall its file."""
 
 import asyncio
 import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from support.store_cases import *  # noqa: F403
+from support.store_cases import RUN, OpenStore
 
-from fedcore.errors import ConfigurationError, ConflictingMessage, IllegalTransition
+from fedcore.errors import ConfigurationError, StorageDamaged, StorageFull, StorageUnavailable
+from server_app.storage import engines
 from server_app.storage.store import SCHEMA_VERSION, Store
 
 
 @pytest.fixture
-async def store(tmp_path: Path):
-    store = await Store.open(tmp_path / "state.sqlite")
-    settings = {"aggregation": "secure", "app": "tiny", "app_sha256": "a" * 64, "run_config": {}, "settings": {}}
-    await store.add_run(run="run", **settings)
-    await store.add_exchange("run", 1, stage="advertise", server_round=1, attempt=1, cohort=[1, 2])
-    yield store
-    await store.close()
+async def open_store(tmp_path: Path) -> AsyncIterator[OpenStore]:
+    stores: list[Store] = []
 
+    async def opened() -> Store:
+        stores.append(await Store.open(tmp_path / "state.sqlite"))
+        return stores[-1]
 
-def count_commits(store: Store) -> list[int]:
-    commits: list[int] = []
-    event.listen(store._engine.sync_engine, "commit", lambda connection: commits.append(1))
-    return commits
-
-
-async def test_receipts_that_come_together_share_a_commit(store: Store) -> None:
-    commits = count_commits(store)
-    await asyncio.gather(*(store.add_receipt("run", 1, "advertisement", client, b"d" * 32) for client in range(1, 51)))
-    assert len(commits) < 10
-    with pytest.raises(ConflictingMessage):
-        await store.add_receipt("run", 1, "advertisement", 50, b"e" * 32)
-    await store.add_receipt("run", 1, "advertisement", 50, b"d" * 32)
-
-
-async def test_a_write_that_fails_takes_no_other_with_it(store: Store) -> None:
-    await store.add_receipt("run", 1, "update", 1, b"a" * 32)
-    results = await asyncio.gather(
-        store.add_receipt("run", 1, "update", 2, b"b" * 32),
-        store.add_receipt("run", 1, "update", 1, b"x" * 32),
-        store.move_exchange("run", 1, "input", "unmask"),
-        store.add_receipt("run", 1, "update", 3, b"c" * 32),
-        store.move_exchange("run", 1, "advertise", "share"),
-        return_exceptions=True,
-    )
-    assert [type(result) for result in results] == [
-        type(None),
-        ConflictingMessage,
-        IllegalTransition,
-        type(None),
-        type(None),
-    ]
-    for client, digest in ((1, b"a"), (2, b"b"), (3, b"c")):
-        await store.add_receipt("run", 1, "update", client, digest * 32)
-    await store.move_exchange("run", 1, "share", "input")
-
-
-async def test_a_caller_that_is_cancelled_leaves_the_others_their_commit(store: Store) -> None:
-    tasks = [asyncio.create_task(store.add_receipt("run", 1, "unmask", client, b"d" * 32)) for client in range(1, 9)]
-    await asyncio.sleep(0)
-    tasks[0].cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError)
-    assert results[1:] == [None] * 7
-
-
-async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path / "again.sqlite")
-    await asyncio.gather(*(store.remember_client(i, "a" * 64, "1") for i in range(1, 6)))
-    await store.close()
-    again = await Store.open(tmp_path / "again.sqlite")
-    assert set(await again.installed_apps()) == {1, 2, 3, 4, 5}
-    await again.close()
+    yield opened
+    for store in stores:
+        await store.close()
 
 
 @pytest.mark.parametrize(
@@ -110,3 +61,63 @@ async def test_a_database_carries_its_version_and_is_opened_again(tmp_path: Path
         await (await Store.open(path)).close()
         with closing(sqlite3.connect(path)) as database:
             assert database.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+async def test_a_database_that_another_process_locks_may_be_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "PRAGMAS", (*engines.PRAGMAS, "PRAGMA busy_timeout = 20"))
+    store = await Store.open(tmp_path / "state.sqlite")
+    with closing(sqlite3.connect(tmp_path / "state.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        # All at once: one by one, each would wait for the lock again.
+        adding = [store.add_run(run=f"run-{number}", **RUN) for number in range(20)]
+        results = await asyncio.wait_for(asyncio.gather(*adding, return_exceptions=True), 20 * 0.02 + 5)
+        assert {type(result) for result in results} == {StorageUnavailable}
+        assert "locked" in str(results[0])
+        assert await store.count_waiting() == 0, "reading goes on"
+        other.execute("ROLLBACK")
+    await store.add_run(run="run-1", **RUN)
+    await store.close()
+
+
+async def test_a_full_disk_is_named_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(tmp_path / "state.sqlite")
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "state.sqlite")) as database:
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "PRAGMAS", (*engines.PRAGMAS, f"PRAGMA max_page_count = {pages}"))
+        store = await Store.open(tmp_path / "state.sqlite")
+        with pytest.raises(StorageFull, match="is full; nothing was taken over"):
+            await store.add_run(run="run", **{**RUN, "app": "a" * 100_000})
+        await store.close()
+    store = await Store.open(tmp_path / "state.sqlite")
+    await store.add_run(run="run", **{**RUN, "app": "a" * 100_000})
+    await store.close()
+
+
+async def test_a_read_only_database_may_be_written_to_again(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "state.sqlite")
+    for setting in (1, 0):
+        async with store._database.reading() as connection:  # the pool's only connection so far
+            await connection.exec_driver_sql(f"PRAGMA query_only = {setting}")
+        if setting:
+            with pytest.raises(StorageUnavailable, match="read-only"):
+                await store.add_run(run="run", **RUN)
+    await store.add_run(run="run", **RUN)
+    await store.close()
+
+
+@pytest.mark.parametrize("first", [0, 4096])
+async def test_a_damaged_database_says_what_to_do(tmp_path: Path, first: int) -> None:
+    path = tmp_path / "state.sqlite"
+    store = await Store.open(path)
+    await asyncio.gather(*(store.add_run(run=f"run-{number}", **RUN) for number in range(200)))
+    await store.close()
+    content = bytearray(path.read_bytes())
+    content[first:] = b"\x5a" * (len(content) - first)
+    path.write_bytes(content)
+    with pytest.raises(StorageDamaged, match=r"put back the last backup \(docs/operating.md") as refused:
+        await (await Store.open(path)).list_runs(300)
+    assert isinstance(refused.value, ConfigurationError)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Executable
 from support.members import Failure
 from support.records import Notary
 from support.serverside import ScriptedApp, Site, events_of
@@ -14,6 +15,7 @@ from fedcore.state import ModelState
 from fedcore.transcript import Chain, SignedRecord, TranscriptOut, keys_of
 from server_app.runs.app_messages import ExchangeRefused, Replies
 from server_app.storage.store import Store
+from server_app.storage.transcript_tables import record_completed, record_opened
 
 ALL = [1, 2, 3, 4]
 
@@ -81,14 +83,20 @@ async def test_a_hash_that_the_transcript_does_not_contain(here: Site, after: st
         await here.members[1].ask("GET", f"/v1/transcript?after={after}")
 
 
+async def write(store: Store, *statements: Executable) -> None:
+    """What goes into the transactions that close stages."""
+    for statement in statements:
+        await store._database.execute(statement)
+
+
 async def test_a_server_that_was_killed_knows_what_may_have_been_signed(tmp_path: Path) -> None:
     notary = Notary.of()
     first, second = notary.sum(1), notary.sum(2, signers=(), complete=False)
     outcomes = [signed.record.outcome(signed.record.announced()) for signed in (first, second)]
     store = await Store.open(tmp_path / "state.sqlite")
-    await store.open_record(first.record, outcomes[0])
-    await store.complete_record(outcomes[0], first.signatures)
-    await store.open_record(second.record, outcomes[1])
+    await write(store, record_opened(first.record, outcomes[0]))
+    await write(store, record_completed(outcomes[0], first.signatures))
+    await write(store, record_opened(second.record, outcomes[1]))
     await store.close()
     again = await Store.open(tmp_path / "state.sqlite")
     assert (await again.records_after("")).records == [first]
@@ -103,8 +111,7 @@ async def test_a_long_transcript_comes_in_pages(tmp_path: Path) -> None:
     for exchange_number in range(1, 41):
         signed = notary.sum(exchange_number)
         outcome = signed.record.outcome(signed.record.announced())
-        await store.open_record(signed.record, outcome)
-        await store.complete_record(outcome, signed.signatures)
+        await write(store, record_opened(signed.record, outcome), record_completed(outcome, signed.signatures))
     page = await store.records_after("")
     assert (len(page.records), page.more) == (32, True)
     page = await store.records_after(notary.records[32].record.task["previous"])

@@ -22,8 +22,9 @@ from fedcore.wire import ManifestIn, PartsOut
 from server_app.exchanges.uploads import UpdateLimits, Uploads
 from server_app.http.problems import Rejection
 from server_app.runs.app_messages import PlainReplies, Replies
-from server_app.storage import blobs
+from server_app.storage import objects
 from server_app.storage.blobs import Body, Spool
+from server_app.storage.objects import DirectoryObjects
 
 THREE = os.urandom(2 * PART_BYTES + 8000)
 """An update of three parts, the last one short."""
@@ -49,8 +50,8 @@ class Desk:
     def __init__(self, folder: Path, *, longest: int, exact: bool = True, reserve_bytes: int = 0) -> None:
         self.spool = Spool(folder=folder / "spool", reserve_bytes=reserve_bytes)
         self.spool.clear()
-        self.uploads = Uploads(self.spool, folder / "uploads", UpdateLimits(longest=longest, exact=exact))
-        self.uploads.open()
+        self.objects = DirectoryObjects(folder)
+        self.uploads = Uploads(self.spool, self.objects, "updates", UpdateLimits(longest=longest, exact=exact))
         self.progress = 0
         self.closed: Exception | None = None
 
@@ -67,6 +68,11 @@ class Desk:
     async def take_all(self, data: bytes) -> None:
         for index, part in enumerate(parts_of(data)):
             await self.take(index, body(part))
+
+    async def publish(self, size: int) -> Path:
+        """Where the object of the whole update lies."""
+        await self.uploads.publish(1, size)
+        return await self.objects.fetch("updates/1")
 
     def left(self) -> list[str]:
         """What lies in the spool."""
@@ -95,17 +101,17 @@ async def test_an_update_arrives_whole_in_any_order(desk: Desk, order: tuple[int
         await desk.take(index, body(parts[index]))
     assert desk.progress >= 2 * 8 + 1
     desk.uploads.check_whole(1, manifest(THREE))
-    path = await desk.uploads.publish(1, len(THREE))
+    path = await desk.publish(len(THREE))
     assert path.read_bytes() == THREE
     assert desk.left() == []
-    assert await desk.uploads.publish(1, len(THREE)) == path
+    assert await desk.publish(len(THREE)) == path
 
 
 async def test_parts_at_the_same_time(desk: Desk) -> None:
     parts = parts_of(THREE)
     await asyncio.gather(*(desk.take(index, body(parts[index])) for index in (0, 1, 2, 1, 0)))
     desk.uploads.check_whole(1, manifest(THREE))
-    assert (await desk.uploads.publish(1, len(THREE))).read_bytes() == THREE
+    assert (await desk.publish(len(THREE))).read_bytes() == THREE
 
 
 @pytest.mark.parametrize(
@@ -135,10 +141,10 @@ async def test_a_part_that_breaks_off_is_not_here_and_can_come_again(desk: Desk)
     with pytest.raises(ConnectionResetError):
         await desk.take(1, body(parts[1], chunks=broken()))
     assert list(desk.uploads.held(1)) == [0]
-    desk.not_whole("malformed", manifest(THREE), "part 1 is missing; 2 of 3")
+    desk.not_whole("parts-missing", manifest(THREE), "part 1 is missing; 2 of 3")
     await desk.take_all(THREE)
     desk.uploads.check_whole(1, manifest(THREE))
-    assert (await desk.uploads.publish(1, len(THREE))).read_bytes() == THREE
+    assert (await desk.publish(len(THREE))).read_bytes() == THREE
 
 
 async def test_a_repeated_part_is_not_read_and_another_one_conflicts(desk: Desk) -> None:
@@ -187,12 +193,12 @@ def test_an_update_that_may_be_shorter_still_has_a_length(size: int, kind: str) 
 
 async def test_a_manifest_is_checked_against_what_came(tmp_path: Path) -> None:
     desk = Desk(tmp_path, longest=4 * PART_BYTES, exact=False)
-    desk.not_whole("malformed", manifest(THREE), "part 0 is missing; 3 of 3")
+    desk.not_whole("parts-missing", manifest(THREE), "part 0 is missing; 3 of 3")
     await desk.take_all(THREE)
     desk.not_whole("digest-mismatch", manifest(THREE, digest="ab" * 32), "of the manifest")
     for size in (len(THREE) - 1, len(THREE) + 1, 2 * PART_BYTES):
         desk.not_whole("malformed", manifest(THREE, size=size), "not those of")
-    desk.not_whole("malformed", manifest(THREE, size=4 * PART_BYTES), "part 3 is missing; 1 of 4")
+    desk.not_whole("parts-missing", manifest(THREE, size=4 * PART_BYTES), "part 3 is missing; 1 of 4")
     swapped = THREE[PART_BYTES : 2 * PART_BYTES] + THREE[:PART_BYTES] + THREE[2 * PART_BYTES :]
     desk.not_whole("digest-mismatch", manifest(swapped), "of the manifest")
     desk.uploads.check_whole(1, manifest(THREE))
@@ -205,17 +211,16 @@ async def test_what_a_failed_part_left_beyond_the_end_is_cut_off(tmp_path: Path)
     await desk.refused("digest-mismatch", desk.take(1, body(bytes(PART_BYTES), sha256=bytes(32))))
     await desk.take(1, body(short[PART_BYTES:]))
     desk.uploads.check_whole(1, manifest(short))
-    assert (await desk.uploads.publish(1, len(short))).read_bytes() == short
+    assert (await desk.publish(len(short))).read_bytes() == short
 
 
 async def test_nothing_is_added_to_a_complete_update(tmp_path: Path) -> None:
     desk = Desk(tmp_path, longest=3 * PART_BYTES, exact=False)
     await desk.take(0, body(b"all"))
     desk.uploads.check_whole(1, manifest(b"all"))
-    path = await desk.uploads.publish(1, 3)
+    path = await desk.publish(3)
     with pytest.raises(ConflictingMessage, match="complete without a part 1"):
         await desk.take(1, body(b"more"))
-    desk.uploads.keep(1)
     await desk.take(0, body(b"all"))
     desk.uploads.drop(1)
     desk.uploads.close()
@@ -283,17 +288,16 @@ async def test_a_part_that_waited_until_its_client_was_given_up_is_not_read(tmp_
 async def test_a_client_that_is_given_up_while_its_update_is_made_durable(
     desk: Desk, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that moves the file finds it, and the file goes afterwards."""
+    """The thread that moves the file finds it; objects go when the stage has ended."""
     await desk.take_all(THREE)
-    real = Spool.publish
+    real = Spool.cut
 
-    async def meanwhile(spool: Spool, path: Path, target: Path, *, size: int) -> None:
+    async def meanwhile(spool: Spool, path: Path, size: int) -> None:
         desk.uploads.drop(1) if end == "drop" else desk.uploads.close()
-        await real(spool, path, target, size=size)
+        await real(spool, path, size)
 
-    monkeypatch.setattr(Spool, "publish", meanwhile)
-    path = await desk.uploads.publish(1, len(THREE))
-    assert not path.exists()
+    monkeypatch.setattr(Spool, "cut", meanwhile)
+    assert (await desk.publish(len(THREE))).read_bytes() == THREE
     assert desk.left() == []
 
 
@@ -330,11 +334,11 @@ async def test_making_it_durable_can_be_tried_again(desk: Desk, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(blobs.os, "fsync", full)
+        patch.setattr(objects.os, "fsync", full)
         with pytest.raises(StorageFull):
-            await desk.uploads.publish(1, len(THREE))
+            await desk.publish(len(THREE))
     desk.uploads.check_whole(1, manifest(THREE))
-    assert (await desk.uploads.publish(1, len(THREE))).read_bytes() == THREE
+    assert (await desk.publish(len(THREE))).read_bytes() == THREE
 
 
 # --- through the routes -------------------------------------------------------------------------
@@ -372,7 +376,7 @@ async def test_an_upload_of_two_parts_is_resumed_and_counts_once(here: Site, lar
     assert (await held(first, len(content))).parts == {}
     await first.put("update/parts/1", parts[1])
     assert (await held(first, len(content))).parts == {1: hashlib.sha256(parts[1]).hexdigest()}
-    assert await refusal(first.put("manifest", ending)) == "malformed"
+    assert await refusal(first.put("manifest", ending)) == "parts-missing"
     assert await refusal(held(first, len(content) - 8)) == "malformed"
     assert await refusal(first.ask("PUT", first.at("update/parts/1"), bytes(len(parts[1])))) == "conflict"
     assert await refusal(first.ask("PUT", first.at("update/parts/2"), parts[1])) == "too-large"
@@ -447,11 +451,11 @@ async def test_a_full_database_disk_costs_no_second_upload(
         if step == "receipt":
             patch.setattr(here.services.store, "add_receipt", full)
         else:
-            patch.setattr("server_app.exchanges.secure.fold_file", full)
+            patch.setattr("server_app.exchanges.masked_sum.fold_file", full)
         await refusal(members[0].put("manifest", ending))
-    folder = exchange.context.folder / "uploads"
+    folder = here.services.settings.data_dir / exchange.context.key / "updates"
     if step == "receipt":
-        assert [path.name for path in folder.iterdir()] == ["1.upload"]
+        assert [path.name for path in folder.iterdir()] == ["1"]
         await members[0].put("manifest", ending)
         await asyncio.gather(*(member.upload() for member in members[1:]))
         for name in ("sign", "unmask"):
@@ -476,14 +480,14 @@ async def test_a_client_given_up_while_its_update_is_made_durable_is_not_counted
     content, ending = first.vector() if aggregation == "secure" else first.plain_manifest()
     await first.send(content)
     exchange: Any = here.application.queue.exchange
-    real = Spool.publish
+    real = Spool.cut
 
-    async def meanwhile(spool: Spool, path: Path, target: Path, *, size: int) -> None:
+    async def meanwhile(spool: Spool, path: Path, size: int) -> None:
         exchange.give_up(first.id, "taken for dead")
-        await real(spool, path, target, size=size)
+        await real(spool, path, size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Spool, "publish", meanwhile)
+        patch.setattr(Spool, "cut", meanwhile)
         assert await refusal(first.put("manifest", ending)) == "stale-step"
     if aggregation == "secure":
         for step in ("upload", "sign", "unmask"):
@@ -493,8 +497,10 @@ async def test_a_client_given_up_while_its_update_is_made_durable_is_not_counted
     answer = await asked
     assert isinstance(answer, Replies | PlainReplies)
     assert sum(reply.examples for reply in answer.replies) == 30
-    left = [path.name for path in (exchange.context.folder / "uploads").iterdir()]
-    assert sorted(left) == ([] if aggregation == "secure" else ["2.upload", "3.upload", "4.upload"])
+    objects = here.services.settings.data_dir / exchange.context.key
+    left = sorted(str(path.relative_to(objects)) for path in objects.rglob("*") if path.is_file())
+    # A reply that came too late for the exchange goes with the run's other files.
+    assert left == (["mean"] if aggregation == "secure" else [f"replies/{number}" for number in (1, 2, 3, 4)])
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.statistics import app_bounds
 from fedcore.flower.statistics_run import run_statistics
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 from fedcore.statistics import Question, Statistics
 from fedcore.statistics_report import bounds_from
 

@@ -18,7 +18,7 @@ from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.secure_grid import SecureGrid
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 
 APP = Path(__file__).parents[2] / "apps" / "columns"
 sys.path.insert(0, str(APP))

@@ -101,7 +101,7 @@ def test_a_run_that_found_nothing_leaves_no_results() -> None:
     assert results_of(Result()) == results_of(History()) == results_of(None) == {}
 
 
-@pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files"])
+@pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files", "m.card.md"])
 def test_nothing_is_written_over(tmp_path: Path, taken: str) -> None:
     (tmp_path / taken).mkdir()
     home = Home.beside(tmp_path / "m.safetensors")
@@ -132,3 +132,14 @@ def test_flowers_own_lines_are_left_out_and_an_apps_are_not(caplog: pytest.LogCa
     finally:
         logger.filters[:] = filters
     assert [record.getMessage() for record in caplog.records] == ["an app's own words", "take care"]
+
+
+def test_without_clients_there_are_as_many_as_the_app_wants(tmp_path: Path) -> None:
+    reporting = reporting_app(tmp_path)
+    place = reporting / "pyproject.toml"
+    before = place.read_text()
+    assert "[tool.fedcore]\n" in before
+    place.write_text(before.replace("[tool.fedcore]\n", "[tool.fedcore]\nsimulation-clients = 3\n"))
+    done = CliRunner().invoke(app, ["simulate", str(reporting), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["clients"] == 3

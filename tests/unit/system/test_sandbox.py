@@ -12,6 +12,7 @@ from fedcore.errors import AppError, ConfigurationError, WorkerDied
 from fedcore.system import landlock, seccomp
 from fedcore.system.sandbox import Rules, Sandbox, clean_environment, describe, named_paths, refuse_to_show
 from server_app.runs.run_files import RunFiles
+from server_app.storage.objects import DirectoryObjects
 
 
 def test_only_what_a_computation_needs_is_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,10 +88,11 @@ def test_a_link_that_user_code_leaves_gives_nothing_away(tmp_path: Path) -> None
     scratch, out, work = tmp_path / "scratch", tmp_path / "out", tmp_path / "run" / "work"
     scratch.mkdir()
     work.mkdir(parents=True)
+    (tmp_path / "run" / "handed").mkdir()
     for folder in (scratch, work):
         (folder / "link").symlink_to(secret)
         (folder / "folder").mkdir()
-    files = RunFiles(tmp_path / "run")
+    files = RunFiles(DirectoryObjects(tmp_path), "run-1", tmp_path / "run")
     for name in ("link", "folder", "absent"):
         with pytest.raises(AppError, match="rank 0 left"):
             _take_over(scratch / name, out)

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
+from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, derive_seed, evaluate, local_engine, seeded, train
 from fedcore.training.models import lenet, logistic_regression
 
@@ -132,6 +133,18 @@ def test_evaluation_changes_nothing():
     evaluate(local_engine(model), made_up())
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_running_variance_that_rounding_left_below_zero_is_loaded_as_zero():
+    """The root of one below -eps would be nan, and so every loss after it."""
+    engine = local_engine(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    arrays = {name: value.numpy().copy() for name, value in engine.module.state_dict().items()}
+    arrays["0.running_var"][:] = (-0.5, 1.0, 1e10, 0.25)
+    arrays["0.running_mean"][:] = -1.0
+    engine.load(ModelState.from_arrays(arrays))
+    assert engine.module[0].running_var.tolist() == [0.0, 1.0, 1e10, 0.25]
+    assert engine.module[0].running_mean.tolist() == [-1.0] * 4
+    assert math.isfinite(evaluate(engine, made_up()).loss)
 
 
 def test_grey_levels_are_scaled_to_one():

@@ -14,7 +14,7 @@ from rich.console import Console
 from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.compare.report import terminal_table, write_report
-from fedcore.compare.report.curves import curve_drawings
+from fedcore.compare.report.curves import Line, curve_drawings, curve_table, metric_limits
 from fedcore.compare.report.details import age_shares
 from fedcore.compare.report.drawing import looks, spread_out
 from fedcore.compare.report.files import drawings_of, page
@@ -156,6 +156,62 @@ def test_a_line_is_the_mean_over_the_seeds() -> None:
     assert line.x[-1] == runs[0].samples
     assert line.y[-1] == pytest.approx(sum(ends) / 2)
     assert line.high[-1] - line.low[-1] == pytest.approx(2**0.5 * abs(ends[0] - ends[1]))
+
+
+def test_one_seed_draws_no_band_and_speaks_of_none() -> None:
+    for drawing in drawings_of(made_up("federated,federated-plain,local")):
+        assert "seeds" not in drawing.caption, drawing.name
+        assert "standard deviation" not in drawing.caption, drawing.name
+    assert "fill_between" not in page(made_up(), []), "a band would be a PolyCollection"
+    (curves, *_) = curve_drawings(made_up())
+    assert "PolyCollection" not in curves.svg()
+    assert "PolyCollection" in curve_drawings(made_up(seeds=2))[0].svg()
+
+
+def line(*values: float) -> Line:
+    return Line(x=tuple(range(len(values))), y=values, low=values, high=values)
+
+
+@pytest.mark.parametrize(
+    ("sign", "curves", "limits"),
+    [
+        (1, [(0.1, 0.9, 0.95), (0.1, 0.7, 0.8)], (0.1, 0.95)),
+        (-1, [(2.0, 0.5, 0.1), (2.0, 1.0, 0.6)], (0.1, 2.0)),
+        (-1, [(2.0, 0.5, 0.0), (2.0, 100.0, 1e9)], (0.0, 2.5)),
+        (1, [(0.5, 0.5)], (0.5, 0.5)),
+    ],
+)
+def test_axes_show_whole_curves_but_for_what_diverges(
+    sign: int, curves: list[tuple[float, ...]], limits: tuple[float, float]
+) -> None:
+    assert metric_limits([line(*values) for values in curves], sign) == pytest.approx(limits)
+
+
+def test_every_point_of_a_curve_says_its_value(html: str) -> None:
+    told = re.findall(r'<g class="hover"><rect [^>]*/><text [^>]*>([^<]*)</text></g>', html)
+    assert any(re.fullmatch(r"federated: \d+\.\d\d ± \d\.\d\d % after 8,622 examples", text) for text in told)
+    assert any(re.fullmatch(r"client-2: \d+ of label 3", text) for text in told)
+    assert any(re.fullmatch(r"0: \d+\.\d % of the updates", text) for text in told)
+    curves = curve_drawings(made_up("federated", runs=(made_up_run("federated", rounds=1000),)))
+    assert all(20 < one.svg().count('class="hover"') <= 62 for one in curves)
+
+
+def test_the_curves_are_there_as_a_table_too() -> None:
+    head, rows = curve_table(
+        made_up("federated,local", runs=(made_up_run("federated"), made_up_run("local", rounds=4)))
+    )
+    assert head == ("round: accuracy %", "federated", "local")
+    assert [row[0] for row in rows] == [str(number) for number in range(7)]
+    assert [row[2] for row in rows[5:]] == ["–", "–"]
+
+
+def test_settings_that_nobody_changed_are_folded(html: str) -> None:
+    shown, folded = page(made_up(changed=("lr",)), []).split("<details>")
+    assert "run config: lr" in shown
+    assert "run config: batch-size" not in shown
+    assert "2 settings that are as the app or fedcore has them" in folded
+    assert "run config: batch-size" in folded
+    assert "setting: min-clients" in folded
 
 
 def test_old_updates_are_together_in_the_last_bar() -> None:

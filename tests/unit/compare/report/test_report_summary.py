@@ -9,8 +9,10 @@ from support.comparisons import everything, made_up, made_up_run
 
 from fedcore.compare.judging import JudgedBy
 from fedcore.compare.report import Comparison, merge
-from fedcore.compare.report.findings import FairnessCheck, broken, fairness, headline
+from fedcore.compare.report.fairness import FairnessCheck, broken, fairness
+from fedcore.compare.report.story import headline
 from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, size, summarize
+from fedcore.compare.report.tables import main_table
 from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult
 
 
@@ -89,28 +91,119 @@ def test_of_a_sweep_the_best_finite_point_is_shown() -> None:
     ]
 
 
+def alone(everywhere: float, own: float, *, seed: int = 1) -> RunResult:
+    """Two sites whose own models have these accuracies on everyone's test data, and at their own sites."""
+    sites = (
+        SiteResult(site=f"client-{n}", examples=5, metrics={"accuracy": own}, everywhere={"accuracy": everywhere})
+        for n in (1, 2)
+    )
+    return replace(ending("local", everywhere, seed=seed), sites=tuple(sites))
+
+
+def told(*runs: RunResult) -> tuple[str, ...]:
+    modes = ",".join(dict.fromkeys(run.mode for run in runs))
+    return headline(made_up(modes, seeds=len({run.seed for run in runs}), runs=runs))
+
+
+def test_the_story_is_what_the_sites_reach_together_alone_and_pooled() -> None:
+    reached, worth, own = told(ending("federated", 0.96, sites=0), alone(0.76, 0.97), ending("centralized", 0.98))
+    assert reached == (
+        "Together 96.00 % accuracy, each site alone 76.00 % on everyone's test data, pooled 98.00 %; "
+        "the server saw only sums."
+    )
+    assert worth == (
+        "Federating wins over sites alone by 20.00 points of accuracy and closes 91 % of the gap to pooled data; "
+        "2.00 points of accuracy are left (one seed: how much chance plays is not known)."
+    )
+    assert own == (
+        "local: on its own site's test examples, an easier test the more the sites differ, a site's own model has "
+        "accuracy 97.00 %."
+    )
+
+
+def test_the_common_model_is_shown_beside_the_sites_own_on_their_test() -> None:
+    *_, own = told(made_up_run("federated"), alone(0.76, 0.97))
+    assert own.endswith("has accuracy 97.00 %, and the one of federated 93.35 %."), own
+
+
+def test_the_story_has_what_the_comparison_has() -> None:
+    assert told(ending("federated", 0.96)) == ("Together 96.00 % accuracy; the server saw only sums.",)
+    first, second, *_ = told(ending("federated", 0.96), ending("centralized", 0.98))
+    assert first == "Together 96.00 % accuracy, pooled 98.00 %; the server saw only sums."
+    assert second == (
+        "federated ends 2.00 points of accuracy below centralized (one seed: how much chance plays is not known)."
+    )
+    (first, *_) = told(ending("federated-plain", 0.96))
+    assert first == "Together 96.00 % accuracy; the server could read every update."
+    assert told(alone(0.7, 0.9))[0] == "local ends best: accuracy 70.00 %, one seed."
+
+
+@pytest.mark.parametrize(
+    ("together", "pooled", "said"),
+    [
+        (0.70, 0.98, "Here federating does not pay: sites alone are ahead by 6.00 points of accuracy (one seed"),
+        (0.76, 0.98, "Federating is level with sites alone (one seed"),
+        (0.99, 0.98, "by 23.00 points of accuracy and closes the whole gap to pooled data (one seed"),
+        (0.80, 0.75, "by 4.00 points of accuracy, more than pooled data do (one seed"),
+    ],
+)
+def test_the_story_says_when_federating_wins(together: float, pooled: float, said: str) -> None:
+    _, worth, *_ = told(ending("federated", together), alone(0.76, 0.97), ending("centralized", pooled))
+    assert said in worth
+
+
+def test_what_chance_may_be_is_no_victory() -> None:
+    runs = [ending("federated", accuracy, seed=seed) for seed, accuracy in ((1, 0.70), (2, 0.80))]
+    _, worth, *_ = told(*runs, alone(0.74, 0.9), alone(0.74, 0.9, seed=2))
+    assert worth == (
+        "Federating and sites alone are apart by 1.00 ± 7.07 points of accuracy, "
+        "within one standard deviation over 2 seeds: do not build on it."
+    )
+
+
 def test_the_headline_compares_by_seed() -> None:
     runs = [ending("centralized", 0.80 + seed / 100, seed=seed) for seed in (1, 2)]
     runs += [ending("federated", 0.79 + seed / 100, seed=seed) for seed in (1, 2)]
-    sentences = headline(made_up("centralized,federated", seeds=2, runs=tuple(runs)))
-    assert sentences[0] == "centralized ends best: accuracy 81.50 ± 0.71 % over 2 seeds."
-    assert sentences[1].startswith("federated ends 1.00 ± 0.00 points of accuracy below centralized (more than one")
+    first, second = told(*runs)
+    assert first == "Together 80.50 ± 0.71 % accuracy, pooled 81.50 ± 0.71 %; the server saw only sums."
+    assert second.startswith("federated ends 1.00 ± 0.00 points of accuracy below centralized (more than one standard")
+
+
+def test_the_most_protected_federation_is_the_story_and_the_others_compete() -> None:
+    runs = [ending(mode, 0.8) for mode in ("federated[lr=0.1]", "federated[lr=0.2]", "federated-plain", "allreduce")]
+    runs[1] = ending("federated[lr=0.2]", 0.85)
+    first, second, *_ = told(*runs)
+    assert first == "Together (federated[lr=0.2]) 85.00 % accuracy; the server saw only sums."
+    assert second == "federated[lr=0.2] ends best: accuracy 85.00 %, one seed."
 
 
 def test_a_tie_is_said_to_be_one() -> None:
     runs = tuple(ending(mode, 0.8) for mode in ("centralized", "allreduce", "federated"))
-    sentences = headline(made_up("centralized,allreduce,federated", runs=runs))
-    assert sentences[0] == "centralized, allreduce and federated end best: accuracy 80.00 %, one seed."
-    assert sentences[1].startswith("federated ends level with centralized (one seed")
+    _, best, level = headline(made_up("centralized,allreduce,federated", runs=runs))
+    assert best == "centralized, allreduce and federated end best: accuracy 80.00 %, one seed."
+    assert level.startswith("federated ends level with centralized (one seed")
 
 
-def test_models_of_single_sites_do_not_compete() -> None:
-    """Each is tested on its own site's examples, which is another test."""
-    runs = (ending("local", 0.9), ending("centralized", 0.8))
-    first, second = headline(made_up("local,centralized", runs=runs))
-    assert first == "centralized ends best: accuracy 80.00 %, one seed."
-    assert second.startswith("local: each site's own model has accuracy 90.00 % on the site's own test examples")
-    assert headline(made_up("local", runs=runs[:1])) == ("local ends best: accuracy 90.00 %, one seed.",)
+def test_everyone_sees_who_can_read_a_single_update() -> None:
+    modes = "federated,federated-dp,federated-plain,ps-sync,allreduce,local,centralized"
+    head, rows = main_table(made_up(modes))
+    seen = dict(zip((row[0] for row in rows), (row[head.index("seen by")] for row in rows), strict=True))
+    assert seen == {
+        "federated": "nobody",
+        "federated-dp": "nobody, ε 6.4",
+        "federated-plain": "the server",
+        "ps-sync": "the server",
+        "allreduce": "other sites",
+        "local": "nobody",
+        "centralized": "all data pooled",
+    }
+
+
+def test_sites_alone_have_a_second_column_for_their_own_test() -> None:
+    head, rows = main_table(made_up("local,federated", runs=(alone(0.76, 0.97), made_up_run("federated"))))
+    assert [row[1:3] for row in rows] == [("76.00", "97.00"), ("93.85", "93.35")]
+    assert head[1:3] == ("accuracy %", "at its own site %")
+    assert "at its own site %" not in main_table(made_up())[0]
 
 
 def test_the_headline_says_what_privacy_costs() -> None:

@@ -1,0 +1,63 @@
+"""What surrounds a federation breaks for a while: it says what is wrong, and goes on when the cause is gone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.deployment import Deployment, wait_until
+from support.postgres import Cluster, postgres
+from support.replicas import Replicas
+
+__all__ = ["postgres"]
+
+pytestmark = pytest.mark.timeout(600)
+CLIENTS = ["client-1", "client-2", "client-3"]
+WITH_CLOCK = Path(__file__).parents[1] / "support" / "client_with_clock.py"
+TWO_HOURS = 7200
+
+
+@pytest.fixture
+def replicas(postgres: Cluster, tmp_path: Path) -> Iterator[Replicas]:
+    with Replicas.open(tmp_path, postgres.create(), clients=3) as made:
+        yield made
+
+
+def test_a_round_waits_for_a_database_that_is_gone(replicas: Replicas, postgres: Cluster) -> None:
+    made = replicas.made
+    replicas.start("server")
+    replicas.led_by("server")
+    made.start_clients(*CLIENTS)
+    run = made.submit(gated=True, settings={"min-clients": 3}, num_server_rounds=2)
+    run.wait_for_training()
+    postgres.stop()
+    wait_until("the server to be not ready", lambda: not replicas.leads("server"))
+    run.go_on()  # the updates come while nothing can be written
+    wait_until("a client to be told", lambda: any("storage" in made.log(name) for name in CLIENTS))
+    postgres.start()
+    done = run.finish()
+    assert done.status == 0, done.stderr
+    assert done.trained() == [CLIENTS, CLIENTS]
+    assert (done.of("exchange-failed"), done.of("dropped")) == ([], [])
+    assert made.process("server").poll() is None
+
+
+@pytest.mark.parametrize("offset", [TWO_HOURS, -TWO_HOURS])
+def test_a_clock_that_is_off_is_named_and_waited_for(tmp_path: Path, offset: int) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text(str(offset))
+    with Deployment.open(tmp_path, clients=3) as made:
+        made.start_server()
+        words = [sys.executable, WITH_CLOCK, clock, "--kit", made.kit("client-1"), "--app", made.app]
+        made._start("client-1", words)
+        made.start_clients("client-2", "client-3")
+        made.wait_for_log("client-1", "set the clock of this machine, or the server's")
+        assert ("from the future" if offset > 0 else "too old") in made.log("client-1")
+        run = made.submit(settings={"min-clients": 3})
+        run.wait_for("clients", absent=["client-1"])
+        clock.write_text("0")
+        done = run.finish()
+    assert done.status == 0, done.stderr
+    assert done.trained() == [CLIENTS]

@@ -1,0 +1,16 @@
+"""What a stranger is told to type first works, as it stands there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.doc_pages import FIRST, do_page
+
+# A page with a federation starts a server and its clients, each of which imports torch.
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.mark.parametrize("page", FIRST)
+def test_a_page(page: str, tmp_path: Path) -> None:
+    do_page(page, tmp_path)

@@ -1,0 +1,51 @@
+"""The commands of "Backup, restore, upgrade" in docs/operating.md, as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from support.deployment import Deployment, fedcore
+
+from fedcore.state import ModelState
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "operating.md"
+
+
+def commands() -> str:
+    section = DOCUMENT.read_text(encoding="utf-8").split("## Backup, restore, upgrade\n")[1].split("\n## ")[0]
+    [block, _] = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)  # the second is for PostgreSQL
+    return block
+
+
+def test_a_backup_that_was_made_meanwhile_is_restored(tmp_path: Path) -> None:
+    with Deployment.open(tmp_path, clients=2) as made:
+        made.start()
+        first = made.submit(settings={"min-clients": 2}, num_server_rounds=1).finish()
+        assert first.status == 0, first.stderr
+        (tmp_path / "fed").symlink_to(made.federation.folder)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        subprocess.run(["sh", "-ec", commands()], cwd=tmp_path, check=True, env={**os.environ, "PATH": path})
+        assert made.stop("server") == 0
+        data = made.federation.folder / "server" / "data"
+        shutil.rmtree(data)
+        data.mkdir(mode=0o700)
+        for name in ("server.sqlite3", "runs"):
+            (tmp_path / "backup" / name).rename(data / name)
+        upgraded = fedcore("server", "upgrade", "--federation", made.federation.folder, mark=made.mark)
+        assert upgraded.returncode == 0, upgraded.stderr
+        made.start_server()
+        run = first.summary["run"]
+        model = tmp_path / "again.safetensors"
+        operator = made.federation.operator
+        shown = fedcore("runs", "model", run, "--operator", operator, "--out", model, mark=made.mark)
+        assert shown.returncode == 0, shown.stderr
+        before, after = first.arrays(), ModelState.open(model)
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+        again = made.submit(settings={"min-clients": 2}, num_server_rounds=1).finish()
+        assert again.status == 0, again.stderr

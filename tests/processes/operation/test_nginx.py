@@ -1,0 +1,137 @@
+"""A real round through the real nginx, with the configurations that are shipped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.deployment import Deployment, wait_until
+from support.ports import reserved_port
+
+from fedcore.federation import OperatorKit
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
+CONFIGURATIONS = Path(__file__).parents[3] / "deploy" / "nginx"
+pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+
+
+@contextlib.contextmanager
+def nginx(folder: Path, name: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
+    """nginx over a shipped configuration, with its addresses and paths replaced by those of the test."""
+    text = (CONFIGURATIONS / name).read_text()
+    for before, after in {**changes, "/run/fedcore-nginx.pid": f"{folder}/nginx.pid"}.items():
+        assert before in text, before
+        text = text.replace(before, after)
+    path = folder / name
+    path.write_text(text)
+    main = "daemon off; user root;" if os.geteuid() == 0 else "daemon off;"
+    process = subprocess.Popen(
+        [NGINX or "", "-c", str(path), "-p", str(folder), "-g", main], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+        assert "emerg" not in errors, errors
+
+
+@contextlib.contextmanager
+def standing_by(made: Deployment) -> Iterator[tuple[int, list[str]]]:
+    """A server that answers every request as one that stands by does; its port, and what it was asked."""
+    folder = made.federation.folder / "server"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    asked: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as stream:
+                head = b""
+                while b"\r\n\r\n" not in head and (more := stream.recv(65536)):
+                    head += more
+                asked.append(head.split(b"\r\n")[0].decode())
+                stream.sendall(b"HTTP/1.1 503 Standing by\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1], asked
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def reached(made: Deployment) -> bool:
+    host, port = OperatorKit.load(made.federation.operator).servers[0].removeprefix("https://").split(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
+        return True
+    return False
+
+
+def http_changes(made: Deployment, port: int, other: int) -> dict[str, str]:
+    server = made.federation.folder / "server"
+    public = OperatorKit.load(made.federation.operator).servers[0].rpartition(":")[2]
+    return {
+        "listen 8443": f"listen 127.0.0.1:{public}",
+        "10.0.0.1:8443": f"127.0.0.1:{port}",
+        "10.0.0.2:8443": f"127.0.0.1:{other}",
+        "/etc/fedcore/server": str(server),
+        "access_log off;": "access_log off; client_body_temp_path body; proxy_temp_path proxy; "
+        "fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;",
+    }
+
+
+def page_is_live(kit: OperatorKit) -> None:
+    """The page comes, its cookie is kept, and a stream's first event is here while the stream goes on."""
+    trusted = ssl.create_default_context(cafile=str(kit.ca_file))
+    with httpx.Client(base_url=kit.servers[0], verify=trusted, timeout=60, headers={"X-Fedcore": "1"}) as browser:
+        assert "<title>fedcore</title>" in browser.get("/").text
+        assert browser.get("/v1/session").status_code == 401
+        assert browser.post("/v1/session", json={"token": kit.token}).status_code == 204
+        assert browser.get("/v1/session").json()["role"] == "operator"
+        with browser.stream("GET", "/v1/live") as stream:  # for an hour, if nobody hangs up
+            assert next(line for line in stream.iter_lines() if line.startswith("event:")) == "event: runs"
+
+
+def test_a_round_goes_through_nginx_that_ends_tls_and_passes_by_a_standby(tmp_path: Path) -> None:
+    with reserved_port() as port, Deployment.open(tmp_path, clients=2) as made, standing_by(made) as (other, asked):
+        with nginx(tmp_path, "fedcore-http.conf", **http_changes(made, port, other)):
+            wait_until("nginx to listen", lambda: reached(made))
+            made.start("--port", str(port))
+            page_is_live(OperatorKit.load(made.federation.operator))
+            ended = made.submit(settings={"min-clients": 2}, num_server_rounds=1).finish()
+        assert ended.status == 0, ended.stderr
+        assert ended.trained() == [["client-1", "client-2"]]
+        assert asked, "the standby was asked as well"
+        assert made.stop("server") == 0
+
+
+@pytest.mark.skipif(not STREAM.exists(), reason="nginx has no stream module here (libnginx-mod-stream)")
+def test_a_round_goes_through_nginx_that_passes_tls_on(tmp_path: Path) -> None:
+    with reserved_port() as port, Deployment.open(tmp_path, clients=2) as made:
+        public = OperatorKit.load(made.federation.operator).servers[0].rpartition(":")[2]
+        changes = {
+            "listen 8443": f"listen 127.0.0.1:{public}",
+            "default 10.0.0.1:8443": f"default 127.0.0.1:{port}",
+            "modules/ngx_stream_module.so": str(STREAM),
+        }
+        with nginx(tmp_path, "fedcore-stream.conf", **changes):
+            wait_until("nginx to listen", lambda: reached(made))
+            made.start("--port", str(port))
+            ended = made.submit(settings={"min-clients": 2}, num_server_rounds=1).finish()
+        assert ended.status == 0, ended.stderr
+        assert ended.trained() == [["client-1", "client-2"]]
+        assert made.stop("server") == 0

@@ -1,0 +1,59 @@
+"""A page of the documentation, done as its reader does it; each file of tests has some, to be run beside others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from support.doc_blocks import PAGES, ROOT, blocks, runs, script
+from support.ports import reserved_port
+
+FIRST = ("README.md", "docs/tutorial/ten-minutes.md")
+"""What a stranger reads first; each starts a federation."""
+
+OPERATING = ("docs/operating.md",)
+"""The longest page."""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def others() -> list[str]:
+    """All other pages on which something is run, by their name."""
+    mine = {*FIRST, *OPERATING}
+    return [name_of(page) for page in PAGES if name_of(page) not in mine and any(map(runs, blocks(page)))]
+
+
+def do_page(name: str, folder: Path) -> None:
+    """Run all that the page tells its reader to type, in an empty folder; fails with what it printed last."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("FEDCORE_DATA", "VIRTUAL_ENV", "PYTHONPATH")
+    } | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "COLUMNS": "120",
+        "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
+    log = folder / "page.log"
+    with log.open("w") as out, reserved_port() as port:
+        process = subprocess.Popen(
+            ["bash", "-c", script(ROOT / name, port)],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(380)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert status == 0, log.read_text(errors="replace")[-6000:]

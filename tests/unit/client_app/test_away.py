@@ -1,0 +1,235 @@
+"""A server that is killed and started anew, that does not lead, or that something stands in front of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+from support.agents import agent_running, until
+from support.ports import reserved_port
+from support.scripted import problem
+from support.serving import serving
+
+from client_app.exchange import Client
+from client_app.http import tls_context
+from client_app.patience import ONCE, Patience, Retry
+from client_app.transport import Transport, signer
+from fedcore.errors import ServerUnreachable
+from fedcore.federation import ClientKit
+from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, Task, WithdrawalReason
+
+Script = Any  # support.scripted.Scripted
+JOIN = JoinIn(app_sha256="0" * 64, version="1")
+QUICK = Retry(patience=0.5, first_pause=0.01, longest_pause=0.05)
+
+
+def broken() -> Response:
+    """An answer whose connection ends in the middle."""
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"x"
+        raise ConnectionResetError
+
+    return StreamingResponse(content(), headers={"content-length": "10"})
+
+
+def instead(script: Script, route: str, answer: Callable[[], Response | None]) -> None:
+    """Answer the requests to `route` that are no GET with what `answer` makes, as long as it makes something."""
+    usual = script.take
+
+    async def take(asked: str, body: bytes) -> Response:
+        other = answer() if asked.startswith(route) else None
+        return other if other is not None else await usual(asked, body)
+
+    script.take = take
+
+
+class TestAnExchange:
+    async def test_goes_on_when_the_server_does(self, script: Script, client: Client) -> None:
+        """It was away while the app trained: nothing of that is lost, and the server is told anew who this is."""
+        client.work.goes_on = asyncio.Event()
+        script.tasks.append(script.task)
+        async with agent_running(client) as running:
+            async with script.serving():
+                await until(lambda: "PUT key-shares" in script.requests, running)
+                await until(lambda: "GET survivors" in script.requests, running)
+            before = client.transport.interruptions
+            await until(lambda: client.transport.interruptions >= before + 3, running)
+            client.work.goes_on.set()
+            async with script.serving():
+                await until(lambda: script.decoded, running)
+                await until(lambda: script.joins == 2, running)
+        assert (client.work.calls, script.withdrawals) == (1, [])
+
+    @pytest.mark.parametrize("aggregation", ["secure", "plain"])
+    async def test_parts_that_the_server_lost_are_sent_again(
+        self,
+        script: Script,
+        client: Client,
+        make_task: Callable[..., Task],
+        allow: Any,
+        aggregation: str,
+        log: StringIO,
+    ) -> None:
+        losses = [True, True]
+
+        def lose() -> Response | None:
+            if not losses:
+                return None
+            losses.pop()
+            script.parts.clear()
+            return problem(409, "parts-missing", "part 0 is missing")
+
+        plain = {"protection": None, "encoding": None} if aggregation == "plain" else {}
+        script.task = make_task(aggregation=aggregation, **plain)
+        script.tasks.append(script.task)
+        instead(script, "manifest", lose)
+        async with script.serving(), agent_running(allow(client, allow_plain=True)) as running:
+            await until(lambda: "manifest" in script.bodies, running)
+            await until(lambda: client.ledger.last and client.ledger.open_exchange is None, running)
+        assert script.requests.count("PUT part 0") == 3
+        assert script.withdrawals == []
+        assert losses == []
+
+    async def test_ends_where_one_request_never_gets_through(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        """A proxy that resets large bodies, say: the others are not kept waiting until the exchange's end."""
+        script.tasks.append(script.task)
+        resets = [True]
+        instead(script, "part ", lambda: broken() if resets else None)
+        client.transport._retry = QUICK
+        async with script.serving(), agent_running(client) as running:
+            await until(lambda: script.withdrawals, running)
+            resets.clear()
+            script.go_on(make_task(exchange=2))
+            script.tasks.append(script.task)
+            await until(lambda: script.decoded, running)
+        assert [(w.reason, w.check) for w in script.withdrawals] == [(WithdrawalReason.STOPPED, "unreachable")]
+
+    async def test_a_withdrawal_that_was_not_heard_is_told_with_the_next_contact(
+        self, script: Script, client: Client, make_task: Callable[..., Task]
+    ) -> None:
+        script.tasks.append(make_task(app_sha256="cd" * 32))
+        deaf = [broken, lambda: problem(503, "not-leading", "ask another")]
+        instead(script, "withdrawal", lambda: deaf.pop()() if deaf else None)
+        async with script.serving(), agent_running(client) as running:
+            await until(lambda: script.withdrawals, running)
+        assert [w.reason for w in script.withdrawals] == [WithdrawalReason.APP_MISMATCH]
+
+    async def test_survives_a_clock_that_is_ahead_for_a_while(
+        self, script: Script, client: Client, log: StringIO
+    ) -> None:
+        """As time synchronisation leaves it for some seconds: the others would have waited for an hour."""
+        wrong = [False]
+        client.transport.sign_with(signer(client.kit, clock=lambda: time.time() + 8 * wrong[0]))
+        client.work.goes_on = asyncio.Event()
+        script.tasks.append(script.task)
+        async with script.serving(), agent_running(client) as running:
+            await until(lambda: "GET survivors" in script.requests, running)
+            wrong[0], heard = True, len(script.requests)
+            await until(lambda: len(script.requests) >= heard + 4, running)
+            wrong[0] = False
+            client.work.goes_on.set()
+            await until(lambda: script.decoded, running)
+            assert script.withdrawals == []  # its own end, which comes next, may find it in the last step
+
+
+async def test_a_clock_two_hours_off_is_named_and_waited_for(script: Script, client: Client, log: StringIO) -> None:
+    """From the first contact on: a service must not need a restart when somebody sets the clock."""
+    ahead = [7200.0]
+    client.transport.sign_with(signer(client.kit, clock=lambda: time.time() + ahead[0]))
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: "set the clock of this machine" in log.getvalue(), running)
+        await until(lambda: script.requests.count("POST join") >= 3, running)
+        assert script.joins == 0
+        ahead[0] = 0.0
+        await until(lambda: script.joins == 1 and script.polls, running)
+    assert log.getvalue().count("set the clock of this machine") == 1
+
+
+class TestAddresses:
+    async def test_the_next_one_is_asked(
+        self, script: Script, client: Client, kits: dict[int, ClientKit], federation: Any
+    ) -> None:
+        """Nobody is at the first address, a server that stands by is at the second."""
+        standby = FastAPI()
+        standby.add_route("/{path:path}", lambda _: problem(503, "not-leading", "ask another"), methods=["GET", "POST"])
+        kit, certificate = kits[1], federation.server / "server.crt"
+        with reserved_port() as nobody, reserved_port() as second:
+            servers = (f"https://127.0.0.1:{nobody}", f"https://127.0.0.1:{second}", *kit.servers)
+            config = uvicorn.Config(
+                standby,
+                port=second,
+                ssl_certfile=certificate,
+                ssl_keyfile=certificate.with_name("server.key"),
+                log_level="critical",
+                lifespan="off",
+                ws="none",
+            )
+            transport = Transport(urls=servers, tls=tls_context(kit.ca_file), sign=signer(kit), retry=QUICK)
+            script.tasks.append(script.task)
+            async with (
+                serving(config),
+                script.serving(),
+                transport,
+                agent_running(replace(client, transport=transport)) as running,
+            ):
+                await until(lambda: script.decoded, running)
+                assert transport.url == kit.servers[0]
+
+    async def test_two_requests_that_fail_together_go_on_once(self, kits: dict[int, ClientKit]) -> None:
+        kit = kits[1]
+        with reserved_port() as one, reserved_port() as two, reserved_port() as three:
+            servers = [f"https://127.0.0.1:{port}" for port in (one, two, three)]
+            transport = Transport(urls=servers, tls=tls_context(kit.ca_file), sign=signer(kit))
+            beat = HeartbeatIn()
+            async with transport:
+                both = (transport.send("POST", "/v1/heartbeat", beat, retry=ONCE) for _ in range(2))
+                failures = await asyncio.gather(*both, return_exceptions=True)
+            assert all(isinstance(failure, ServerUnreachable) for failure in failures)
+            assert servers[0] in str(failures[0])
+            assert transport.url == servers[1]
+
+
+class TestPatience:
+    def test_a_server_that_is_away_is_waited_for(self) -> None:
+        now = [0.0]
+        patience = Patience(Retry(patience=60.0), lambda: now[0], answers=5)
+        for now[0] in range(0, 100_000, 1000):
+            assert not patience.ends(True, 5)
+
+    def test_a_request_that_alone_fails_is_given_up(self) -> None:
+        now = [0.0]
+        patience = Patience(Retry(patience=60.0), lambda: now[0], answers=0)
+        ends = []
+        for answers, now[0] in enumerate(range(0, 100, 10), start=1):
+            ends.append(patience.ends(True, answers))
+        assert ends.index(True) == 6
+        assert patience.stuck
+
+    def test_an_absence_between_begins_anew(self) -> None:
+        now = [0.0]
+        patience = Patience(Retry(patience=60.0), lambda: now[0], answers=0)
+        assert not patience.ends(True, 1)
+        now[0] = 50.0
+        assert not patience.ends(True, 1)
+        now[0] = 100.0
+        assert not patience.ends(True, 2)
+
+    async def test_a_request_that_alone_fails_is_named(self, script: Script, client: Client, tmp_path: Path) -> None:
+        script.lies["model"] = lambda _: broken()
+        client.transport._retry = QUICK
+        async with script.serving():
+            with pytest.raises(ServerUnreachable, match="answers, but one request does not get through"):
+                await client.transport.download("/v1/model", tmp_path / "model", size=10, sha256="0" * 64)
+            assert (await client.transport.ask("POST", "/v1/join", JOIN, JoinOut)).name == "client-1"

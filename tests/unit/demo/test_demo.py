@@ -1,0 +1,33 @@
+"""What `fedcore demo` needs, found without anybody's help."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedcore.compare.modes import parse_modes
+from fedcore.demo import digits, live
+from fedcore.demo.command import MODES
+from fedcore.flower.app import FlowerApp
+
+
+def test_the_example_is_found_and_is_an_app() -> None:
+    assert FlowerApp.load(digits()).name == "fedcore-digits"
+
+
+def test_the_demo_has_the_whole_story() -> None:
+    """Together, each site alone, pooled."""
+    in_report = [chosen.mode.in_report for chosen in parse_modes(MODES)]
+    assert [(one.protection, one.alone, one.pooled) for one in in_report] == [
+        ("secure", False, False),
+        ("", True, False),
+        ("", False, True),
+    ]
+
+
+def test_a_browser_of_the_terminal_does_not_take_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not live._has_screen()
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert live._has_screen()

@@ -1,0 +1,172 @@
+"""What is shipped for containers, Kubernetes and Grafana: it can be read, and agrees with the code and with itself."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from support.helm import render
+
+from fedcore.federation.kit_text import server_text
+from server_app.operation.metrics import Metrics
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "deploy" / "helm" / "fedcore"
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "fedcore.json").read_text())
+KINDS = {"StatefulSet", "Deployment", "Service", "PodDisruptionBudget", "ConfigMap"}
+
+
+def manifests(**changes: Any) -> list[dict[str, Any]]:
+    values = {**yaml.safe_load((CHART / "values.yaml").read_text()), **changes}
+    text = "\n---\n".join(render(path.read_text(), values) for path in sorted((CHART / "templates").glob("*.yaml")))
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+@pytest.mark.parametrize("changes", [{}, {"replicas": 3, "metrics": False, "storageClass": "fast"}])
+def test_the_chart_renders_to_what_kubernetes_knows(changes: dict[str, Any]) -> None:
+    found = manifests(**changes)
+    assert {document["kind"] for document in found} == KINDS
+    names = [(document["kind"], document["metadata"]["name"]) for document in found]
+    assert len(set(names)) == len(names)
+    servers = [name for kind, name in names if kind == "Service" and re.search(r"-server-\d$", name)]
+    assert len(servers) == changes.get("replicas", 2)
+    if importlib.util.find_spec("kubernetes_validate") is not None:  # in no lock; the schemas of Kubernetes itself
+        schemas = importlib.import_module("kubernetes_validate")
+        for document in found:
+            schemas.validate(document, schemas.latest_version(), strict=True)
+
+
+def test_pods_are_confined_probed_and_found_by_nginx() -> None:
+    found = {(item["kind"], item["metadata"]["name"]): item for item in manifests()}
+    for key in (("StatefulSet", "pilot-server"), ("Deployment", "pilot-nginx")):
+        template = found[key]["spec"]["template"]
+        assert found[key]["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        for container in pod["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert {"livenessProbe", "readinessProbe"} <= container.keys()
+            ports = {port["name"] for port in container["ports"]}
+            probes = [container[probe]["httpGet"] for probe in ("readinessProbe",)]
+            assert all(probe["port"] in ports and probe["path"] in ("/healthz", "/readyz") for probe in probes)
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounted <= {volume["name"] for volume in pod["volumes"]} | {"data"}
+    budget = found["PodDisruptionBudget", "pilot-server"]["spec"]["selector"]["matchLabels"]
+    assert budget == found["StatefulSet", "pilot-server"]["spec"]["selector"]["matchLabels"]
+    text = found["ConfigMap", "pilot-nginx"]["data"]["nginx.conf"]
+    assert re.findall(r"server (\S+):8443 max_fails", text) == ["pilot-server-0", "pilot-server-1"]
+    assert all(("Service", name) in found for name in ("pilot-server-0", "pilot-server-1"))
+
+
+def directives(text: str) -> set[str]:
+    lines = (line.strip() for line in text.splitlines())
+    return {
+        line for line in lines if re.match(r"(proxy_|client_(max|header|body_timeout)|location|limit_conn a)", line)
+    }
+
+
+def test_the_chart_has_the_directives_of_the_tested_configuration() -> None:
+    shipped = directives((ROOT / "deploy" / "nginx" / "fedcore-http.conf").read_text())
+    [config] = [document for document in manifests() if document["kind"] == "ConfigMap"]
+    ours = directives(config["data"]["nginx.conf"])
+    elsewhere = ("proxy_ssl_name", "proxy_ssl_trusted_certificate", "proxy_next_upstream_tries", "proxy_temp_path")
+    for one, other in ((shipped, ours), (ours, shipped)):
+        assert {line for line in one - other if not line.startswith(elsewhere)} == set()
+
+
+def test_the_chart_changes_only_keys_that_the_servers_kit_has() -> None:
+    text = (CHART / "templates" / "server.yaml").read_text()
+    kit = server_text("pilot", bind="127.0.0.1", port=8443, min_cohort=2, approve_apps="listed")
+    for key in re.findall(r"s/\^(\w+) = ", text):
+        assert re.search(rf"^{key} = ", kit, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose-replicas.yaml"])
+def test_compose_files_agree_with_themselves(name: str) -> None:
+    content = yaml.safe_load((ROOT / "docker" / name).read_text())
+    services = content["services"]
+    for service in services.values():
+        for other in service.get("depends_on", {}):
+            assert other in services
+        for volume in service.get("volumes", []):
+            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+            assert source in content["volumes"] or (ROOT / "docker" / source).exists(), source
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).exists()
+
+
+def test_the_sed_script_of_compose_finds_its_addresses() -> None:
+    text = (ROOT / "deploy" / "nginx" / "fedcore-http.conf").read_text()
+    for pattern, name in re.findall(
+        r"^s/(.+?):8443/(.+?):8443/$", (ROOT / "docker" / "nginx-compose.sed").read_text(), re.M
+    ):
+        assert re.search(pattern, text)
+        assert name in yaml.safe_load((ROOT / "docker" / "compose-replicas.yaml").read_text())["services"]
+
+
+PANEL = {
+    "type": "object",
+    "required": ["id", "type", "title", "datasource", "gridPos", "fieldConfig", "targets"],
+    "properties": {
+        "id": {"type": "integer", "minimum": 1},
+        "type": {"enum": ["timeseries", "stat"]},
+        "title": {"type": "string", "minLength": 1},
+        "datasource": {"const": {"type": "prometheus", "uid": "${datasource}"}},
+        "gridPos": {
+            "type": "object",
+            "required": ["x", "y", "w", "h"],
+            "properties": {"w": {"minimum": 1, "maximum": 24}, "x": {"minimum": 0, "maximum": 23}},
+            "additionalProperties": {"type": "integer"},
+        },
+        "targets": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["refId", "expr", "legendFormat", "datasource"],
+                "properties": {"expr": {"type": "string", "minLength": 1}, "refId": {"pattern": "^[A-Z]$"}},
+            },
+        },
+    },
+}
+
+
+def test_the_dashboard_has_the_form_that_grafana_reads() -> None:
+    assert (DASHBOARD["uid"], DASHBOARD["title"]) == ("fedcore", "fedcore")
+    assert DASHBOARD["schemaVersion"] >= 39
+    panels = DASHBOARD["panels"]
+    for panel in panels:
+        jsonschema.validate(panel, PANEL)
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
+        apart = (one["x"] + one["w"] <= other["x"], other["x"] + other["w"] <= one["x"])
+        assert any(apart) or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+
+
+def test_the_dashboard_shows_every_metric_and_no_other() -> None:
+    families = {family.name: family for family in Metrics().registry.collect()}
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    samples = {name + end: name for name, family in families.items() for end in suffixes.get(family.type, ())}
+    text = json.dumps([target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]])
+    shown = set(re.findall(r"\b(?:fedcore|process)_\w+", text))
+    assert shown <= samples.keys()
+    missing = {name for name in families if name.startswith("fedcore_")} - {samples[name] for name in shown}
+    assert missing == {"fedcore_runs_led"}
+
+
+def test_every_metric_is_documented() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    for family in Metrics().registry.collect():
+        if family.name.startswith("fedcore_"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            assert f"| `{name}` |" in text, name

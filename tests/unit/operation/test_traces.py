@@ -1,0 +1,134 @@
+"""One trace a round, of spans from the clients to the sum; and nothing where nobody asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import http.server
+import json
+import sys
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.scripted import Scripted as Script
+from support.scripted import allow, client, federation, kit, kits, ledger, listening_to, log, make_task, script
+from support.serverside import site
+
+from client_app.exchange import Client, take_part
+from fedcore.errors import ConfigurationError
+from fedcore.federation import provision
+from fedcore.state import ModelState
+from fedcore.tracing import EXCHANGE, RoundTraces, Traces, open_traces, trace_ids
+
+__all__ = ["allow", "client", "federation", "kit", "kits", "ledger", "listening_to", "log", "make_task", "script"]
+
+STAGES = {"advertise", "share", "input", "consistency", "unmask"}
+
+
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+def traces_to(exporter: InMemorySpanExporter, service: str) -> RoundTraces:
+    return RoundTraces(SimpleSpanProcessor(exporter), service=service, instance="test")
+
+
+async def test_a_round_is_one_trace_at_the_server(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+
+    four = provision(tmp_path_factory.mktemp("four") / "fed", name="four", clients=4, now=datetime.now(UTC))
+    model = ModelState.from_arrays({"w": np.zeros(8, "float32")})
+    async with site(four, tmp_path) as here:
+        object.__setattr__(here.services, "traces", traces_to(spans, "fedcore-server"))
+        run, app = await here.begin()
+        for _ in range(2):
+            asking = asyncio.create_task(app.exchange(model, list(here.members)))
+            await asyncio.gather(*(member.secure() for member in await here.enter_all()))
+            await asking
+            model = ModelState.from_arrays({"w": np.ones(8, "float32")})
+        await here.finish(run, app, model)
+    for exchange in (1, 2):
+        trace, above = trace_ids(run, exchange)
+        found = [span for span in spans.get_finished_spans() if span.context.trace_id == trace]
+        names = [span.name for span in found]
+        assert set(names) == STAGES | {EXCHANGE, "fold", "decode"}
+        assert names.count("fold") == 4
+        [root] = [span for span in found if span.name == EXCHANGE]
+        assert (root.context.span_id, root.parent) == (above, None)
+        assert all(span.parent.span_id == above for span in found if span is not root)
+        assert all(root.start_time - 10**6 <= span.start_time <= span.end_time for span in found)  # a millisecond
+        assert all(set(span.attributes) == {"fedcore.run", "fedcore.exchange"} for span in found)
+    assert len({span.context.span_id for span in spans.get_finished_spans()}) == len(spans.get_finished_spans())
+
+
+async def test_a_clients_spans_are_of_the_same_trace(
+    script: Script, client: Client, spans: InMemorySpanExporter
+) -> None:
+    async with script.serving():
+        await take_part(script.task, replace(client, traces=traces_to(spans, "fedcore-client")))
+    trace, above = trace_ids(script.task.run, script.task.exchange)
+    found = spans.get_finished_spans()
+    assert {span.name for span in found} >= {"download", "train", "encode", "mask and upload", "unmask", "take part"}
+    assert {(span.context.trace_id, span.parent.span_id) for span in found} == {(trace, above)}
+    told = json.dumps([json.loads(span.to_json()) for span in found])
+    assert "loss" not in told
+    assert "examples" not in told
+
+
+def test_nothing_is_traced_unless_an_endpoint_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert type(open_traces("", service="fedcore-server", instance="a")) is Traces
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'fedcore\[tracing\]'"):
+        open_traces("http://127.0.0.1:4318/v1/traces", service="fedcore-server", instance="a")
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    """OTLP over HTTP, as a collector takes it."""
+
+    got: list[ExportTraceServiceRequest]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.got.append(ExportTraceServiceRequest.FromString(body))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Quiet."""
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch, by_environment: bool) -> None:
+    Receiver.got = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        if by_environment:
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        endpoint = "" if by_environment else f"{url}/v1/traces"
+        traces = open_traces(endpoint, service="fedcore-client", instance="hospital-3")
+        with traces.span("train", "r1", 7):
+            pass
+        traces.close()
+        server.shutdown()
+    [request] = Receiver.got
+    [resource] = request.resource_spans
+    [span] = resource.scope_spans[0].spans
+    assert span.name == "train"
+    assert int.from_bytes(span.trace_id, "big") == trace_ids("r1", 7)[0]
+    told = {item.key: item.value.string_value for item in resource.resource.attributes}
+    assert (told["service.name"], told["service.instance.id"]) == ("fedcore-client", "hospital-3")

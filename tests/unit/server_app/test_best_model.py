@@ -1,0 +1,104 @@
+"""The best model by a metric is that which was evaluated, and survives what the run survives."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.members import Failure, Local
+from support.serverside import ScriptedApp, Site, events_of, site, until
+
+from fedcore.best import BestRule
+from fedcore.config import JobSettings
+from fedcore.errors import ConfigurationError
+from fedcore.federation import FederationFolder
+from fedcore.state import ModelState, read_facts
+
+ALL = [1, 2, 3, 4]
+
+
+def model_of(number: float) -> ModelState:
+    return ModelState.from_arrays({"weight": np.full(3, number, np.float32)})
+
+
+async def started(here: Site) -> ScriptedApp:
+    await until(lambda: bool(here.apps) and here.apps[0].start is not None)
+    return here.apps[0]
+
+
+async def evaluate(here: Site, app: ScriptedApp, model: ModelState, metrics: dict[str, float]) -> None:
+    asked = asyncio.create_task(app.exchange(model, ALL, message_type="evaluate"))
+    members = await here.enter_all()
+    for member in members:
+        member.local = Local(metrics=metrics)
+    await asyncio.gather(*(member.secure() for member in members))
+    await asked
+
+
+async def best(here: Site, run: str, folder: Path) -> tuple[float, str]:
+    path = folder / "best.safetensors"
+    path.write_bytes((await here.operator("GET", f"/v1/runs/{run}/model?which=best")).content)
+    facts = read_facts(path)
+    assert facts is not None
+    assert facts.kind == "best"
+    return float(ModelState.open(path)["weight"][0]), facts.best
+
+
+async def test_the_model_that_was_evaluated_best_is_kept_over_a_restart(
+    federation: FederationFolder, tmp_path: Path
+) -> None:
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin({"best-model": "acc:max"})
+        with pytest.raises(Failure, match="no evaluation has said"):
+            await best(first, run, tmp_path)
+        await evaluate(first, app, model_of(1), {"acc": 0.5})
+        await evaluate(first, app, model_of(2), {"acc": 0.75})
+        assert await best(first, run, tmp_path) == (2.0, "acc = 0.75, the largest")
+    async with site(federation, tmp_path) as second:
+        app = await started(second)
+        for number in (1, 2):  # the app hears the same again
+            await app.exchange(model_of(number), ALL, message_type="evaluate")
+        app_sha256 = (await second.show(run)).app_sha256
+        await asyncio.gather(*(member.join(app_sha256) for member in second.members.values()))
+        await evaluate(second, app, model_of(3), {"acc": 0.625})
+        ended = await second.finish(run, app, model_of(3))
+        assert ended.status == "finished"
+        assert await best(second, run, tmp_path) == (2.0, "acc = 0.75, the largest")
+
+
+async def test_a_metric_that_is_not_reported_is_said_once(federation: FederationFolder, tmp_path: Path) -> None:
+    async with site(federation, tmp_path) as here:
+        run, app = await here.begin({"best-model": "auc:max"})
+        for number in (1, 2):
+            await evaluate(here, app, model_of(number), {"loss": 0.5})
+        ended = await here.finish(run, app, model_of(2))
+        (warning,) = (one for one in events_of(ended, "warning") if "best-model" in one["line"])
+        assert "no number 'auc'" in warning["line"]
+        assert "loss" in warning["line"]
+
+
+def test_rules() -> None:
+    largest, smallest = BestRule.parse("eval_acc:max"), BestRule.parse("a:b:min")
+    assert largest is not None
+    assert smallest == BestRule("a:b", larger=False)
+    assert BestRule.parse("") is None
+    assert [largest.beats(*pair) for pair in ((0.5, None), (0.5, 0.4), (0.5, 0.5), (None, None))] == [1, 1, 0, 0]
+    assert smallest.beats(0.3, 0.4)
+    assert [largest.value({"eval_acc": x}) for x in (0.5, [0.5], float("nan"))] == [0.5, None, None]
+    for text in ("eval_acc", "eval_acc:more", ":max"):
+        with pytest.raises(ConfigurationError, match="best-model"):
+            BestRule.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"aggregation": "plain"}, "does not read the model"),
+        ({"dp_noise_multiplier": 1.0, "clip_norm": 1.0}, "dp-metric-bound"),
+    ],
+)
+def test_where_nothing_can_be_chosen_it_is_refused(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        JobSettings(best_model="loss:min", **settings)  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+"""Two servers over one database: one leads, the other takes over when it may, and nobody leads beside another."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from support.serverside import Site
+from support.storage_faults import READ_ONLY, refusing
+
+from fedcore.errors import LeaseLost
+from server_app.http.standby import Standby
+from server_app.runs.leadership import Leadership
+from server_app.storage.store import Store
+
+
+class Server:
+    """What leads and follows, without the rest of a server."""
+
+    def __init__(self, name: str, store: Store, seconds: float) -> None:
+        self.store = store
+        self.leading = False
+        settings = SimpleNamespace(shared=True, lease_seconds=seconds, url=f"https://{name}")
+        services: Any = SimpleNamespace(settings=settings, store=store, new_id=lambda: name)
+        self.leadership = Leadership(services, begin=self._begin, cease=self._cease)
+
+    async def _begin(self) -> None:
+        self.leading = True
+
+    async def ready(self) -> httpx.Response:
+        """What it answers to /readyz, as one that stands by or as one that would pass the question on."""
+        return await ask(Standby(passes_on, lambda: self.leads, lambda: self.leadership.trouble), "/readyz")
+
+    async def _cease(self) -> None:
+        self.leading = False
+
+    @property
+    def leads(self) -> bool:
+        assert self.leading or not self.leadership.leads
+        return self.leadership.leads
+
+
+async def passes_on(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"led"})
+
+
+async def ask(app: Standby, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as http:
+        return await http.get(path)
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[Callable[[float], Any]]:
+    made: list[Server] = []
+
+    async def make(seconds: float) -> tuple[Server, Server]:
+        path = tmp_path / "shared.sqlite3"
+        made.extend([Server(name, await Store.open(path), seconds) for name in ("a", "b")])
+        return made[0], made[1]
+
+    yield make
+    for server in made:
+        await server.leadership.stop()
+        await server.store.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_one_leads_and_gives_the_lead_back_at_its_stop(servers: Any) -> None:
+    first, second = await servers(30.0)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    await second.leadership.start()
+    await asyncio.sleep(0.05)
+    assert not second.leads
+    await first.leadership.stop()
+    assert not first.leads
+    await asyncio.wait_for(until(lambda: second.leads), 10)  # long before the lease would have run out
+    with pytest.raises(LeaseLost):
+        await first.store.remember_client(1, "ab" * 32, "1")
+
+
+async def test_one_that_cannot_renew_its_lease_leads_no_more_before_another_does(servers: Any) -> None:
+    first, second = await servers(1.0)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    await second.leadership.start()
+    with refusing(first.store, READ_ONLY):
+        await until(lambda: not first.leads)
+        await until(lambda: not first.leading)
+        await until(lambda: second.leads)
+    assert not first.leads
+
+
+async def test_one_that_was_stopped_for_longer_than_its_lease_knows_it_as_it_wakes(servers: Any) -> None:
+    first, _ = await servers(0.3)
+    await first.leadership.start()
+    await until(lambda: first.leads)
+    time.sleep(0.4)  # noqa: ASYNC251 - as after SIGSTOP and SIGCONT: no task of this process ran meanwhile
+    assert not first.leads, "before any of its tasks has noticed"
+    assert (await first.ready()).status_code == 503
+
+
+async def test_one_that_does_not_know_who_leads_says_why(servers: Any) -> None:
+    first, _ = await servers(30.0)
+    with refusing(first.store, READ_ONLY):
+        await first.leadership.start()
+        await until(lambda: bool(first.leadership.trouble))
+        answer = await first.ready()
+        assert answer.status_code == 503
+        assert "whether another server leads is not known: " in answer.json()["detail"]
+
+
+async def test_a_leader_whose_lease_is_not_renewed_says_so(here: Site) -> None:
+    here.application.leadership.trouble = "the lease is not renewed: the database is read-only"
+    answer = await here.http.get("/readyz")
+    assert answer.status_code == 503
+    assert "the lease is not renewed" in answer.json()["detail"]
+
+
+async def test_the_leader_gauge_follows_the_leadership(here: Site) -> None:
+    registry = here.services.metrics.registry
+    assert registry.get_sample_value("fedcore_leader") == 1
+    await here.application.leadership.stop()
+    assert registry.get_sample_value("fedcore_leader") == 0
+
+
+async def test_a_server_that_stands_by_says_who_can_help() -> None:
+    leads = False
+    app = Standby(passes_on, lambda: leads, lambda: "")
+    answer = await ask(app, "/v1/task")
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:fedcore:problem:not-leading")
+    assert (await ask(app, "/readyz")).status_code == 503
+    assert (await ask(app, "/healthz")).status_code == 200
+    leads = True
+    assert (await ask(app, "/v1/task")).text == "led"
+
+
+async def test_an_answer_is_not_begun_once_another_may_lead() -> None:
+    leads = True
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal leads
+        leads = False  # while the answer was made
+        await passes_on(scope, receive, send)
+
+    answer = await ask(Standby(slow, lambda: leads, lambda: ""), "/v1/task")
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:fedcore:problem:not-leading")
+    assert b"led" not in answer.content.replace(b"leads", b"")

@@ -1,0 +1,90 @@
+"""More clients than the strategy wants are asked, and nobody waits for the slow ones."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from support.members import Failure
+from support.serverside import Site, events_of, until
+
+from fedcore.config import JobSettings
+from fedcore.errors import ConfigurationError
+from fedcore.exchange import protection_for
+from fedcore.state import ModelState
+from server_app.runs.app_messages import Replies
+
+EXTRA = {"over-selection": 0.3}
+
+
+async def test_the_first_that_were_wanted_make_the_sum(here: Site, model: ModelState) -> None:
+    """The clock stands still: whoever waited for client 4 would wait for ever."""
+    run, app = await here.begin(EXTRA)
+    asked = asyncio.create_task(app.exchange(model, [1, 2, 3]))
+    members = await here.enter_all()
+    assert members[0].task is not None
+    assert members[0].task.cohort == [1, 2, 3, 4], "one of three, and a fraction is rounded up"
+    slow = members[3]
+    late = asyncio.create_task(slow.secure(until="upload"))
+    await asyncio.gather(late, *(member.secure() for member in members[:3]))
+    answer = await asked
+    assert isinstance(answer, Replies)
+    np.testing.assert_allclose(answer.replies[0].model()["weight"], model["weight"] + 1.0, atol=1e-5)  # type: ignore[union-attr]
+    with pytest.raises(Failure):
+        await slow.upload()
+    ended = await here.finish(run, app)
+    assert events_of(ended, "exchange-done")[0]["survivors"] == ["client-1", "client-2", "client-3"]
+    (dropped,) = events_of(ended, "dropped")
+    assert (dropped["client"], dropped["stage"]) == ("client-4", "input")
+    assert dropped["reason"] == "not needed: as many others as were wanted were faster"
+
+
+async def test_the_extra_client_stands_in_for_one_that_leaves(here: Site, model: ModelState) -> None:
+    run, app = await here.begin(EXTRA)
+    asked = asyncio.create_task(app.exchange(model, [1, 2, 3]))
+    members = await here.enter_all()
+
+    async def leave() -> None:
+        await members[1].secure(until="upload")
+        await members[1].withdraw()
+
+    await asyncio.gather(leave(), *(member.secure() for member in members if member.id != 2))
+    assert isinstance(await asked, Replies)
+    ended = await here.finish(run, app)
+    assert events_of(ended, "exchange-done")[0]["survivors"] == ["client-1", "client-3", "client-4"]
+
+
+async def test_a_query_waits_for_everybody_it_asks(here: Site) -> None:
+    _, app = await here.begin(EXTRA)
+    asked = asyncio.create_task(app.exchange(None, [1, 2, 3], message_type="query.sums"))
+    await until(lambda: here.application.queue.exchange is not None)
+    exchange = here.application.queue.exchange
+    assert exchange is not None
+    assert (exchange.task.cohort, exchange.context.enough) == ([1, 2, 3], 0)
+    asked.cancel()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"aggregation": "plain"}, 'over-selection needs aggregation = "secure"'),
+        ({"dp-epsilon": 1.0, "dp-rounds": 2, "clip-norm": 1.0}, "decide whose update has a part in the sum"),
+        ({"max-dropout": 0.2}, "over-selection must be below 0.2"),
+        ({"over-selection": -0.1}, "must not be negative"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        JobSettings.from_mapping(EXTRA | settings)
+
+
+def test_the_graph_has_room_for_those_that_are_not_waited_for() -> None:
+    """Three of thirteen are expected to drop out, beside those that do so anyway."""
+    usual, more = (JobSettings.from_mapping(given) for given in ({}, EXTRA))
+    assert more.dropout == pytest.approx(0.4 / 1.3)
+    sizes = [protection_for(settings, 520) for settings in (usual, more)]
+    assert sizes[0] is not None
+    assert sizes[1] is not None
+    assert sizes[1].degree > sizes[0].degree

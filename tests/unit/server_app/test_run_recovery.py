@@ -1,0 +1,233 @@
+"""A run goes on where it was: after a stop, a kill, the death of its ServerApp, and when its operator resumes it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.members import Failure, Member
+from support.serverside import ScriptedApp, Site, events_of, site, until
+
+from fedcore.federation import FederationFolder
+from fedcore.state import ModelState
+from server_app.runs.app_messages import ExchangeRefused, Replies
+from server_app.runs.app_process import AppKilled
+
+ALL = [1, 2, 3, 4]
+
+
+async def round_of(here: Site, app: ScriptedApp, model: ModelState) -> ModelState:
+    """One exchange in which everybody takes part; the new model."""
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = await here.enter_all()
+    await asyncio.gather(*(member.secure() for member in members))
+    return mean_of(await asked)
+
+
+def mean_of(answer: object) -> ModelState:
+    assert isinstance(answer, Replies)
+    mean = answer.replies[0].model()
+    assert mean is not None
+    return mean
+
+
+async def started(here: Site, number: int = 0) -> ScriptedApp:
+    await until(lambda: len(here.apps) > number and here.apps[number].start is not None)
+    return here.apps[number]
+
+
+def same(one: ModelState, other: ModelState) -> None:
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name])
+
+
+async def test_a_stopped_run_goes_on_and_its_app_hears_the_same(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin()
+        app_sha256 = (await first.show(run)).app_sha256
+        waiting = (await first.submit()).run
+        mean = await round_of(first, app, model)
+        copy = ModelState.from_arrays({name: value.copy() for name, value in mean.items()})
+        (first.services.settings.work_dir / "left-by-a-kill").mkdir()
+    assert app.stopped
+    async with site(federation, tmp_path) as second:
+        assert (await second.show(waiting)).status == "waiting"
+        again = await started(second)
+        assert not (second.services.settings.work_dir / "left-by-a-kill").exists()
+        again.on_line("printed after the restart")
+        same(mean_of(await again.exchange(model, ALL)), copy)
+        await asyncio.gather(*(member.join(app_sha256) for member in second.members.values()))
+        after = await round_of(second, again, copy)
+        ended = await second.finish(run, again, after)
+        assert ended.status == "finished"
+        assert [item.seq for item in ended.events] == list(range(1, len(ended.events) + 1))
+        seconds = [item.seconds for item in ended.events]
+        assert seconds == sorted(seconds)
+        assert [item["exchange"] for item in events_of(ended, "exchange-done")] == [1, 2]
+        assert len(events_of(ended, "started")) == len(events_of(ended, "resumed")) == 1
+        (resumed,) = events_of(ended, "resumed")
+        assert resumed["steps"] == 1
+        while await second.services.store.steps(run):  # noqa: ASYNC110 - a finished run needs no journal
+            await asyncio.sleep(0.01)
+        await second.operator("POST", f"/v1/runs/{waiting}/cancel")
+
+
+async def test_an_open_exchange_goes_on_after_a_kill(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin()
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        members = await first.enter_all()
+        await asyncio.gather(*(member.secure(until="upload") for member in members))
+        await members[0].upload()
+        # As after kill -9: nobody has the time to write down how things ended.
+        copy = tmp_path / "crashed"
+        await asyncio.to_thread(shutil.copytree, tmp_path / "data", copy)
+        asked.cancel()
+    (tmp_path / "again").mkdir()
+    copy.rename(tmp_path / "again" / "data")
+    async with site(federation, tmp_path / "again") as second:
+        app = await started(second)
+        for member in members:
+            member.http = second.http
+        with pytest.raises(Failure) as refused:
+            await members[0].get("survivors")
+        assert refused.value.problem.kind == "busy", "until the app has asked for it again"
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await until(lambda: second.application.queue.exchange is not None)
+        await asyncio.gather(*(member.upload() for member in members[1:]))
+        await asyncio.gather(*(member.sign() for member in members))
+        await asyncio.gather(*(member.unmask() for member in members))
+        ended = await second.finish(run, app, mean_of(await asked))
+    assert ended.status == "finished"
+    (done,) = events_of(ended, "exchange-done")
+    assert len(done["survivors"]) == 4
+    assert len(events_of(ended, "exchange")) == 1
+
+
+async def test_a_client_that_waits_hears_at_once_of_an_exchange_that_is_taken_up(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    """Else all others would wait for it until its poll ends."""
+    async with site(federation, tmp_path) as first:
+        _, app = await first.begin()
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await first.members[1].enter()
+        copy = tmp_path / "crashed"
+        await asyncio.to_thread(shutil.copytree, tmp_path / "data", copy)
+        asked.cancel()
+    (tmp_path / "again").mkdir()
+    copy.rename(tmp_path / "again" / "data")
+    async with site(federation, tmp_path / "again") as second:
+        app = await started(second)
+        waiting = asyncio.create_task(second.members[2].ask("GET", "/v1/task?wait=30"))
+        await until(lambda: second.services.presence.silent_for(2) == 0.0)
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        async with asyncio.timeout(10):  # its poll ends after 25 s
+            assert (await waiting).status_code == 200
+        asked.cancel()
+
+
+async def test_another_request_than_before_interrupts_the_run(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin()
+        await round_of(first, app, model)
+    async with site(federation, tmp_path) as second:
+        app = await started(second)
+        asked = asyncio.create_task(app.exchange(model, [1, 2, 3]))
+        ended = await second.follow(run)
+        asked.cancel()
+    assert ended.status == "interrupted"
+    assert "its request 1 differs in nodes" in ended.reason
+
+
+async def test_an_app_that_is_killed_is_started_anew_three_times(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    mean = await round_of(here, app, model)
+    for number in range(1, 4):
+        app.death = AppKilled("signal 9")
+        app.crashed.set()
+        app = await started(here, number)
+        same(mean_of(await app.exchange(model, ALL)), mean)
+    app.death = AppKilled("signal 9")
+    app.crashed.set()
+    ended = await here.follow(run)
+    assert (ended.status, len(here.apps)) == ("failed", 4)
+    assert len(events_of(ended, "resumed")) == 3
+    assert len(events_of(ended, "exchange-done")) == 1
+
+
+async def test_an_app_that_is_started_anew_is_warned_of_once(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    """What each of its lives leaves out is the same, after its death and after that of the server."""
+
+    def leave_hidden(app: ScriptedApp) -> None:
+        (app.folder / "files").mkdir()
+        (app.folder / "files" / ".hidden").touch()
+
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin()
+        leave_hidden(app)
+        app.death = AppKilled("signal 9")
+        app.crashed.set()
+        leave_hidden(await started(first, 1))
+    async with site(federation, tmp_path) as second:
+        app = await started(second)
+        leave_hidden(app)
+        ended = await second.finish(run, app, model)
+    (warning,) = events_of(ended, "warning")
+    assert warning["line"].startswith("1 files of the ServerApp were left out")
+
+
+async def test_a_cancelled_run_leaves_its_last_model_and_can_be_resumed(here: Site, model: ModelState) -> None:
+    run, app = await here.begin()
+    mean = await round_of(here, app, model)
+    asked = asyncio.create_task(app.exchange(mean, ALL))
+    await here.enter_all()
+    cancelled = await here.operator("POST", f"/v1/runs/{run}/cancel")
+    asked.cancel()
+    assert cancelled.json()["status"] == "cancelled"
+    left = await here.operator("GET", f"/v1/runs/{run}/model")
+    assert len(left.content) == cancelled.json()["model"]["size"]
+    await here.application.queue.resume(run)
+    again = await started(here, 1)
+    same(mean_of(await again.exchange(model, ALL)), mean)
+    ended = await here.finish(run, again, await round_of(here, again, mean))
+    assert ended.status == "finished"
+    assert [item["exchange"] for item in events_of(ended, "exchange-done")] == [1, 3], "no number comes twice"
+    with pytest.raises(Exception, match="only one that ended early"):
+        await here.application.queue.resume(run)
+
+
+async def test_what_was_refused_at_last_is_asked_again_by_a_resumed_run(here: Site, model: ModelState) -> None:
+    run, app = await here.begin({"max-attempts": 1})
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members: list[Member] = await here.enter_all()
+    await asyncio.gather(*(member.withdraw() for member in members))
+    assert isinstance(await asked, ExchangeRefused)
+    app.fail("no round")
+    assert (await here.follow(run)).status == "failed"
+    await here.application.queue.resume(run)
+    again = await started(here, 1)
+    mean = await round_of(here, again, model)
+    assert (await here.finish(run, again, mean)).status == "finished"
+
+
+async def test_an_app_that_asks_for_nothing_is_noticed(here: Site) -> None:
+    run, _ = await here.begin({"app-seconds": 60.0})
+    here.clock.advance(11)
+    while not events_of(await here.show(run), "warning"):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    here.clock.advance(50)
+    ended = await here.follow(run)
+    assert ended.status == "failed"
+    assert "raise app-seconds" in ended.reason

@@ -1,0 +1,55 @@
+"""Layers that know the federation's statistics: in the first model, and with it wherever it goes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedcore import LocalJob, TrainingColumns, supervised_app
+from fedcore.errors import UsageError
+from fedcore.flower.records import state_from_arrays
+from fedcore.training import OptimizerConfig
+from fedcore.training.models import Rescale, Standardise
+from fedcore.training.models.columns import know_statistics
+
+KNOWN = {
+    "statistics-columns": ["b", "a", "same", "y"],
+    "statistics-mean": [2.0, 10.0, 5.0, 100.0],
+    "statistics-std": [0.5, 5.0, 0.0, 20.0],
+}
+
+
+def test_columns_are_standardised_by_name_and_missing_values_are_means() -> None:
+    layer = Standardise(["a", "unasked", "b", "same"])
+    know_statistics(nn.Sequential(layer), KNOWN)
+    x = torch.tensor([[15.0, 7.0, 1.0, 5.0], [math.nan, 7.0, math.nan, math.nan]])
+    assert layer(x).tolist() == [[1.0, 7.0, -2.0, 0.0], [0.0, 7.0, 0.0, 0.0]]
+
+
+def test_answers_come_back_in_the_targets_units() -> None:
+    layer = Rescale(["y"])
+    know_statistics(layer, KNOWN)
+    assert layer(torch.tensor([[0.0], [-2.0]])).tolist() == [[100.0], [60.0]]
+
+
+def test_without_statistics_nothing_is_trained_and_no_answer_is_a_number() -> None:
+    layer = Standardise(["a"])
+    with pytest.raises(UsageError, match="has no statistics yet"):
+        layer(torch.ones(2, 1))
+    assert layer.eval()(torch.ones(2, 1)).isnan().all()
+
+
+def test_the_first_model_has_them() -> None:
+    def no_data(job: LocalJob) -> tuple:
+        raise AssertionError
+
+    app = supervised_app(
+        model=lambda config: nn.Sequential(Standardise(["a"]), nn.Linear(1, 1)),
+        optimizer=lambda config: OptimizerConfig(),
+        data=no_data,
+        columns=TrainingColumns(names=("a",)),
+    )
+    state = state_from_arrays(app.initial_arrays({}, KNOWN))
+    assert state["0.mean"].tolist() == [10.0]
+    assert state["0.std"].tolist() == [5.0]
