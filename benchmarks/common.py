@@ -131,6 +131,13 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
+def data_parser(description: str) -> argparse.ArgumentParser:
+    """The same, and where the data sets lie; `run` lets the apps know."""
+    made = parser(description)
+    made.add_argument("--data-dir", type=Path, help="folder that holds the data sets (default: FEDCORE_DATA)")
+    return made
+
+
 def run(measure: Callable[[argparse.Namespace], Report], arguments: argparse.Namespace) -> int:
     """Measure and show; returns the exit status. A missed aim is a result, not an error."""
     try:

@@ -25,7 +25,7 @@ from benchmarks.live import LiveFederation, live_federation
 from client_app.operator.run import make_submission
 from fedcore.config import JobSettings
 from fedcore.events import ClientDropped, ExchangeDone, Recorded
-from fedcore.wire import RunStatus
+from fedcore.operator_wire import RunStatus
 
 APP = Path(__file__).parent / "apps" / "failing"
 CLIENTS, VICTIM = 4, "client-1"

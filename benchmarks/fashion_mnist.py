@@ -4,7 +4,7 @@
 
 Secure and plain FedAvg of the same seed: same initial weights, same parts, same order of the examples, so that the two
 differ only by the stochastic rounding of 16-bit fields. In a run all clients train one after the other in one process
-(`fedcore.simulate`, the state machines of the real server and clients); the runs share the cores, one thread each.
+(`fedcore.simulation`, the state machines of the real server and clients); the runs share the cores, one thread each.
 `--full` takes the 50 rounds of 10 local epochs of the published table and a day on two cores; without it the runs are
 cut short and end in minutes.
 """
@@ -28,13 +28,13 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 import torch
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say
 from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError
 from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 
 APP = EXAMPLES / "fashion_mnist"
 CLIENTS = 10
@@ -76,18 +76,15 @@ class Outcome:
 
 def main() -> int:
     """The command line."""
-    options = parser("Secure against plain FedAvg on Fashion-MNIST, ten clients.")
+    options = data_parser("Secure against plain FedAvg on Fashion-MNIST, ten clients.")
     options.add_argument("--full", action="store_true", help="50 rounds of 10 local epochs, as published")
     options.add_argument("--rounds", type=int, help="rounds of a run")
     options.add_argument("--local-epochs", type=int, help="epochs of a client in a round")
-    options.add_argument("--data-dir", type=Path, help="folder that holds the data sets (default: FEDCORE_DATA)")
     return run(measure, options.parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Secure and plain on every partition."""
-    if arguments.data_dir is not None:
-        os.environ["FEDCORE_DATA"] = str(arguments.data_dir.absolute())
     length = _length(arguments)
     partitions = (QUICK_PARTITION,) if arguments.quick else tuple(PUBLISHED)
     return report(simulate_all(partitions, length), partitions, length)

@@ -5,7 +5,7 @@
 Plain and secure FedAvg of the same seed differ only by the stochastic rounding of the fields. With differential privacy
 each writer is protected at the stated epsilon and delta over the whole run: updates are clipped, every writer counts
 alike, and all add shares of Skellam noise before masking. 105 clients are few for that; the table says what it costs.
-All clients train one after the other in one process (`fedcore.simulate`, the state machines of the real server and
+All clients train one after the other in one process (`fedcore.simulation`, the state machines of the real server and
 clients); the runs share the cores. Accuracy is that of the last model on the test characters of all writers.
 """
 
@@ -29,13 +29,13 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 import torch
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
 from fedcore.config import JobSettings, override
 from fedcore.data import load_femnist
 from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord
-from fedcore.simulate import Simulation
+from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import evaluate, local_engine
 from fedcore.training.models import small_cnn
@@ -87,8 +87,7 @@ def modes(rounds: int, private_rounds: int) -> tuple[Mode, ...]:
 
 def main() -> int:
     """The command line."""
-    options = parser("What privacy costs in accuracy: FEMNIST by writer.")
-    options.add_argument("--data-dir", type=Path, help="folder that holds the data sets (default: FEDCORE_DATA)")
+    options = data_parser("What privacy costs in accuracy: FEMNIST by writer.")
     options.add_argument("--rounds", type=int, help="rounds of the runs without noise")
     options.add_argument("--private-rounds", type=int, help="rounds of the private run, which share the budget")
     options.add_argument("--seeds", type=int, help="runs of each kind")
@@ -97,8 +96,6 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Every mode with every seed."""
-    if arguments.data_dir is not None:
-        os.environ["FEDCORE_DATA"] = str(arguments.data_dir.absolute())
     rounds = arguments.rounds or (1 if arguments.quick else 12)
     private_rounds = arguments.private_rounds or (1 if arguments.quick else 4)
     seeds = tuple(range(42, 42 + (arguments.seeds or (1 if arguments.quick else 2))))

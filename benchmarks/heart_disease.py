@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, mean_and_spread, parser, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
 from benchmarks.live import live_federation
 from fedcore.compare.workers.problem import Problem
 from fedcore.config import override
@@ -150,15 +149,12 @@ class Cell:
 
 def main() -> int:
     """The command line."""
-    options = parser("Secure federated learning at four hospitals and its baselines, beside FLamby's table.")
-    options.add_argument("--data-dir", type=Path, help="folder that holds the data sets (default: FEDCORE_DATA)")
+    options = data_parser("Secure federated learning at four hospitals and its baselines, beside FLamby's table.")
     return run(measure, options.parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All methods with all seeds; with --quick a few methods and one seed."""
-    if arguments.data_dir is not None:
-        os.environ["FEDCORE_DATA"] = str(arguments.data_dir.absolute())
     logging.getLogger("flwr").setLevel(logging.WARNING)
     # A second thread only gets in the way of 14 parameters.
     torch.set_num_threads(1)

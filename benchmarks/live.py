@@ -14,12 +14,14 @@ from typing import Any
 import httpx
 
 from benchmarks.common import quiet_environment
-from client_app.operator.run import OperatorClient, make_submission
+from client_app.operator.client import OperatorClient
+from client_app.operator.run import make_submission
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
 from fedcore.federation import OperatorKit
+from fedcore.operator_wire import RunStatus, ServerOut
 from fedcore.record import RunRecord
-from fedcore.wire import RunStatus, Scalar, ServerOut
+from fedcore.wire import Scalar
 
 JOIN_SECONDS = 180.0
 _POLL_SECONDS = 0.2
@@ -37,6 +39,7 @@ class LiveFederation:
     server_pid: int
     group: ProcessGroup
     operator: OperatorClient
+    operator_folder: Path
 
     def run(
         self, *, run_config: Mapping[str, Scalar], settings: Mapping[str, Any], out: Path | None = None
@@ -83,7 +86,14 @@ def live_federation(
             kit = OperatorKit.load(federation.operator)
             _wait_for_clients(kit, group, clients)
             with OperatorClient(kit) as operator:
-                yield LiveFederation(app=app, clients=clients, server_pid=server.pid, group=group, operator=operator)
+                yield LiveFederation(
+                    app=app,
+                    clients=clients,
+                    server_pid=server.pid,
+                    group=group,
+                    operator=operator,
+                    operator_folder=federation.operator,
+                )
 
 
 def _wait_for_clients(kit: OperatorKit, group: ProcessGroup, clients: int) -> None:
@@ -91,7 +101,7 @@ def _wait_for_clients(kit: OperatorKit, group: ProcessGroup, clients: int) -> No
     context = ssl.create_default_context(cafile=str(kit.ca_file))
     headers = {"Authorization": f"Bearer {kit.token}"}
     deadline = time.monotonic() + JOIN_SECONDS
-    with httpx.Client(base_url=kit.server_url, headers=headers, verify=context, trust_env=False) as http:
+    with httpx.Client(base_url=kit.servers[0], headers=headers, verify=context, trust_env=False) as http:
         while time.monotonic() < deadline:
             group.check()
             with contextlib.suppress(httpx.TransportError):

@@ -129,7 +129,7 @@ async def _uploads(
     kit: ClientKit, words: NDArray[np.uint64], terms: list[MaskTerm], threads: int, repeats: int
 ) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {FIRST: [], OVERLAPPED: [], SENT: []}
-    async with Transport(url=kit.server_url, tls=tls_context(kit.ca_file), sign=signer(kit)) as transport:
+    async with Transport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit)) as transport:
         await send_parts(transport, PATH, _given(_parts(words, [], 1)), size=words.nbytes)  # opens the connections
         for _ in range(repeats):
             for kind, values in taken.items():

@@ -33,7 +33,8 @@ from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
 from fedcore.compare.report.document import Comparison
-from fedcore.compare.report.drawing import MUTED, Drawing, label_lines, looks, percent_axis
+from fedcore.compare.report.drawing import MUTED, Drawing, Hover, label_lines, looks, percent_axis
+from fedcore.compare.report.summary import percent
 from fedcore.compare.results import Point, RunResult, number_of
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
@@ -198,8 +199,8 @@ def draw(found: Study, path: Path) -> None:
     """Accuracy against simulated seconds, the LAN above the WAN, on the same logarithmic axis."""
     modes = looks(list(found.curves[NETWORKS[0]]))
 
-    def panels(figure: matplotlib.figure.Figure) -> None:
-        figure.subplots_adjust(left=0.18, right=0.68, top=0.95, bottom=0.09, hspace=0.22)
+    def panels(figure: matplotlib.figure.Figure) -> tuple[Hover, ...]:
+        figure.subplots_adjust(left=0.18, right=0.64, top=0.95, bottom=0.09, hspace=0.22)
         rows = figure.subplots(len(NETWORKS), 1, sharex=True, sharey=True)
         for axes, network in zip(rows, NETWORKS, strict=True):
             curves = found.curves[network]
@@ -213,8 +214,9 @@ def draw(found: Study, path: Path) -> None:
             percent_axis(axes)
         for axes, network in zip(rows, NETWORKS, strict=True):
             ends = {label: _accuracy(curve[-1]) for label, curve in found.curves[network].items()}
-            label_lines(figure, axes, ends, modes)
+            label_lines(figure, axes, ends, modes, percent)
         rows[-1].set_xlabel("simulated seconds")
+        return ()
 
     Drawing(name="wan", section="", title="LAN and WAN", caption="", height=6.5, draw=panels).png(path)
 

@@ -15,7 +15,7 @@ from client_app.ranks.supervisor import LocalGroup
 from fedcore.config import EngineConfig, JobSettings
 from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.simulate import model_ref
+from fedcore.simulation import model_ref
 from fedcore.state import ModelState
 from fedcore.training.models import mlp
 from fedcore.wire import Task

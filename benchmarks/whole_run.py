@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import EXAMPLES, Figure, Report, Table, parser, run, say
+from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.config import JobSettings, override
@@ -161,15 +161,12 @@ class Hospitals:
 
 def main() -> int:
     """The command line."""
-    options = parser("What is still possible over a whole run: near-equal models, and noise in small cohorts.")
-    options.add_argument("--data-dir", type=Path, help="folder that holds the data sets (default: FEDCORE_DATA)")
+    options = data_parser("What is still possible over a whole run: near-equal models, and noise in small cohorts.")
     return run(measure, options.parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All tables; with --quick fewer rounds and one run of dropouts."""
-    if arguments.data_dir is not None:
-        os.environ["FEDCORE_DATA"] = str(arguments.data_dir.absolute())
     logging.getLogger("flwr").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     rates, rounds = (RATES[1:2], ROUNDS[:1]) if arguments.quick else (RATES, ROUNDS)

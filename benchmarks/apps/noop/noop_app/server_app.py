@@ -10,10 +10,16 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds; every node is asked in each."""
+    """Run all rounds; in each, all nodes are asked, or that fraction of them."""
     config = context.run_config
     nodes = int(config["min-nodes"])
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_evaluate_nodes=0, min_available_nodes=nodes)
+    strategy = FedAvg(
+        fraction_train=float(config["fraction-train"]),
+        fraction_evaluate=0.0,
+        min_train_nodes=nodes,
+        min_evaluate_nodes=0,
+        min_available_nodes=nodes,
+    )
     strategy.start(
         grid=grid,
         initial_arrays=model(int(config["parameters"]), int(config["tensors"])),

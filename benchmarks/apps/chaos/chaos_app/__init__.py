@@ -1,0 +1,1 @@
+"""An app for the kill harness: its clients' updates are powers of four."""

@@ -1,0 +1,163 @@
+"""Real clients without processes: the agent, its exchanges and its transport, over local work that takes no time.
+
+Client i adds 4**(i-1) steps to every element, so that the digits of a sum, to the base of four, say whose updates are
+in it and how often. What each of them is told and what the server accepts of it is written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from client_app.agent import Agent, Pauses
+from client_app.answers import KeptAnswer
+from client_app.exchange import Client, prepare_state_dir
+from client_app.http import tls_context
+from client_app.ledger import Ledger
+from client_app.output import Output
+from client_app.ranks.messages import LocalAnswer
+from client_app.transcript import Transcript
+from client_app.transport import Transport, signer
+from fedcore.admission.agreed import Agreed
+from fedcore.federation import ClientKit
+from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+STEP: Final = 1e-3
+"""What the first client adds; the first scale of an exchange holds that of the fifth."""
+PLACES: Final = 8
+"""Of digits: with more clients than these, some share one."""
+PAUSES: Final = Pauses(first=0.05, longest=0.5, refusal=0.2, farewell=1.0)
+TOLD: Final = {"cohort": "advertised", "advertisement": "advertised", "key-shares": "sharers", "survivors": "survivors"}
+"""The last part of a path -> the set in its answer: U1, U2 and U3."""
+
+Place = tuple[str, int]
+"""A run and the number of an exchange."""
+
+
+@dataclass(slots=True)
+class Log:
+    """What all clients saw. told: U1, U2, U3 of an exchange, as each client was shown them."""
+
+    told: dict[tuple[Place, str], dict[int, set[str]]] = field(default_factory=dict)
+    accepted: set[tuple[Place, int]] = field(default_factory=set)
+    """Whose manifest the server has accepted."""
+    models: dict[Place, bytes] = field(default_factory=dict)
+    """The values of the model that an exchange starts from."""
+    last_message: float = 0.0
+    """When a message was accepted last, in seconds of the monotonic clock."""
+
+    def note(self, client: int, method: str, target: str, answer: bytes | None) -> None:
+        """One request that was answered well."""
+        parts = target.partition("?")[0].split("/")
+        if method == "PUT":
+            self.last_message = time.monotonic()
+        if len(parts) < 7 or parts[4] != "exchanges":
+            return
+        place, step = (parts[3], int(parts[5])), parts[6]
+        if step == "manifest":
+            self.accepted.add((place, client))
+        elif step in TOLD and len(parts) == 7 and answer:
+            kind = TOLD[step]
+            shown = str(json.loads(answer)[kind])
+            self.told.setdefault((place, kind), {}).setdefault(client, set()).add(shown)
+
+
+class RecordingTransport(Transport):
+    """Tells the log of every control message that was answered."""
+
+    log: Log
+    client: int
+
+    async def _exchange(self, method: str, target: str, body: bytes, *rest: Any, **more: Any) -> bytes | None:
+        answer = await super()._exchange(method, target, body, *rest, **more)
+        self.log.note(self.client, method, target, answer)
+        return answer
+
+
+@dataclass(slots=True)
+class Digits:
+    """The local work, and the randomness that belongs to it.
+
+    The codec rounds by draws that follow from the client and the model, so that a run gives the same bits again,
+    whatever happened to its server; the keys of the protocol are drawn as always.
+    """
+
+    client: int
+    log: Log
+    seconds: Callable[[], float] = lambda: random.uniform(0.0, 0.2)
+    _seed: str = ""
+    _draws: int = 0
+
+    async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
+        """Add this client's digit."""
+        await asyncio.sleep(self.seconds())
+        assert model is not None, "the app has a model"
+        state = ModelState.open(model)
+        self.log.models[task.run, task.exchange] = state["digits"].tobytes()
+        self._seed, self._draws = f"{self.client} {task.model_sha256}", 0
+        step = np.float32(STEP * 4 ** ((self.client - 1) % PLACES))
+        ModelState.from_arrays({"digits": np.asarray(state["digits"]) + step}).save(out)
+        return LocalAnswer(examples=1, metrics={}, trained=True)
+
+    def randomness(self, size: int) -> bytes:
+        """Bytes for whoever asks."""
+        if not sys._getframe(1).f_globals["__name__"].startswith("fedcore.codec"):
+            return os.urandom(size)
+        self._draws += 1
+        return hashlib.shake_256(f"{self._seed} {self._draws}".encode()).digest(size)
+
+
+async def serve_client(folder: Path, app: Path, log: Log) -> None:
+    """One client of a federation, until it is cancelled; its state folder lies in its kit, as usual."""
+    kit = ClientKit.load(folder)
+    work = Digits(kit.client_id, log)
+    state = prepare_state_dir(folder / "state")
+    transport = RecordingTransport(urls=kit.servers, tls=tls_context(kit.ca_file), sign=signer(kit))
+    transport.log, transport.client = log, kit.client_id
+    with (
+        (folder / "log").open("a", encoding="utf-8") as said,
+        Ledger(state) as ledger,
+        Transcript(state, kit.roster) as transcript,
+        KeptAnswer(state) as kept,
+    ):
+        async with transport:
+            client = Client(
+                kit=kit,
+                app_sha256=AppBundle.from_folder(app).sha256,
+                agreed=Agreed.to(FlowerApp.load(app)),
+                transport=transport,
+                work=work,
+                ledger=ledger,
+                transcript=transcript,
+                state_dir=state,
+                kept=kept,
+                output=Output(name=kit.name, stream=said),
+                randomness=work.randomness,
+            )
+            await Agent(client, PAUSES).run()
+
+
+@contextlib.asynccontextmanager
+async def clients_of(folders: tuple[Path, ...], app: Path, log: Log) -> AsyncIterator[None]:
+    """All clients of a federation, while the context lasts;"""
+    running = [asyncio.create_task(serve_client(folder, app, log)) for folder in folders]
+    try:
+        yield
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,83 @@
+"""The processes that the kill harness kills: servers, and the ServerApp that runs below the one that leads.
+
+A fork server has imported for them what takes a start most of its time; what runs is `fedcore server` itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing.process
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from fedcore.errors import EnvironmentFailure
+from tests.support.chaos_faults import become
+from tests.support.forking import CONTEXT
+
+START_SECONDS = 120.0
+APP_MODULE = "server_app.runs.app_main"
+
+
+@dataclass(slots=True)
+class Server:
+    """One server of a federation. options: words for `fedcore server`. fault: the name of a planted one."""
+
+    name: str
+    folder: Path
+    options: tuple[str, ...]
+    fault: str = ""
+    started: float = 0.0
+    starts: int = 0
+    _process: multiprocessing.process.BaseProcess | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        self.starts += 1
+        self._ready.unlink(missing_ok=True)
+        command = ["fedcore", "server", *self.options, "--ready-file", str(self._ready)]
+        arguments = (command, str(self.folder / f"{self.name}.log"), self.fault)
+        self.started = time.monotonic()
+        self._process = CONTEXT.Process(target=become, args=arguments, daemon=True)
+        self._process.start()
+
+    async def ready(self) -> None:
+        """Until it listens; raises EnvironmentFailure where it ends, or does not come up."""
+        assert self._process is not None, "start it first"
+        while not self._ready.exists():
+            if not self._process.is_alive() or time.monotonic() > self.started + START_SECONDS:
+                log = (self.folder / f"{self.name}.log").read_text(encoding="utf-8")[-2000:]
+                raise EnvironmentFailure(f"{self.name} does not start:\n{log}")
+            await asyncio.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL to the process alone."""
+        assert self._process is not None, "start it first"
+        self._process.kill()
+        self._process.join()
+
+    def stop(self) -> None:
+        """End it as its owner would."""
+        if self._process is not None and self._process.is_alive():
+            self._process.terminate()
+            self._process.join(10)
+            self._process.kill()
+
+    def kill_app(self) -> bool:
+        """SIGKILL to the ServerApp's process, if one runs below this server; whether there was one."""
+        assert self._process is not None
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                if any(APP_MODULE in word for word in child.cmdline()):
+                    os.kill(child.pid, signal.SIGKILL)
+                    return True
+        return False
+
+    @property
+    def _ready(self) -> Path:
+        return self.folder / f"{self.name}.ready"
