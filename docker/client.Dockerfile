@@ -13,8 +13,8 @@ WORKDIR /src
 # For a client with GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --index-url "$TORCH_INDEX" torch==2.13.0
-COPY requirements.lock ./
-RUN pip install --no-deps --require-hashes -r requirements.lock
+COPY requirements.lock requirements-extras.lock ./
+RUN pip install --no-deps --require-hashes -r requirements.lock -r requirements-extras.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY fedcore fedcore
 COPY server_app server_app
@@ -29,7 +29,7 @@ COPY --from=build /opt/fedcore /opt/fedcore
 COPY --chown=root:root examples /apps
 RUN chmod -R a=rX,u+w /apps
 ENV PATH=/opt/fedcore/bin:$PATH PYTHONUNBUFFERED=1 FLWR_TELEMETRY_ENABLED=0
-USER fedcore
+USER 10001:10001
 WORKDIR /home/fedcore
 
 # A client serves nothing that could be asked; it is well while its process, the first of the container, is its own.

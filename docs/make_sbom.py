@@ -1,4 +1,4 @@
-"""Print a bill of materials, CycloneDX 1.6 in JSON: what requirements.lock and torch put into an installation.
+"""Print a bill of materials, CycloneDX 1.6 in JSON: what an image holds beside Python: both locks and torch.
 
     make sbom
 
@@ -21,8 +21,8 @@ _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
 
 def main() -> None:
     """Print it."""
-    lock = (ROOT / "requirements.lock").read_text()
-    pinned = [*_PINNED.findall(lock), ("torch", metadata.version("torch").partition("+")[0])]
+    locks = "".join((ROOT / name).read_text() for name in ("requirements.lock", "requirements-extras.lock"))
+    pinned = [*_PINNED.findall(locks), ("torch", metadata.version("torch").partition("+")[0])]
     bill = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

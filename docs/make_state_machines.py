@@ -22,7 +22,9 @@ def render() -> str:
         "Around the protocol, and in plain mode without it, the server leads every exchange through its stages, each\n"
         "of them open and then closing, and keeps for each client what became of its update and whether it is still\n"
         "there. A stage does not end over a client that is `admitted` or `leaving`; the protocol is told who has left\n"
-        "(`dropped` and `left`) just before each of its stages ends.\n\n"
+        "(`dropped` and `left`) just before each of its stages ends. The step from one stage to the next is\n"
+        "committed, with whose answers counted, before anybody sees it; a restarted server takes the same steps\n"
+        "again and goes on in the stage that was open.\n\n"
         f"```mermaid\n{_exchange_diagram()}```\n"
     )
 

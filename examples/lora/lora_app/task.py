@@ -1,14 +1,12 @@
 """What the server and the clients share: the model with its adapter, and how the text is divided."""
 
 from functools import lru_cache
-from typing import Any
 
 from flwr.app import UserConfig
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedcore.data import Dataset, Split, client_data, load_shakespeare
 from fedcore.training import OptimizerConfig, derive_seed, seeded
-from fedcore.training.huggingface import CausalLM, load_pretrained, load_tokenizer, with_lora
+from fedcore.training.huggingface import CausalLM, load_pretrained, load_tokenizer, tiny_llama, with_lora
 
 BYTES = 256
 
@@ -17,7 +15,7 @@ def initial_model(config: UserConfig) -> CausalLM:
     """The model of a run with the adapter that every such run starts from."""
     base = str(config["base-model"])
     with seeded(derive_seed("initial weights", int(config["seed"]))):
-        model = load_pretrained(base) if base else _tiny_llama()
+        model = load_pretrained(base) if base else tiny_llama(BYTES)
         return with_lora(model, rank=int(config["rank"]), alpha=float(config["alpha"]))
 
 
@@ -30,20 +28,6 @@ def local_data(config: UserConfig, client: int, clients: int) -> tuple[Split, Sp
 
 def optimizer(config: UserConfig) -> OptimizerConfig:
     return OptimizerConfig(name="adam", lr=float(config["lr"]))
-
-
-def _tiny_llama() -> Any:
-    """106,816 parameters: two layers of width 64, over bytes."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=BYTES,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    )
 
 
 @lru_cache(maxsize=1)
