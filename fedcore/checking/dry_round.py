@@ -21,9 +21,9 @@ from fedcore.config import planned_rounds
 from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, UpdateTooLarge
 from fedcore.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.memory_round import encoded
 from fedcore.privacy import Accountant, PrivacyBudget
 from fedcore.simulation import Simulation
+from fedcore.simulation.rounds import encoded
 from fedcore.state import ModelState
 from fedcore.wire import MetricValue, Task, is_query, is_training
 
@@ -70,7 +70,7 @@ class DryRound(Simulation):
             self._admit(task, encoding, request.model)
         result = None
         with self.findings.expecting(f"the ClientApp's {kind}"):
-            result = self._runners[WORKER].run(task, request.model)
+            ((_, result),) = self._crew.run(task, request.model, [WORKER])
         if result is None:
             if is_query(kind):
                 raise Enough

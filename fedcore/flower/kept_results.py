@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,11 +21,15 @@ class KeptResults:
         self._stack = ExitStack()
         self._folder: Path | None = None
 
-    def result(self, client: int, run: Callable[[], LocalResult]) -> LocalResult:
-        """What the client's app gave; `run` runs it where it has not run yet. Raises what that raises, StorageFull."""
-        if client not in self._results:
-            self._results[client] = self._keep(client, run())
-        return self._results[client]
+    def results(
+        self, clients: Sequence[int], run: Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]]
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """What the clients' apps gave, in any order; `run` runs those that have not run yet. Raises what it raises."""
+        others = [client for client in clients if client not in self._results]
+        yield from [(client, self._results[client]) for client in clients if client in self._results]
+        for client, made in run(others) if others else ():
+            self._results[client] = self._keep(client, made)
+            yield client, self._results[client]
 
     def _keep(self, client: int, made: LocalResult) -> LocalResult:
         if made.layout is None or made.write is None:

@@ -21,12 +21,12 @@ from fedcore.config import EngineConfig, JobSettings
 from fedcore.errors import AppError, BudgetSpent, UsageError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
-from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.telling import ToldTest
 from fedcore.plain_exchange import PlainReply
-from fedcore.plain_simulation import PlainSimulation
+from fedcore.simulation.crew import OneByOne
+from fedcore.simulation.plain import PlainSimulation
 from fedcore.state import ModelState
 from fedcore.state.files import sha256_file
 from fedcore.training.engines import Engine, World, make_engine
@@ -68,13 +68,10 @@ class _Ending:
 
     def _simulation(self) -> PlainSimulation:
         app, sites = self.run.app, self.run.sites
-        runners = {
-            node: ClientRunner(app=app, client_id=node, node_config={"partition-id": node - 1, "num-partitions": sites})
-            for node in self.nodes()
-        }
         return PlainSimulation(
             run="initial model",
-            runners=runners,
+            crew=OneByOne(app=app, clients=sites),
+            clients=self.nodes(),
             settings=JobSettings(aggregation="plain"),
             run_config=self.run.config,
             app_sha256=AppBundle.from_folder(app.folder).sha256,

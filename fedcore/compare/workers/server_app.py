@@ -21,12 +21,12 @@ from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, UsageError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
-from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
 from fedcore.plain_exchange import PlainReply
-from fedcore.plain_simulation import PlainSimulation
 from fedcore.record import metric_like
+from fedcore.simulation.crew import OneByOne
+from fedcore.simulation.plain import PlainSimulation
 from fedcore.state import ModelState
 from fedcore.wire import is_query, is_training
 
@@ -80,10 +80,10 @@ class PooledBackend:
 
     def __post_init__(self) -> None:
         app = self.run.app
-        runner = ClientRunner(app=app, client_id=1, node_config={"partition-id": 0, "num-partitions": 1})
         self._exchanges = PlainSimulation(
             run="centralized",
-            runners={1: runner},
+            crew=OneByOne(app=app, clients=1),
+            clients=(1,),
             settings=replace(_PLAIN, train_seconds=app.settings.train_seconds),
             run_config=self.run.config,
             app_sha256=AppBundle.from_folder(app.folder).sha256,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,9 +35,12 @@ class MemoryRound:
     on_dropout: Callable[[int, str, str], None]
 
     def collect(
-        self, encoding: AnyEncoding, model: ModelState | None, work: Callable[[int], LocalResult]
+        self,
+        encoding: AnyEncoding,
+        model: ModelState | None,
+        work: Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]],
     ) -> NDArray[np.uint64]:
-        """R0 to R2: the sum of all masked vectors, uint64 [words]."""
+        """R0 to R2: the sum of all masked vectors, uint64 [words]. work: what clients' apps give, in any order."""
         for client in self._present("advertise"):
             self.server.receive_advertisement(self.sessions[client].advertise())
         self.server.close_stage()
@@ -45,9 +48,11 @@ class MemoryRound:
             self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised(client)))
         self.server.close_stage()
         total = np.zeros(encoding.words, np.uint64)
-        for client in self._present("input"):
+        present = self._present("input")
+        for client in present:
             self.sessions[client].receive_shares(self.server.delivery(client))
-            words = encoded(encoding, model, work(client))
+        for client, result in work(present):
+            words = encoded(encoding, model, result)
             self.admitted.before_upload(client, self.sessions[client].heard)
             self.sessions[client].mask(words)
             np.add(total, words, out=total)

@@ -1,4 +1,4 @@
-"""Plain exchanges in memory: the real files, tasks and replies, with clients that answer one after the other."""
+"""Plain exchanges in memory: the real files, tasks and replies."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import tempfile
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
-from fedcore.flower.clientside import ClientRunner
+from fedcore.flower.clientside import Answer
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.plain_exchange import (
     INPUT,
@@ -28,6 +27,8 @@ from fedcore.plain_exchange import (
     plain_task,
     reply_error,
 )
+from fedcore.simulation.crew import Asked, Crew
+from fedcore.simulation.fates import Fates, RandomDrops
 from fedcore.state import sha256_file
 from fedcore.wire import ModelRef, ReplyError, Scalar, Task
 
@@ -36,18 +37,19 @@ from fedcore.wire import ModelRef, ReplyError, Scalar, Task
 class PlainSimulation:
     """The plain exchanges of one simulated run.
 
-    admit: raises what ends a run whose messages (record files) the owners do not allow. drop: probability that a client
-    drops out of an exchange. emit: takes the events. name: of a client. count: exchanges so far, repeated ones too.
+    crew: runs the apps of `clients`. admit: raises what ends a run whose messages (record files) the owners do not
+    allow. fates: who gives no reply. emit: takes the events. name: of a client. count: exchanges so far, repeated ones
+    too.
     """
 
     run: str
-    runners: Mapping[int, ClientRunner]
+    crew: Crew
+    clients: Collection[int]
     settings: JobSettings
     run_config: Mapping[str, Scalar]
     app_sha256: str
     admit: Callable[[Task, Sequence[Path]], None] = lambda task, contents: None
-    drop: float = 0.0
-    chance: Random = field(default_factory=Random)
+    fates: Fates = field(default_factory=lambda: RandomDrops(0.0, 0))
     emit: EventSink = ignore
     name: Callable[[int], str] = str
     clock: Callable[[], float] = time.monotonic
@@ -77,7 +79,7 @@ class PlainSimulation:
         self, request: PlainRequest, questions: Mapping[int, Question], folder: Path, attempt: int
     ) -> list[PlainReply]:
         started = self.clock()
-        cohort = [node for node in questions if node in self.runners]
+        cohort = [node for node in questions if node in self.clients]
         task = plain_task(
             settings=self.settings,
             run=self.run,
@@ -93,26 +95,27 @@ class PlainSimulation:
         )
         first = next(iter(questions.values()))
         self.admit(first.to(task), list({question.content for question in questions.values()}))
-        lost = {client for client in sorted(cohort) if self.chance.random() < self.drop}
-        replies = []
-        for client, question in sorted(questions.items()):
-            if client not in self.runners:
-                absent = reply_error(NODE_UNAVAILABLE, f"node {client} is not connected")
-                replies.append(PlainReply.failed(client, absent))
-            elif client in lost:
-                replies.append(self._dropped(client, reply_error(NODE_UNAVAILABLE, "simulated dropout")))
-            else:
-                replies.append(self._answer(client, question.to(task), question, folder / f"{client}.reply"))
+        lost = self.fates.lost(cohort)
+        asked = {
+            client: Asked(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
+            for client, question in sorted(questions.items())
+            if client in self.clients and client not in lost
+        }
+        found = {client: self._reply(client, answer, asked[client].out) for client, answer in self.crew.answer(asked)}
+        replies = [found.get(client) or self._absent(client) for client in sorted(questions)]
         check_quorum(sum(reply.error is None for reply in replies), self.settings.quorum)
         self._done(task, replies, questions, started)
         return replies
 
-    def _answer(self, client: int, task: Task, question: Question, out: Path) -> PlainReply:
-        try:
-            answer = self.runners[client].answer(task, question.content, out)
-        except Exception as error:  # the user's own code: anything can come out of it
-            traceback.print_exc()
-            return self._dropped(client, error_of(error))
+    def _absent(self, client: int) -> PlainReply:
+        if client not in self.clients:
+            return PlainReply.failed(client, reply_error(NODE_UNAVAILABLE, f"node {client} is not connected"))
+        return self._dropped(client, reply_error(NODE_UNAVAILABLE, "simulated dropout"))
+
+    def _reply(self, client: int, answer: Answer | Exception, out: Path) -> PlainReply:
+        if isinstance(answer, Exception):
+            traceback.print_exception(answer)
+            return self._dropped(client, error_of(answer))
         if answer.error is not None:
             return self._dropped(client, answer.error)
         return PlainReply(node=client, content=out, examples=answer.examples or 0, metrics=answer.metrics)

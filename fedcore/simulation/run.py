@@ -1,23 +1,16 @@
-"""A whole run in memory: the state machines of the real server and the real clients, without a network.
-
-Clients train one after the other in this process; every message, check, mask and dropout is the real one.
-"""
+"""A whole simulated run: answers the requests of the app's ServerApp by exchanges in memory."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.admission.agreed import Agreed
@@ -51,43 +44,34 @@ from fedcore.exchange import (
 )
 from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.flower.clientside import ClientRunner
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.memory_round import STEPS, MemoryRound
 from fedcore.needs import check_asked, check_needs
 from fedcore.operator_wire import RunStatus
 from fedcore.plain_exchange import PlainReply
-from fedcore.plain_simulation import PlainSimulation
 from fedcore.privacy import PrivacyBudget
-from fedcore.record import RunRecord
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, verifies
-from fedcore.state import ModelFacts, ModelState
-from fedcore.wire import ModelRef, Scalar, Task, is_query, is_training
+from fedcore.simulation.crew import Crew, OneByOne
+from fedcore.simulation.fates import Fates, RandomDrops
+from fedcore.simulation.models import BestModel, model_ref
+from fedcore.simulation.plain import PlainSimulation
+from fedcore.simulation.rounds import MemoryRound
+from fedcore.state import ModelState
+from fedcore.wire import Scalar, Task, is_query, is_training
 
 FEDERATION = "simulation"
 RUN = "simulation"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestModel:
-    """The model of a round that was evaluated best. value: of its metric; said: in words. epsilon: spent by then."""
-
-    state: ModelState
-    value: float
-    said: str
-    rounds: int
-    epsilon: float | None
 
 
 @dataclass(slots=True, kw_only=True)
 class Simulation:
     """The exchanges of one simulated run; an `ExchangeBackend` for the app's ServerApp.
 
-    drop: probability that a client drops out of an exchange, at a step drawn at random. emit: takes the events.
+    drop: probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it. fates: who
+    drops out in place of that. crew: who runs the clients' apps; None for this process. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
@@ -102,6 +86,8 @@ class Simulation:
     settings: JobSettings
     drop: float = 0.0
     seed: int = 0
+    fates: Fates | None = None
+    crew: Crew | None = None
     policy: Policy | None = None
     folder: Path | None = None
     initial: ModelState | None = None
@@ -110,12 +96,12 @@ class Simulation:
     results: Results = field(default_factory=dict, init=False)
     told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
     best: BestModel | None = field(default=None, init=False)
-    _runners: dict[int, ClientRunner] = field(init=False)
+    _crew: Crew = field(init=False)
+    _fates: Fates = field(init=False)
     _identities: dict[int, Ed25519PrivateKey] = field(init=False)
     _owners: SimulatedOwners = field(init=False)
     _plan: EncodingPlan = field(init=False)
     _account: PrivacyBudget = field(init=False)
-    _chance: random.Random = field(init=False)
     _exchange: int = field(default=0, init=False)
     _home: Path = field(init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
@@ -128,24 +114,23 @@ class Simulation:
             raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
         self._home = Path.cwd()
         ids = range(1, self.clients + 1)
-        self._runners = {i: self._runner(i) for i in ids}
+        self._crew = self.crew or OneByOne(app=self.app, clients=self.clients)
+        self._fates = self.fates or RandomDrops(self.drop, self.seed)
         self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
         self._owners = self._simulated_owners()
         if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
             check_needs(self.settings, self.clients, self._least)
         self._plan = EncodingPlan(self.settings, self._least)
         self._account = PrivacyBudget(self._plan.privacy)
-        # Which client drops is no secret: the simulator's own choice, to be repeated by its seed.
-        self._chance = random.Random(self.seed)  # noqa: S311
         self._plain_exchanges = PlainSimulation(
             run=RUN,
-            runners=self._runners,
+            crew=self._crew,
+            clients=self.nodes(),
             settings=self.settings,
             run_config=self.run_config,
             app_sha256=self._owners.app_sha256,
             admit=self._admit_messages,
-            drop=self.drop,
-            chance=self._chance,
+            fates=self._fates,
             emit=self.emit,
             name=client_name,
             clock=self.clock,
@@ -187,7 +172,7 @@ class Simulation:
         raise error
 
     def nodes(self) -> list[int]:
-        return list(self._runners)
+        return list(range(1, self.clients + 1))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """One exchange, tried again with new dropouts after a failure."""
@@ -248,10 +233,6 @@ class Simulation:
         for content in contents:
             check_message(task, content, self._owners.agreed, self._owners.policy)
 
-    def _runner(self, client_id: int) -> ClientRunner:
-        config: dict[str, Scalar] = {"partition-id": client_id - 1, "num-partitions": self.clients}
-        return ClientRunner(app=self.app, client_id=client_id, node_config=config)
-
     def _task(self, request: ExchangeRequest, encoding: AnyEncoding | None, *, attempt: int, whole: bool) -> Task:
         return make_task(
             request,
@@ -284,11 +265,12 @@ class Simulation:
         round_ = MemoryRound(
             server=ServerRound(parameters=parameters, roster=self._owners.roster.keys, verify=verify),
             sessions={i: self._session(i, parameters, verify) for i in task.cohort},
-            doomed=self._doomed(task.cohort),
+            doomed=self._fates.doomed(task.cohort),
             admitted=admitted,
             on_dropout=self._dropped,
         )
-        total = round_.collect(encoding, request.model, lambda i: attempt.result(self._runners[i], task, request.model))
+        work = partial(attempt.results, self._crew, task, request.model)
+        total = round_.collect(encoding, request.model, work)
         self._account.spend(release_of(encoding))
         attempt.survivors = survivors = round_.unmask(total)
         base = request.model if layout else None
@@ -316,10 +298,6 @@ class Simulation:
         if value is not None and rule.beats(value, self.best.value if self.best is not None else None):
             spent = self._account.epsilon_spent
             self.best = BestModel(state=model, value=value, said=rule.said(value), rounds=number, epsilon=spent)
-
-    def _doomed(self, cohort: Sequence[int]) -> dict[int, str]:
-        """Which clients drop out of this exchange, and before which step."""
-        return {i: self._chance.choice(STEPS) for i in cohort if self._chance.random() < self.drop}
 
     def _session(self, client: int, parameters: RoundParameters, verify: Verify) -> ClientSession:
         return ClientSession(
@@ -416,41 +394,13 @@ class _Attempt:
     kept: KeptResults
     survivors: Sequence[int] = ()
 
-    def result(self, runner: ClientRunner, task: Task, model: ModelState | None) -> LocalResult:
-        """What a client's app gives, run once for all attempts."""
-        return self.kept.result(runner.client_id, lambda: runner.run(task, model))
+    def results(
+        self, crew: Crew, task: Task, model: ModelState | None, clients: Sequence[int]
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """What clients' apps give, run once for all attempts; in any order."""
+        return self.kept.results(clients, lambda others: crew.run(task, model, others))
 
 
 def client_name(client: int) -> str:
     """The name of a simulated client, as provisioning gives it."""
     return f"client-{client}"
-
-
-def model_ref(model: ModelState | None) -> ModelRef | None:
-    """Names a model in memory by a hash over its layout and its bytes."""
-    if model is None:
-        return None
-    digest = hashlib.sha256(model.layout.digest())
-    for array in model.values():
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return ModelRef(sha256=digest.hexdigest(), size=model.layout.nbytes)
-
-
-def model_facts(simulation: Simulation, record: RunRecord) -> ModelFacts:
-    """What the file of a simulation's model says of it."""
-    return ModelFacts(
-        app=simulation.app.name,
-        app_sha256=AppBundle.from_folder(simulation.app.folder).sha256,
-        rounds=record.rounds(),
-        epsilon=record.epsilon_spent(),
-        delta=record.privacy.delta if record.privacy is not None else None,
-        run_config=simulation.run_config,
-        told=simulation.told,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def best_facts(simulation: Simulation, record: RunRecord, best: BestModel) -> ModelFacts:
-    """What the file of a simulation's best model says of it."""
-    facts = model_facts(simulation, record)
-    return replace(facts, kind="best", rounds=best.rounds, epsilon=best.epsilon, best=best.said)

@@ -1,0 +1,15 @@
+"""A federation in memory: the state machines of the real server and the real clients, without a network.
+
+Every message, check, mask and dropout is the real one; what is missing are sockets, disks and waiting. So a result that
+is simulated is a result of the protocol, and what a deployment would refuse is refused here too.
+
+`run` is the whole: it answers a ServerApp's requests by exchanges. A secure exchange is a `rounds.MemoryRound` between
+one ServerRound and as many ClientSessions as there are clients; a plain one is in `plain`. Who trains, and where, is
+the business of a `crew`: it is given a task and clients, and hands back what their apps made, in any order. Who drops
+out of an exchange, and before which step, is decided by `fates`.
+"""
+
+from fedcore.simulation.models import BestModel, best_facts, model_facts, model_ref
+from fedcore.simulation.run import Simulation
+
+__all__ = ["BestModel", "Simulation", "best_facts", "model_facts", "model_ref"]

@@ -1,0 +1,76 @@
+"""Who runs the apps of simulated clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.clientside import Answer, ClientRunner
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.state import ModelState
+from fedcore.wire import Scalar, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A message of a plain exchange to one client: its content, a record file, and where its reply goes."""
+
+    task: Task
+    content: Path
+    out: Path
+
+
+class Crew(Protocol):
+    """Runs the apps of clients, each with a Context of its own that lasts as long as the run.
+
+    Results come in any order, each as soon as it is there. What a client's app keeps, it finds again in the next task.
+    """
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """What the apps of `clients` make of one task; raises AppError, and what the user's code raises."""
+        ...
+
+    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+        """What clients answer to a message of a plain exchange; an exception of the user's code is one's answer too."""
+        ...
+
+    def close(self) -> None:
+        """End whatever runs."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class OneByOne:
+    """All clients in this process, one after the other in the order of their ids. clients: how many there are."""
+
+    app: FlowerApp
+    clients: int
+    _runners: dict[int, ClientRunner] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.runner(1)  # an app that cannot be loaded is known before the run begins
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """In the order of `clients`."""
+        return ((client, self.runner(client).run(task, model)) for client in clients)
+
+    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+        """In the order of `asked`."""
+        for client, question in asked.items():
+            try:
+                yield client, self.runner(client).answer(question.task, question.content, question.out)
+            except Exception as error:
+                yield client, error
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def runner(self, client: int) -> ClientRunner:
+        """The one runner of a client."""
+        if client not in self._runners:
+            config: dict[str, Scalar] = {"partition-id": client - 1, "num-partitions": self.clients}
+            self._runners[client] = ClientRunner(app=self.app, client_id=client, node_config=config)
+        return self._runners[client]
