@@ -6,10 +6,24 @@ is simulated is a result of the protocol, and what a deployment would refuse is 
 `run` is the whole: it answers a ServerApp's requests by exchanges. A secure exchange is a `rounds.MemoryRound` between
 one ServerRound and as many ClientSessions as there are clients; a plain one is in `plain`. Who trains, and where, is
 the business of a `crew`: it is given a task and clients, and hands back what their apps made, in any order. Who drops
-out of an exchange, and before which step, is decided by `fates`.
+out of an exchange, and before which step, is decided by `fates`. `command` is `fedcore simulate`.
 """
 
-from fedcore.simulation.models import BestModel, best_facts, model_facts, model_ref
-from fedcore.simulation.run import Simulation
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedcore.simulation.models import BestModel, best_facts, model_facts, model_ref
+    from fedcore.simulation.run import Simulation
 
 __all__ = ["BestModel", "Simulation", "best_facts", "model_facts", "model_ref"]
+
+
+def __getattr__(name: str) -> Any:
+    """The names above, imported when they are used: the command's help needs none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "run" if name == "Simulation" else "models"
+    return getattr(importlib.import_module(f"fedcore.simulation.{home}"), name)

@@ -1,0 +1,248 @@
+"""The command `fedcore simulate`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcore.cli import (
+    AppFolder,
+    AsJson,
+    DataFolder,
+    InitialModel,
+    RunConfig,
+    Settings,
+    Tracks,
+    print_json,
+    user_output_to_stderr,
+)
+from fedcore.errors import BudgetSpent, ConfigurationError
+
+if TYPE_CHECKING:
+    from fedcore.config import JobSettings
+    from fedcore.events import RunEvent
+    from fedcore.flower.app import FlowerApp
+    from fedcore.record import RunRecord
+    from fedcore.simulation import Simulation
+    from fedcore.state import ModelState
+    from fedcore.wire import Scalar
+
+Clients = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of simulated clients.  \\[default: the app's simulation-clients, or 10]"),
+]
+Drop = Annotated[float, typer.Option(min=0.0, max=0.99, help="Chance that a client drops out of a round.")]
+Seed = Annotated[int, typer.Option(help="Seed of the simulated dropouts.")]
+OwnersPolicy = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE|stock|own",
+        help="What the clients' owners insist on: a policy.toml, that of stock kits, or that of clients which are "
+        "all yours. By default that of stock kits, but run config, settings and plain aggregation are yours.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Save the final model here, as safetensors; results and files beside it.")
+]
+Best = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the best model here, by the setting best-model.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+
+def simulate(
+    app: AppFolder,
+    clients: Clients = None,
+    drop: Drop = 0.0,
+    seed: Seed = 0,
+    run_config: RunConfig = None,
+    set_: Settings = None,
+    policy: OwnersPolicy = "",
+    data_dir: DataFolder = None,
+    out: Out = None,
+    best: Best = None,
+    force: Force = False,
+    initial_model: InitialModel = None,
+    track: Tracks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an app in memory, with the same state machines as the real server and clients.
+
+    Example: fedcore simulate examples/digits --drop 0.1
+    """
+    from fedcore.api.arguments import policy_of
+    from fedcore.state import open_initial
+
+    if data_dir is not None:
+        os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
+    wanted = Wanted.of(app, clients, run_config, set_)
+    outputs = Outputs(out=out, best=best, force=force)
+    outputs.check(wanted.settings)
+    parts = {
+        "drop": drop,
+        "seed": seed,
+        "policy": policy_of(policy or None, wanted.clients),
+        "initial": None if initial_model is None else open_initial(initial_model),
+    }
+    record, summary = carried_out(wanted, outputs, track, parts)
+    print_json(summary) if as_json else _print_metrics(record, summary)
+    if record.reason:  # finished, but by its privacy budget
+        raise typer.Exit(BudgetSpent.exit_code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be simulated: an app, how many clients it has, and the configuration with all that was given."""
+
+    app: FlowerApp
+    clients: int
+    run_config: Mapping[str, Scalar]
+    settings: JobSettings
+
+    @classmethod
+    def of(cls, folder: Path, clients: int | None, run_config: list[str] | None, settings: list[str] | None) -> Wanted:
+        """Read the app and the options over its own values; raises ConfigurationError."""
+        from fedcore.config import JobSettings, override, parse_assignments
+        from fedcore.flower.app import FlowerApp
+
+        app = FlowerApp.load(folder.absolute())
+        return cls(
+            app=app,
+            clients=clients or app.simulation_clients,
+            run_config=override(app.run_config, parse_assignments(run_config or []), "the run config"),
+            settings=JobSettings.from_mapping(
+                {**app.settings.to_mapping(), **parse_assignments(settings or [])}, where="--set"
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where models and results are put. out: the last model. best: the best one. force: replace what is there."""
+
+    out: Path | None
+    best: Path | None
+    force: bool
+
+    def check(self, settings: JobSettings) -> None:
+        """Refuse what can come to nothing before the run; raises ConfigurationError."""
+        from fedcore.results_home import Home
+        from fedcore.system.files import check_place
+
+        if self.out is not None:
+            Home.beside(self.out).check_free(force=self.force)
+        if self.best is not None:
+            if not settings.best_model:
+                raise ConfigurationError(
+                    "--best: nothing says which model is the best; --set best-model=eval_acc:max, say"
+                )
+            check_place(self.best, force=self.force, option="--best")
+
+    def results(self, simulation: Simulation, left: Path) -> dict[str, Any]:
+        """Put what the ServerApp found, and the files that it left, beside the model; their places, by kind."""
+        from fedcore.results_home import Home
+
+        return {} if self.out is None else Home.beside(self.out).write(simulation.results, left)
+
+    def models(self, simulation: Simulation, state: ModelState | None, record: RunRecord) -> Iterator[tuple[str, Path]]:
+        """Write the last and the best model where they are wanted; what was written."""
+        from fedcore.simulation import best_facts, model_facts
+        from fedcore.state import write_model
+
+        if self.out is not None and state is not None:
+            write_model(state, self.out, model_facts(simulation, record))
+            yield "model", self.out
+        if self.best is not None and simulation.best is not None:
+            write_model(simulation.best.state, self.best, best_facts(simulation, record, simulation.best))
+            yield "best", self.best
+
+
+def carried_out(
+    wanted: Wanted, outputs: Outputs, track: list[str] | None, parts: Mapping[str, Any]
+) -> tuple[RunRecord, dict[str, Any]]:
+    """Simulate, showing how it goes on, and keep what is wanted of it: its record, and the summary for a program.
+
+    parts: the other fields of the `Simulation`.
+    """
+    from rich.console import Console
+
+    from fedcore.events import Warned
+    from fedcore.flower.output import quiet_flower
+    from fedcore.progress import ProgressView
+    from fedcore.record import RunRecord
+    from fedcore.results_home import saved_lines
+    from fedcore.simulation import Simulation
+    from fedcore.system.files import private_folder
+    from fedcore.tracking import Tracking, parse_tracks
+
+    record, started = RunRecord(), time.monotonic()
+    tracks = parse_tracks(track)
+    # The progress view says it already; Flower's own lines would bury it.
+    quiet_flower()
+    with (
+        private_folder() as folder,
+        user_output_to_stderr(),
+        ProgressView(Console(stderr=True), "simulated") as view,
+        Tracking.begin(tracks, _tracked(wanted), lambda line: view.show(Warned(line=line))) as tracking,
+    ):
+
+        def emit(event: RunEvent) -> None:
+            record.add(event, time.monotonic() - started)
+            view.show(event)
+            tracking(event)
+
+        simulation = Simulation(
+            app=wanted.app,
+            clients=wanted.clients,
+            run_config=wanted.run_config,
+            settings=wanted.settings,
+            folder=folder,
+            emit=emit,
+            **parts,
+        )
+        try:
+            outcome = simulation.run()
+        except BaseException:
+            for line in saved_lines(outputs.results(simulation, folder)):
+                typer.echo(line, err=True)
+            raise
+        places = outputs.results(simulation, folder)
+        for kind, file in outputs.models(simulation, outcome.state, record):
+            tracking.keep(file, kind)
+        tracking.results(simulation.results)
+    summary = {"app": wanted.app.name, "clients": wanted.clients, **record.summary(), "results": simulation.results}
+    return record, summary | {"model": str(outputs.out) if outputs.out else None, **places}
+
+
+def _tracked(wanted: Wanted) -> Any:
+    from fedcore.flower.app import AppBundle
+    from fedcore.tracking import TrackedRun
+
+    return TrackedRun(
+        name=f"{wanted.app.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
+        app=wanted.app.name,
+        app_sha256=AppBundle.from_folder(wanted.app.folder).sha256,
+        run_config=wanted.run_config,
+        settings=wanted.settings.to_mapping(),
+    )
+
+
+def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fedcore.progress import epsilon_line, metrics_text
+    from fedcore.results_home import server_line
+
+    metrics = metrics_text(summary["metrics"])
+    lines = (f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"]))
+    for line in filter(None, lines):
+        Console().print(escape(line), highlight=False, soft_wrap=True)
+    if record.privacy is not None:
+        line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
+        Console().print(line, highlight=False, soft_wrap=True)
