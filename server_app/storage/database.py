@@ -3,17 +3,20 @@
 A commit is on the disk when it returns (SQLite: WAL with synchronous = FULL). That costs milliseconds, and all clients
 of a stage answer at about the same time; so writes that come while a commit is under way wait for the next one, and
 share it (group commit). Where one of them fails, all are undone and done again, each by itself.
+
+Each transaction runs in a task of the database's own, which the cancelling of its caller (a request that was broken
+off) does not reach: a connection that is left in the middle of a statement is lost to the pool, and with aiosqlite its
+thread may never answer again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import CursorResult, Executable, Select, select
+from sqlalchemy import CursorResult, Executable, RowMapping, Select, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -23,6 +26,7 @@ from server_app.storage.tables import Base, LeaseRow
 from server_app.storage.trouble import explained
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[AsyncConnection], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ class Lease:
 class _Write:
     """One caller's writes, and where it waits for what became of them."""
 
-    work: Callable[[AsyncConnection], Awaitable[Any]]
+    work: Work[Any]
     fenced: bool
     outcome: asyncio.Future[Any]
 
@@ -63,6 +67,8 @@ class Database:
         self._reader = engine.execution_options(**{READ_ONLY: True})
         self._pending: list[_Write] = []
         self._committer: asyncio.Task[None] | None = None
+        self._reads: set[asyncio.Task[Any]] = set()
+        self._closed = False
         self._fence: Select[Any] | None = None
 
     def upsert(self, table: type[Base]) -> sqlite.Insert:
@@ -71,9 +77,11 @@ class Database:
         return postgresql.insert(table) if of_postgresql else sqlite.insert(table)  # type: ignore[return-value]
 
     async def close(self) -> None:
-        """Finish what is being written, then close all connections."""
-        if self._committer is not None:
-            await asyncio.wait({self._committer})
+        """Begin nothing more, finish what is being read and written, then close all connections."""
+        self._closed = True
+        under_way: set[asyncio.Task[Any]] = {*self._reads, *([self._committer] if self._committer else [])}
+        if under_way:
+            await asyncio.wait(under_way)
         await self._engine.dispose()
 
     def fence(self, lease: Lease | None) -> None:
@@ -88,28 +96,54 @@ class Database:
         mine = (LeaseRow.name == lease.name, LeaseRow.generation == lease.generation)
         self._fence = select(LeaseRow.generation).where(*mine).with_for_update(read=True)
 
-    @contextlib.asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for reads."""
+    async def rows(self, statement: Executable) -> Sequence[RowMapping]:
+        """All rows of one statement, as `read`."""
+
+        async def work(connection: AsyncConnection) -> Sequence[RowMapping]:
+            return (await connection.execute(statement)).mappings().all()
+
+        return await self.read(work)
+
+    async def value(self, statement: Executable) -> Any:
+        """The first column of the only row of one statement, None where there is no row; as `read`."""
+
+        async def work(connection: AsyncConnection) -> Any:
+            return (await connection.execute(statement)).scalar_one_or_none()
+
+        return await self.read(work)
+
+    async def read(self, work: Work[T]) -> T:
+        """What `work` finds; all its statements see one state of the database (PostgreSQL: each its own)."""
+        self._check_open()
+        reading = asyncio.create_task(self._read(work))
+        self._reads.add(reading)
+        reading.add_done_callback(self._reads.discard)
+        return await asyncio.shield(reading)
+
+    async def _read(self, work: Work[T]) -> T:
         try:
             async with self._reader.begin() as connection:
-                yield connection
+                return await work(connection)
         except Exception as error:
             if (told := explained(error)) is error:
                 raise
             raise told from told.__cause__
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageUnavailable("the server is stopping; nothing was taken over, ask again")
 
     async def execute(self, statement: Executable, *, fenced: bool = True) -> CursorResult[Any]:
         """One statement, as `write`."""
         result: CursorResult[Any] = await self.write(lambda connection: connection.execute(statement), fenced=fenced)
         return result
 
-    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], *, fenced: bool = True) -> T:
+    async def write(self, work: Work[T], *, fenced: bool = True) -> T:
         """Run `work` in a transaction that others may share; durable on return, undone where it raises."""
+        self._check_open()
         entry = _Write(work, fenced, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
         if self._committer is None or self._committer.done():
-            # A task of its own: a caller that is cancelled must not take the others' commit with it.
             self._committer = asyncio.create_task(self._commit_pending())
         result: T = await entry.outcome
         return result

@@ -144,15 +144,13 @@ class ExchangeTables:
 
     async def _exchanges(self, *conditions: Any) -> list[ExchangeRow]:
         statement = select(*ExchangeRow.__table__.columns).where(*conditions).order_by(ExchangeRow.exchange)
-        async with self._database.reading() as connection:
-            rows = await connection.execute(statement)
-            return [ExchangeRow(**row) for row in rows.mappings()]
+        return [ExchangeRow(**row) for row in await self._database.rows(statement)]
 
     async def cohort(self, run: str, exchange: int) -> list[int] | None:
         """Who was asked in an exchange; None where there was no such exchange."""
         statement = select(ExchangeRow.cohort).where(ExchangeRow.run == run, ExchangeRow.exchange == exchange)
-        async with self._database.reading() as connection:
-            return (await connection.execute(statement)).scalar_one_or_none()
+        cohort: list[int] | None = await self._database.value(statement)
+        return cohort
 
     async def add_receipt(
         self, run: str, exchange: int, step: str, client: int, digest: bytes, body: bytes = b""
@@ -178,11 +176,14 @@ class ExchangeTables:
         closings = closings.where(ClosingRow.run == run, ClosingRow.exchange == exchange)
         receipts = select(*ReceiptRow.__table__.columns).order_by(ReceiptRow.seq)
         receipts = receipts.where(ReceiptRow.run == run, ReceiptRow.exchange == exchange)
-        async with self._database.reading() as connection:
+
+        async def work(connection: AsyncConnection) -> History:
             return History(
                 [ClosingRow(**row) for row in (await connection.execute(closings)).mappings()],
                 [ReceiptRow(**row) for row in (await connection.execute(receipts)).mappings()],
             )
+
+        return await self._database.read(work)
 
 
 def _swapped(run: str, exchange: int, before: str, values: Mapping[str, Any]) -> Any:

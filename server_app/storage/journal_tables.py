@@ -40,8 +40,7 @@ class JournalTables:
     async def steps(self, run: str) -> list[StepRow]:
         """The journal of a run, in order."""
         statement = select(*StepRow.__table__.columns).where(StepRow.run == run).order_by(StepRow.number)
-        async with self._database.reading() as connection:
-            return [StepRow(**row) for row in (await connection.execute(statement)).mappings()]
+        return [StepRow(**row) for row in await self._database.rows(statement)]
 
     async def drop_steps_from(self, run: str, number: int) -> None:
         """Remove this step and all later ones, and what clients sent in the exchanges that they led to.

@@ -47,11 +47,10 @@ class LeaseTables:
     async def lease(self, name: str) -> tuple[LeaseRow, float] | None:
         """Who took a lease last, and for how many more seconds it holds (negative: it ran out); None before that."""
         statement = select(*LeaseRow.__table__.columns, (LeaseRow.until - now()).label("left"))
-        async with self._database.reading() as connection:
-            row = (await connection.execute(statement.where(LeaseRow.name == name))).mappings().first()
-        if row is None:
+        rows = await self._database.rows(statement.where(LeaseRow.name == name))
+        if not rows:
             return None
-        values = dict(row)
+        values = dict(rows[0])
         left = values.pop("left")
         return LeaseRow(**values), left
 

@@ -48,8 +48,7 @@ class RunTables:
     async def count_waiting(self) -> int:
         """How many runs wait."""
         statement = select(func.count()).where(RunRow.status == RunStatus.WAITING.value)
-        async with self._database.reading() as connection:
-            return int((await connection.execute(statement)).scalar_one())
+        return int(await self._database.value(statement))
 
     async def open_apps(self) -> dict[str, str]:
         """SHA-256 of the app of every run that waits or is led -> one such run."""
@@ -66,15 +65,11 @@ class RunTables:
             statement = statement.where(RunRow.number < place)
         if status is not None:
             statement = statement.where(RunRow.status == status.value)
-        async with self._database.reading() as connection:
-            rows = await connection.execute(statement)
-            return [RunRow(**row) for row in rows.mappings()]
+        return [RunRow(**row) for row in await self._database.rows(statement)]
 
     async def _runs(self, condition: Any) -> list[RunRow]:
         statement = select(*RunRow.__table__.columns).where(condition).order_by(RunRow.number)
-        async with self._database.reading() as connection:
-            rows = await connection.execute(statement)
-            return [RunRow(**row) for row in rows.mappings()]
+        return [RunRow(**row) for row in await self._database.rows(statement)]
 
     async def update_run(self, run: str, **columns: Any) -> None:
         """Change columns of a run, but its status."""
@@ -155,9 +150,7 @@ class RunTables:
         statement = (
             select(*columns).where(EventRow.run == run, EventRow.seq > after).order_by(EventRow.seq).limit(limit)
         )
-        async with self._database.reading() as connection:
-            rows = await connection.execute(statement)
-            return [Recorded.model_validate(dict(row)) for row in rows.mappings()]
+        return [Recorded.model_validate(dict(row)) for row in await self._database.rows(statement)]
 
 
 def _event_row(run: str, item: Recorded) -> dict[str, Any]:

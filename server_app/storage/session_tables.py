@@ -36,9 +36,8 @@ class SessionTables:
     async def session(self, digest: bytes) -> SessionRow | None:
         """The session of a cookie with this SHA-256."""
         statement = select(*SessionRow.__table__.columns).where(SessionRow.digest == digest)
-        async with self._database.reading() as connection:
-            row = (await connection.execute(statement)).mappings().first()
-            return None if row is None else SessionRow(**row)
+        rows = await self._database.rows(statement)
+        return SessionRow(**rows[0]) if rows else None
 
     async def end_session(self, digest: bytes) -> None:
         """Forget a session; one that is not there is forgotten already."""
@@ -57,15 +56,13 @@ class SessionTables:
     async def links(self) -> list[LinkRow]:
         """All links, the newest first."""
         statement = select(*LinkRow.__table__.columns).order_by(LinkRow.created.desc(), LinkRow.id)
-        async with self._database.reading() as connection:
-            return [LinkRow(**row) for row in (await connection.execute(statement)).mappings()]
+        return [LinkRow(**row) for row in await self._database.rows(statement)]
 
     async def link_of(self, digest: bytes) -> LinkRow | None:
         """The link whose token has this SHA-256."""
         statement = select(*LinkRow.__table__.columns).where(LinkRow.digest == digest)
-        async with self._database.reading() as connection:
-            row = (await connection.execute(statement)).mappings().first()
-            return None if row is None else LinkRow(**row)
+        rows = await self._database.rows(statement)
+        return LinkRow(**rows[0]) if rows else None
 
     async def drop_link(self, link: str) -> bool:
         """Forget a link and all sessions that came by it; False where there is no such link."""

@@ -56,13 +56,12 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
         return store
 
     async def close(self) -> None:
-        """Finish what is being written, then close all connections."""
+        """Begin nothing more, finish what is being read and written, then close all connections."""
         await self._database.close()
 
     async def ping(self) -> None:
         """Raise unless the database answers."""
-        async with self._database.reading() as connection:
-            await connection.execute(select(1))
+        await self._database.value(select(1))
 
     async def remember_client(self, client: int, app_sha256: str, version: str) -> None:
         """Keep which app a client has installed."""
@@ -72,9 +71,8 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
 
     async def installed_apps(self) -> dict[int, str]:
         """Client id -> SHA-256 of its app, of all that ever joined."""
-        async with self._database.reading() as connection:
-            rows = await connection.execute(select(ClientRow.id, ClientRow.app_sha256))
-            return {row.id: row.app_sha256 for row in rows}
+        rows = await self._database.rows(select(ClientRow.id, ClientRow.app_sha256))
+        return {row.id: row.app_sha256 for row in rows}
 
     async def add_roster(self, version: int, text: str) -> None:
         """Keep a version of the roster; one that is there stays as it is."""
@@ -84,6 +82,5 @@ class Store(RunTables, ExchangeTables, JournalTables, TranscriptTables, LeaseTab
     async def rosters_after(self, version: int) -> dict[int, str]:
         """The rosters of later versions: version -> text, in order."""
         statement = select(RosterRow.version, RosterRow.text).where(RosterRow.version > version)
-        async with self._database.reading() as connection:
-            rows = await connection.execute(statement.order_by(RosterRow.version))
-            return {row.version: row.text for row in rows}
+        rows = await self._database.rows(statement.order_by(RosterRow.version))
+        return {row.version: row.text for row in rows}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import Executable, RowMapping, insert, select, update
@@ -41,12 +41,17 @@ class TranscriptTables:
         """The records after the one with this hash, "" for all, as many as one answer holds; None for no such hash."""
         place = select(RecordRow.number).where(RecordRow.hash == known)
         following = select(*RecordRow.__table__.columns).order_by(RecordRow.number).limit(_PAGE + 1)
-        async with self._database.reading() as connection:
+
+        async def work(connection: AsyncConnection) -> Sequence[RowMapping] | None:
             number = (await connection.execute(place)).scalar_one_or_none() if known else 0
             if number is None:
                 return None
             after = following.where(RecordRow.number > number, RecordRow.hash != "")
-            rows = (await connection.execute(after)).mappings().all()
+            return (await connection.execute(after)).mappings().all()
+
+        rows = await self._database.read(work)
+        if rows is None:
+            return None
         return TranscriptOut(records=[_signed_record(row) for row in rows[:_PAGE]], more=len(rows) > _PAGE)
 
 

@@ -1,9 +1,12 @@
 """The store over SQLite: writes that come together share a commit, and nothing else; and what may befall its file."""
 
 import asyncio
+import random
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -99,10 +102,10 @@ async def test_a_full_disk_is_named_and_passes(tmp_path: Path, monkeypatch: pyte
 
 async def test_a_read_only_database_may_be_written_to_again(tmp_path: Path) -> None:
     store = await Store.open(tmp_path / "state.sqlite")
-    for setting in (1, 0):
-        async with store._database.reading() as connection:  # the pool's only connection so far
-            await connection.exec_driver_sql(f"PRAGMA query_only = {setting}")
-        if setting:
+    for setting in ("1", "0"):
+        # On the pool's only connection so far.
+        await store._database.read(methodcaller("exec_driver_sql", f"PRAGMA query_only = {setting}"))
+        if setting == "1":
             with pytest.raises(StorageUnavailable, match="read-only"):
                 await store.add_run(run="run", **RUN)
     await store.add_run(run="run", **RUN)
@@ -121,3 +124,30 @@ async def test_a_damaged_database_says_what_to_do(tmp_path: Path, first: int) ->
     with pytest.raises(StorageDamaged, match=r"put back the last backup \(docs/operating.md") as refused:
         await (await Store.open(path)).list_runs(300)
     assert isinstance(refused.value, ConfigurationError)
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_callers_that_are_cancelled_anywhere_leave_no_connection_behind(tmp_path: Path, seed: int) -> None:
+    chance, before = random.Random(seed), set(threading.enumerate())
+    store = await Store.open(tmp_path / "state.sqlite")
+    asking = [asyncio.create_task(ask()) for ask in 4 * (store.ping, store.count_waiting, store.installed_apps)]
+    for _ in range(chance.randrange(60)):
+        await asyncio.sleep(0.0005 if chance.random() < 0.3 else 0.0)
+    for task in asking:
+        task.cancel()
+    await store.close()  # before the callers know
+    for task in asking:
+        with suppress(asyncio.CancelledError):
+            await task
+    for thread in set(threading.enumerate()) - before:  # each connection of aiosqlite has one
+        await asyncio.to_thread(thread.join)
+
+
+async def test_nothing_begins_after_the_end(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "state.sqlite")
+    late = asyncio.create_task(store.ping())
+    await store.close()
+    for asking in (late, store.ping(), store.add_run(run="run", **RUN)):
+        with pytest.raises(StorageUnavailable, match="is stopping"):
+            await asking
+    await store.close()
