@@ -140,7 +140,8 @@ async def test_callers_that_are_cancelled_anywhere_leave_no_connection_behind(tm
         with suppress(asyncio.CancelledError):
             await task
     for thread in set(threading.enumerate()) - before:  # each connection of aiosqlite has one
-        await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(thread.join, 30.0)
+        assert not thread.is_alive(), "a connection was lost"
 
 
 async def test_nothing_begins_after_the_end(tmp_path: Path) -> None:
