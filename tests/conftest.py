@@ -7,6 +7,7 @@ under `--test-seconds` it may also take no longer than that.
 from __future__ import annotations
 
 import importlib
+import inspect
 import multiprocessing.process
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.own_tasks import leaving_nothing
 
 TESTS = Path(__file__).parent
 FIRST_LAYER = ("unit", "architecture")
@@ -53,6 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(item.path.relative_to(TESTS).parts[0])
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        item.obj = leaving_nothing(item.obj)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

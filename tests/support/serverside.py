@@ -45,6 +45,7 @@ from server_app.services import Services
 from .events import told
 from .members import Failure, Member
 from .messages import head, save_message
+from .own_tasks import nothing_left
 from .services import Clock, lenient, open_services
 
 T = TypeVar("T")
@@ -313,6 +314,7 @@ async def site(
                 apps=apps,
                 clock=clock,
             )
+            await nothing_left("the server that they use is closed")
 
 
 async def until(condition: Callable[[], bool]) -> None:

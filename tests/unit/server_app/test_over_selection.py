@@ -14,6 +14,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.exchange import protection_for
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from server_app.runs.app_messages import Replies
 
 EXTRA = {"over-selection": 0.3}
@@ -63,7 +64,7 @@ async def test_a_query_waits_for_everybody_it_asks(here: Site) -> None:
     exchange = here.application.queue.exchange
     assert exchange is not None
     assert (exchange.task.cohort, exchange.context.enough) == ([1, 2, 3], 0)
-    asked.cancel()
+    await end(asked)
 
 
 @pytest.mark.parametrize(

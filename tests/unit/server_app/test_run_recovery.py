@@ -13,6 +13,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from server_app.runs.app_messages import ExchangeRefused, Replies
 from server_app.runs.app_process import AppKilled
 
@@ -89,7 +90,7 @@ async def test_an_open_exchange_goes_on_after_a_kill(
         # As after kill -9: nobody has the time to write down how things ended.
         copy = tmp_path / "crashed"
         await asyncio.to_thread(shutil.copytree, tmp_path / "data", copy)
-        asked.cancel()
+        await end(asked)
     (tmp_path / "again").mkdir()
     copy.rename(tmp_path / "again" / "data")
     async with site(federation, tmp_path / "again") as second:
@@ -121,7 +122,7 @@ async def test_a_client_that_waits_hears_at_once_of_an_exchange_that_is_taken_up
         await first.members[1].enter()
         copy = tmp_path / "crashed"
         await asyncio.to_thread(shutil.copytree, tmp_path / "data", copy)
-        asked.cancel()
+        await end(asked)
     (tmp_path / "again").mkdir()
     copy.rename(tmp_path / "again" / "data")
     async with site(federation, tmp_path / "again") as second:
@@ -131,7 +132,7 @@ async def test_a_client_that_waits_hears_at_once_of_an_exchange_that_is_taken_up
         asked = asyncio.create_task(app.exchange(model, ALL))
         async with asyncio.timeout(10):  # its poll ends after 25 s
             assert (await waiting).status_code == 200
-        asked.cancel()
+        await end(asked)
 
 
 async def test_another_request_than_before_interrupts_the_run(
@@ -144,7 +145,7 @@ async def test_another_request_than_before_interrupts_the_run(
         app = await started(second)
         asked = asyncio.create_task(app.exchange(model, [1, 2, 3]))
         ended = await second.follow(run)
-        asked.cancel()
+        await end(asked)
     assert ended.status == "interrupted"
     assert "its request 1 differs in nodes" in ended.reason
 
@@ -194,7 +195,7 @@ async def test_a_cancelled_run_leaves_its_last_model_and_can_be_resumed(here: Si
     asked = asyncio.create_task(app.exchange(mean, ALL))
     await here.enter_all()
     cancelled = await here.operator("POST", f"/v1/runs/{run}/cancel")
-    asked.cancel()
+    await end(asked)
     assert cancelled.json()["status"] == "cancelled"
     left = await here.operator("GET", f"/v1/runs/{run}/model")
     assert len(left.content) == cancelled.json()["model"]["size"]

@@ -15,6 +15,7 @@ from support.serverside import TINY, Site, until
 from fedcore.flower.app import AppBundle
 from fedcore.operator_wire import RunClientsOut, RunIn, RunsOut
 from fedcore.state import ModelState, read_facts, sha256_file
+from fedcore.system.concurrency import end
 from fedcore.wire import Message
 from server_app.runs.initial_models import MOST_UNCLAIMED
 
@@ -93,7 +94,7 @@ async def test_where_each_client_stands(here: Site, model: ModelState) -> None:
         3: ("dropped", "withdrew: worker-died"),
         4: ("training", ""),
     }
-    asked.cancel()
+    await end(asked)
     await here.operator("POST", f"/v1/runs/{run}/cancel")
     assert await standing(here, run) == {}, "nobody works for a run that has ended"
 

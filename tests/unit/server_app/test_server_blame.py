@@ -20,6 +20,7 @@ from fedcore.secagg import KeyShares, Part, complaint
 from fedcore.secagg.keys import sign
 from fedcore.secagg.schedule import advertisement_statement
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from fedcore.wire import AdvertisementIn, ManifestIn, SignaturesOut, UnmaskIn
 from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
 
@@ -269,7 +270,7 @@ async def test_complaints_that_cannot_be(here: Site, model: ModelState) -> None:
             await request
     exchange: Any = here.application.queue.exchange
     assert exchange.blamed == {}
-    asked.cancel()
+    await end(asked)
 
 
 async def test_a_plain_exchange_knows_no_complaints(here: Site, model: ModelState) -> None:
@@ -279,4 +280,4 @@ async def test_a_plain_exchange_knows_no_complaints(here: Site, model: ModelStat
     said = conversions.ComplaintIn(accused=3, part="shares", shared=bytes(32), proof=bytes(64), mlkem_seed=b"")
     with pytest.raises(Failure, match="knows no complaints"):
         await members[0].leave_with(said)
-    asked.cancel()
+    await end(asked)

@@ -16,6 +16,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.federation import FederationFolder
 from fedcore.plain_exchange import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from fedcore.wire import HeartbeatIn, JoinIn, ManifestIn, ReplyError, WithdrawalReason, WithdrawIn
 from server_app.runs.app_messages import ExchangeRefused, Nodes, PlainReplies, Replies
 
@@ -537,7 +538,7 @@ async def test_an_app_that_dies_ends_its_exchange(here: Site, model: ModelState)
     members = await here.enter_all()
     app.crashed.set()
     ended = await here.follow(run)
-    asked.cancel()
+    await end(asked)
     assert ended.status == "failed"
     assert ended.reason == "the scripted app crashed"
     with pytest.raises(Failure) as refused:
@@ -566,7 +567,7 @@ async def test_cancel_ends_a_led_and_a_waiting_run(here: Site, model: ModelState
         ended = await here.follow(name)
         assert (ended.status, ended.reason) == ("cancelled", "cancelled by the operator")
         assert events_of(ended, "ended") == [{"status": "cancelled", "reason": ended.reason}]
-    asked.cancel()
+    await end(asked)
     assert app.stopped
     with pytest.raises(Failure) as refused:
         await members[0].advertise()

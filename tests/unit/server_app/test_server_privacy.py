@@ -15,6 +15,7 @@ from fedcore.codec import release_of
 from fedcore.federation import FederationFolder
 from fedcore.privacy import Accountant
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from server_app.runs.app_messages import BudgetReached, ExchangeRefused, Replies
 
 ALL = [1, 2, 3, 4]
@@ -118,7 +119,7 @@ async def test_a_model_with_integer_tensors_fails_before_anybody_trains(here: Si
     counted = ModelState.from_arrays({"weight": np.zeros(3, np.float32), "batches": np.array(0, np.int64)})
     asked = asyncio.create_task(app.exchange(counted, ALL))
     ended = await here.follow(run)
-    asked.cancel()
+    await end(asked)
     assert ended.status == "failed"
     assert "integer tensor 'batches' cannot be trained with differential privacy" in ended.reason
 
@@ -136,7 +137,7 @@ async def test_a_restart_gives_nothing_of_the_budget_back(
         asked = asyncio.create_task(app.exchange(model, ALL))
         await asyncio.gather(*(member.secure(until="unmask") for member in await first.enter_all()))
         (done,) = events_of(await first.show(run), "exchange-done")
-        asked.cancel()
+        await end(asked)
     async with site(federation, tmp_path) as second:
         give_locals(second)
         await until(lambda: bool(second.apps) and second.apps[0].start is not None)

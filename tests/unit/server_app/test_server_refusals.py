@@ -25,6 +25,7 @@ from fedcore.exchange import quorum_for
 from fedcore.flower.app import AppBundle
 from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from fedcore.wire import ProblemKind, ReplyError, WithdrawIn
 from server_app.exchanges import masked_sum
 from server_app.exchanges.fold import fold_file
@@ -67,8 +68,7 @@ async def opened(here: Site, model: ModelState) -> AsyncIterator[Open]:
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
     yield Open(here, run, app, members, asked)
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
+    await end(asked)
 
 
 async def problem(work: Any, kind: str, match: str | None = None) -> Failure:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.federation import FederationFolder
+from fedcore.system.concurrency import end
 from server_app.http import guard
 from server_app.http.application import Application
 from server_app.http.door import Door
@@ -187,7 +188,7 @@ async def test_a_body_that_trickles_is_dropped(
         trickling = asyncio.create_task(trickle())
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_SECONDS)
         assert answer.startswith(b"HTTP/1.1 408")
-        trickling.cancel()
+        await end(trickling)
         writer.close()
 
 

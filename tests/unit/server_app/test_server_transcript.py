@@ -12,6 +12,7 @@ from support.records import Notary
 from support.serverside import ScriptedApp, Site, events_of
 
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from fedcore.transcript import Chain, SignedRecord, TranscriptOut, keys_of
 from server_app.runs.app_messages import ExchangeRefused, Replies
 from server_app.storage.store import Store
@@ -74,7 +75,7 @@ async def test_a_record_that_is_open_is_shown_to_nobody(here: Site, model: Model
     await asyncio.gather(*(member.secure(until="sign") for member in members))
     await members[0].sign()
     assert await records(here) == []
-    asked.cancel()
+    await end(asked)
 
 
 @pytest.mark.parametrize(("after", "problem"), [("00" * 32, "not-found"), ("x", "malformed")])

@@ -18,6 +18,7 @@ from support.serverside import Site
 from fedcore.errors import ConflictingMessage, StorageFull
 from fedcore.parts import PART_BYTES
 from fedcore.state import ModelState
+from fedcore.system.concurrency import end
 from fedcore.wire import ManifestIn, PartsOut
 from server_app.exchanges.uploads import UpdateLimits, Uploads
 from server_app.http.problems import Rejection
@@ -429,8 +430,7 @@ async def test_a_part_needs_its_length_and_has_at_most_that_of_a_part(here: Site
     headers = {**member.signed("PUT", path, b""), "Content-Length": str(PART_BYTES + 1)}
     longer = await member.http.put(path, content=endless(), headers=headers)
     assert longer.status_code == 413
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
+    await end(asked)
 
 
 @pytest.mark.parametrize("step", ["receipt", "fold"])
@@ -464,8 +464,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
         assert reply.examples == 40
     else:
         await wait_until(lambda: exchange.stages.over)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        await end(asked)
     assert not folder.exists() or list(folder.iterdir()) == []
 
 

@@ -18,6 +18,7 @@ from support.members import Failure
 from support.serverside import Site, site
 
 from fedcore.federation import FederationFolder
+from fedcore.system.concurrency import end
 from fedcore.watch_wire import LinkIn, LinkOut, LinksOut, SessionOut
 from server_app.http import strangers
 from server_app.http.audience import VIEWERS_MAY, Audience
@@ -222,7 +223,7 @@ async def test_guesses_are_paced_like_wrong_signatures(
             for _ in range(3):
                 await here.signed_in(cookie, "GET", "/v1/session")
         assert not guess.done(), "who is signed in does not wait behind who guesses"
-        guess.cancel()
+        await end(guess)
 
 
 async def test_viewers_have_a_pace_of_their_own(
@@ -236,8 +237,7 @@ async def test_viewers_have_a_pace_of_their_own(
             await here.signed_in(other, "GET", "/v1/session")
             await here.operator("GET", "/v1/session")
         assert not all(task.done() for task in waiting)
-        for task in waiting:
-            task.cancel()
+        await end(*waiting)
 
 
 class Connection:

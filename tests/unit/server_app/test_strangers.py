@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.serverside import Site, site, until
 
 from fedcore.federation import FederationFolder
+from fedcore.system.concurrency import end
 from server_app.http import guard, strangers
 from server_app.http.strangers import LONGEST_WAIT, MOST_ADDRESSES, Pace, is_within, networks
 
@@ -90,7 +91,7 @@ async def test_a_member_does_not_wait_where_forgers_of_its_address_do(
             for _ in range(3):
                 assert (await ask(here)).status_code == 204
         assert not forged.done()
-        forged.cancel()
+        await end(forged)
 
 
 async def test_open_addresses_are_paced_as_well(

@@ -27,6 +27,7 @@ from fedcore.events import (
 from fedcore.federation import FederationFolder
 from fedcore.operator_wire import RunIn
 from fedcore.state import ModelState, sha256_file
+from fedcore.system.concurrency import end
 from fedcore.watch_wire import MOST_MARKS, MarksOut, RoundsOut, SawOut
 from server_app.exchanges.seen import fields
 from server_app.runs import run_views
@@ -165,7 +166,7 @@ async def test_where_everybody_stands_in_each_exchange(here: Site, model: ModelS
     await members[2].withdraw()
     assert await marks_of(here, run) == dict(zip(names, ["du", "dt", "dx", "dt"], strict=True))
     assert await marks_of(here, run, last=1) == dict(zip(names, ["u", "t", "x", "t"], strict=True))
-    asked.cancel()
+    await end(asked)
     await here.operator("POST", f"/v1/runs/{run}/cancel")
 
 
