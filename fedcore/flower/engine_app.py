@@ -3,7 +3,7 @@
     app = local_app(model=make_model, optimizer=make_optimizer, train=fit, evaluate=check)
 
     def fit(engine: Engine, job: LocalJob) -> Metrics:
-        summary = train(engine, my_data(job), batch_size=32, epochs=1, seed=..., proximal=job.proximal)
+        summary = train(engine, my_data(job), batch_size=32, epochs=1, seed=..., rule=job.rule)
         return {"num-examples": summary.examples, "train_loss": summary.loss}
 
 `supervised_app` has these two functions ready for what most federations begin with: minibatches of examples with
@@ -24,12 +24,15 @@ from torch import nn
 
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower import telling
+from fedcore.flower.local_algorithms import AlgorithmWork, weighed
 from fedcore.flower.own_models import ContextStore, OwnModelStore
+from fedcore.flower.personal_strategies import by_strategy
 from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
 from fedcore.flower.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
 from fedcore.state import MemorySink, ModelState
+from fedcore.training.algorithms import LocalAlgorithm
 from fedcore.training.engines import (
     Engine,
     EngineConfig,
@@ -114,7 +117,7 @@ class Definition:
     adapter: bool = False
 
     def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> _Warm:
-        personal = self.personal(config)
+        personal = by_strategy(self.personal(config), config)
         if personal.ditto and self.optimizer_state != "reset":
             raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
         recipe = Recipe(
@@ -191,14 +194,11 @@ class LocalApp(TensorApp):
         work = warm.personalization
         if trains:
             before = warm.engine.examples_taken
-            work.prepare(model, store, job.server_round, lambda pull: self._fit(warm, replace(job, proximal=pull)))
-            metrics = self._fit(warm, replace(job, proximal=_proximal(job, warm.engine)))
-            examples, rest = _split(metrics)
-            work.keep(store, job.server_round, rest)
+            result = weighed(self._trained(warm, job, model, store), job.message)
             if telling.asked() and warm.engine.world.rank == 0:
                 taken = warm.engine.examples_taken - before
                 telling.tell(telling.ToldTraining(round=job.server_round, examples=taken))
-            return LocalResult(examples=examples, metrics=rest, layout=work.layout(), write=work.write)
+            return result
         examples, rest = _split(work.evaluate(model, store, lambda: self._check(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)
 
@@ -212,6 +212,35 @@ class LocalApp(TensorApp):
         sink = MemorySink(warm.personalization.layout())
         warm.personalization.write(sink)
         return arrays_from_state(sink.state())
+
+    def trained(self, config: UserConfig) -> tuple[str, ...]:
+        """Names of the parameters that the clients train and send, for strategies that tell them from buffers."""
+        warm = self.definition.warm(config, EngineConfig(), World())
+        parameters = warm.engine.module.named_parameters()
+        return tuple(name for name, p in parameters if p.requires_grad and name in warm.personalization.shared)
+
+    def _trained(self, warm: _Warm, job: LocalJob, model: ModelState | None, store: OwnModelStore) -> LocalResult:
+        work = warm.personalization
+        asked = AlgorithmWork.of(job, work, store)
+        if asked is not None:
+            self._check_optimizer(asked.algorithm)
+        own = model if asked is None else asked.model_of(model)
+        work.prepare(own, store, job.server_round, lambda pull: self._fit(warm, replace(job, rule=pull)))
+        rule = _proximal(job, warm.engine) if asked is None else asked.begin(model)
+        examples, metrics = _split(self._fit(warm, replace(job, rule=rule)))
+        if asked is not None:
+            metrics |= asked.finish(job.server_round)
+        work.keep(store, job.server_round, metrics)
+        out = work if asked is None else asked
+        return LocalResult(examples=examples, metrics=metrics, layout=out.layout(), write=out.write)
+
+    def _check_optimizer(self, algorithm: LocalAlgorithm) -> None:
+        state = self.definition.optimizer_state
+        if state == "average" or (algorithm.needs_sgd and state != "reset"):
+            raise ConfigurationError(
+                f'strategy {algorithm.name} needs local steps that begin without momentum: optimizer_state = "reset", '
+                f'this app has "{state}"'
+            )
 
     def _fit(self, warm: _Warm, job: LocalJob) -> Metrics:
         self._begin(warm, job.client)
@@ -315,7 +344,7 @@ def supervised_app(
             epochs=int(job.config["local-epochs"]),
             steps=int(job.config.get("local-steps", 0)),
             seed=SupervisedApp.order_seed(job),
-            proximal=job.proximal,
+            rule=job.rule,
         )
         return {"num-examples": summary.examples, "train_loss": summary.loss}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
 from fedcore.flower.records import arrays_from_state, state_from_arrays
 from fedcore.state import Layout, MemorySink, ModelState, OwnModelFolder, OwnModelRecord, StateSink
@@ -36,15 +36,23 @@ class OwnModelStore(Protocol):
     def save(self, layout: Layout, write: Callable[[StateSink], None], about: Provenance) -> None:
         """Keep what `write` writes in place of what was kept before."""
 
+    def round_kept(self) -> int | None:
+        """The round of what was saved last in this run; None where nothing was."""
+
+    def beside(self, name: str) -> OwnModelStore:
+        """Another store of the same client, for something else."""
+
 
 class ContextStore:
     """In the node's Flower Context: kept as long as the run and this process last."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, name: str = "") -> None:
         self._context = context
+        self._record = f"{_RECORD}.{name}" if name else _RECORD
+        self._round = f"{self._record}.round"
 
     def load(self, layout: Layout) -> ModelState | None:
-        record = self._context.state.array_records.get(_RECORD)
+        record = self._context.state.array_records.get(self._record)
         if record is None:
             return None
         state = state_from_arrays(record)
@@ -54,7 +62,15 @@ class ContextStore:
     def save(self, layout: Layout, write: Callable[[StateSink], None], about: Provenance) -> None:
         sink = MemorySink(layout)
         write(sink)
-        self._context.state[_RECORD] = arrays_from_state(sink.state())
+        self._context.state[self._record] = arrays_from_state(sink.state())
+        self._context.state[self._round] = ConfigRecord({"server-round": about.server_round})
+
+    def round_kept(self) -> int | None:
+        record = self._context.state.config_records.get(self._round)
+        return None if record is None else cast(int, record["server-round"])
+
+    def beside(self, name: str) -> ContextStore:
+        return ContextStore(self._context, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +94,10 @@ class FolderStore:
             metrics=about.metrics,
         )
         self.store.write(layout, write, record)
+
+    def round_kept(self) -> int | None:
+        model = self.store.load()
+        return model.record.server_round if model is not None and model.record.run == self.run else None
+
+    def beside(self, name: str) -> FolderStore:
+        return replace(self, store=OwnModelFolder(self.store.folder / name))

@@ -48,16 +48,18 @@ def state_from_arrays(record: ArrayRecord, *, like: Layout | None = None) -> Mod
 
 
 def cast_to_layout(state: ModelState, layout: Layout | None) -> ModelState:
-    """`state` in the dtypes of `layout`, where only dtypes differ.
+    """`state` with the dtypes of `layout` for the tensors that it names.
 
     Flower's averages turn integer buffers into float64, and FedAdam returns float64 parameters; the model keeps its
-    own.
+    own. A strategy may send more tensors in a training than in an evaluation.
     """
-    if layout is None or state.layout == layout or list(state) != [spec.name for spec in layout.specs]:
+    if layout is None or state.layout == layout:
         return state
+    known = {spec.name: spec for spec in layout.specs}
+    wanted = {spec.name: known.get(spec.name, spec) for spec in state.layout.specs}
     return ModelState.from_arrays(
-        {spec.name: _cast(state[spec.name], spec) for spec in layout.specs},
-        dtypes={spec.name: spec.dtype for spec in layout.specs},
+        {name: _cast(state[name], spec) for name, spec in wanted.items()},
+        dtypes={name: spec.dtype for name, spec in wanted.items()},
     )
 
 

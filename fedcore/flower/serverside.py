@@ -49,6 +49,7 @@ def run_server_app(
     on_results: OnResults | None = None,
     initial: ModelState | None = None,
     on_refusal: OnRefusal = refuse,
+    noised: bool = False,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -56,12 +57,12 @@ def run_server_app(
     what there is by then when the run ends, be it by an error or its privacy budget. initial: what its strategy starts
     from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply, and
     ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
-    code, and may go on to hear of more; by default it ends the run.
+    code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
     grid: ExchangeGrid = (
-        SecureGrid(backend, run_id=run_id, most_nodes=most_nodes, on_refusal=on_refusal)
+        SecureGrid(backend, run_id=run_id, most_nodes=most_nodes, on_refusal=on_refusal, noised=noised)
         if aggregation == "secure"
         else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes)
     )

@@ -1,15 +1,16 @@
-"""Flower's averaging strategies by their names in the run config, and the ServerApp that most apps need.
+"""Strategies by their names in the run config, and the ServerApp that most apps need.
 
-All of them use nothing but the weighted mean of the updates, so they work with secure aggregation as they are. A
-federation is adaptive where the server treats the mean update as a gradient (Reddi et al. 2021, arXiv 2003.00295).
+All of them use nothing but the weighted mean of what the clients send, so they work with secure aggregation as they
+are. A federation is adaptive where the server treats the mean update as a gradient (Reddi et al. 2021, arXiv
+2003.00295). Flower has some of them, `algorithm_strategies` the rest; docs/strategies.md says what each does.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, MetricRecord, UserConfig
 from flwr.serverapp import Grid, ServerApp
@@ -18,8 +19,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.flower import algorithm_strategies as ours
 from fedcore.flower.engine_app import LocalApp
 from fedcore.flower.metric_aggregation import finish
+from fedcore.flower.personal_strategies import DITTO_KEY, LAYERS_KEY
+from fedcore.training.algorithms import ALPHA
 from fedcore.training.seeds import derive_seed
 
 NAME = "strategy"
@@ -28,11 +32,16 @@ SERVER_RATE = "server-lr"
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One strategy. keys: of the run config -> Flower's parameter. positive: keys that cannot be 0."""
+    """One strategy.
+
+    keys: of the run config -> parameter of its class. positive: keys that cannot be 0. client_keys: of the run config,
+    which the clients alone read.
+    """
 
     make: Callable[..., FedAvg]
     keys: Mapping[str, str]
     positive: tuple[str, ...] = ()
+    client_keys: tuple[str, ...] = ()
 
 
 _MOMENTS = {"beta-1": "beta_1", "beta-2": "beta_2"}
@@ -44,16 +53,33 @@ STRATEGIES: Mapping[str, _Choice] = {
     "fedadam": _Choice(flower.FedAdam, {**_ADAPTIVE, **_MOMENTS}, ("tau",)),
     "fedyogi": _Choice(flower.FedYogi, {**_ADAPTIVE, **_MOMENTS}, ("tau",)),
     "fedadagrad": _Choice(flower.FedAdagrad, _ADAPTIVE, ("tau",)),
+    "fednova": _Choice(ours.FedNova, {}),
+    "scaffold": _Choice(ours.Scaffold, {SERVER_RATE: "server_rate"}),
+    "feddyn": _Choice(ours.FedDyn, {ALPHA: "alpha"}, (ALPHA,)),
+    "diloco": _Choice(ours.DiLoCo, {SERVER_RATE: "server_rate", "server-momentum": "server_momentum"}),
+    "adaptive-clipping": _Choice(
+        ours.AdaptiveClipping,
+        {"clip-first": "first", "clip-quantile": "quantile", "clip-rate": "rate"},
+        ("clip-first", "clip-quantile", "clip-rate"),
+    ),
+    "ditto": _Choice(flower.FedAvg, {}, client_keys=(DITTO_KEY,)),
+    "fedbn": _Choice(flower.FedAvg, {}),
+    "fedper": _Choice(flower.FedAvg, {}, client_keys=(LAYERS_KEY,)),
 }
 
+STRATEGY_KEYS = sorted({key for choice in STRATEGIES.values() for key in (*choice.keys, *choice.client_keys)})
+"""What any of them reads of the run config beside `strategy`."""
 
-def make_strategy(config: UserConfig, **options: Any) -> FedAvg:
+
+def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None, **options: Any) -> FedAvg:
     """The strategy that the run config names, "fedavg" where it names none.
 
     Of the run config it reads `strategy` and the keys of that strategy alone: `proximal-mu` (FedProx), `server-lr` (0
-    for Flower's own default: 1 for FedAvgM, 0.1 for FedAdam and FedAdagrad, 0.01 for FedYogi), `server-momentum`
-    (FedAvgM), `beta-1`, `beta-2` (FedAdam, FedYogi) and `tau` (these and FedAdagrad); a key that is missing leaves
-    Flower's default. options: whatever else Flower's class takes.
+    for the default of its own: 1 for FedAvgM and SCAFFOLD, 0.1 for FedAdam and FedAdagrad, 0.01 for FedYogi, 0.7 for
+    DiLoCo), `server-momentum` (FedAvgM, DiLoCo), `beta-1`, `beta-2` (FedAdam, FedYogi), `tau` (these and FedAdagrad),
+    `feddyn-alpha` (FedDyn), `clip-first`, `clip-quantile` and `clip-rate` (adaptive clipping); a key that is missing
+    leaves the default. trained: names of the tensors that the clients train (`LocalApp.trained`), which SCAFFOLD needs;
+    by default all of floating point. options: whatever else Flower's FedAvg takes.
     Raises UnknownKey for another strategy, ConfigurationError for a value out of range.
     """
     name = str(config.get(NAME, "fedavg"))
@@ -67,6 +93,8 @@ def make_strategy(config: UserConfig, **options: Any) -> FedAvg:
         if key.startswith("beta-") and value >= 1:
             raise ConfigurationError(f"{key} must be less than 1, not {value:g}")
     chosen = {choice.keys[key]: value for key, value in given.items() if key != SERVER_RATE or value}
+    if issubclass(cast(type, choice.make), ours.AlgorithmStrategy):
+        options["trained"] = trained
     return choice.make(**options, **chosen)
 
 
@@ -88,7 +116,7 @@ def averaging_server(client: LocalApp) -> ServerApp:
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
         known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)))
         options = {**_participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
-        result = make_strategy(config, **options).start(
+        result = make_strategy(config, trained=client.trained(config), **options).start(
             grid=grid,
             initial_arrays=client.initial_arrays(config, known),
             num_rounds=int(config[ROUNDS_KEY]),

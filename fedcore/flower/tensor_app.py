@@ -22,7 +22,7 @@ from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire import MetricValue
 
 if TYPE_CHECKING:
-    from fedcore.training.engines import Proximal
+    from fedcore.training.engines import LocalRule
 
 Write = Callable[[StateSink | None], None]
 """Writes the new model tensor by tensor. Every rank of a client calls it, all but rank 0 with None."""
@@ -97,14 +97,16 @@ class LocalJob:
     """What one task asks of this client.
 
     config: the app's run config. node: this node's own. message: the values that the strategy sent along. client: the
-    node's id. proximal: where the steps of this training are to be pulled to, by FedProx or Ditto; for `train`.
+    node's id. rule: what the strategy, or Ditto, changes in the steps of this training; for `train`. counted: the round
+    of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
     """
 
     config: UserConfig
     node: UserConfig
     message: Mapping[str, Any]
     client: int
-    proximal: Proximal | None = None
+    rule: LocalRule | None = None
+    counted: int | None = None
 
     @property
     def server_round(self) -> int:

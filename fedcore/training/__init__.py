@@ -10,7 +10,7 @@ repeats bit for bit (`seeds`); the loss of an example does not depend on the bat
 one that does is declared (`losses`); figures are made of sums that add up over batches, ranks and sites (`metrics`).
 """
 
-from fedcore.training.engines import Batch, Engine, EngineConfig, Proximal, Recipe, World, make_engine
+from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Proximal, Recipe, World, make_engine
 from fedcore.training.loop import Evaluation, OptimizerConfig, TrainSummary, evaluate, local_engine, train
 from fedcore.training.losses import Loss
 from fedcore.training.metrics import Metric
@@ -22,6 +22,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Evaluation",
+    "LocalRule",
     "Loss",
     "Metric",
     "OptimizerConfig",

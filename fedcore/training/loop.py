@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError, DataError, UsageError
-from fedcore.training.engines import Batch, Engine, EngineConfig, Proximal, Recipe, World, make_engine
+from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Recipe, World, make_engine
 from fedcore.training.engines.batches import TrainingData
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, accuracy, checked_metrics
@@ -124,7 +124,7 @@ def train(
     epochs: int = 0,
     steps: int = 0,
     clip_norm: float = 0.0,
-    proximal: Proximal | None = None,
+    rule: LocalRule | None = None,
     sharded: bool = False,
     workers: int = 0,
 ) -> TrainSummary:
@@ -133,7 +133,8 @@ def train(
     batch_size: examples of one step over all ranks; 0 means one full batch in the order of the data. epochs, steps:
     exactly one is positive; with steps, passes over the data follow one another, each in a new order, until the steps
     are used up (FLamby counts its rounds so). seed: decides order and dropout. sharded: each rank has data of its own.
-    Raises ConfigurationError for settings that mean nothing.
+    rule: what a federated algorithm changes in each step, `job.rule`. Raises ConfigurationError for settings that mean
+    nothing.
     """
     batches = engine.batches(
         data, batch_size=batch_size, seed=seed, epochs=epochs, steps=steps, sharded=sharded, workers=workers
@@ -142,7 +143,7 @@ def train(
     engine.model.train()
     with engine.seeded(seed):
         for batch in batches:
-            loss += engine.step(batch, clip_norm=clip_norm, proximal=proximal)
+            loss += engine.step(batch, clip_norm=clip_norm, rule=rule)
             taken += 1
             seen += batch.total
     mean = float(engine.total(loss)) / seen

@@ -190,6 +190,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         aggregation=start.aggregation,
         on_results=lambda results: _keep(results, folder),
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
+        noised=start.noised,
     )
     if outcome.state is None:
         return Finished(model=None)

@@ -17,7 +17,8 @@ from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar, Sha256
 class Start(Message):
     """Server to app: what to run; a question for statistics in place of the app's ServerApp, where there is one.
 
-    initial: the path of the model that its strategy starts from; None for the app's own.
+    initial: the path of the model that its strategy starts from; None for the app's own. noised: whether secure sums
+    have privacy noise.
     """
 
     op: Literal["start"] = "start"
@@ -28,6 +29,7 @@ class Start(Message):
     aggregation: Literal["secure", "plain"]
     question: dict[str, Any] | None = None
     initial: str | None = None
+    noised: bool = False
 
 
 class NodesAsked(Message):

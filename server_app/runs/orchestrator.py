@@ -103,6 +103,7 @@ class RunOrchestrator:
             aggregation=plan.settings.aggregation,
             question=None if plan.question is None else to_plain(QUESTION, plan.question),
             initial=None if initial is None else str(initial),
+            noised=PrivacyPlan.of(plan.settings) is not None,
         )
 
     async def _listen(self, app: AppConnection) -> FromApp:

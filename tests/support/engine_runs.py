@@ -152,12 +152,12 @@ def saved(engine: Engine, *, optimizer: bool = False) -> dict[str, NDArray[Any]]
 def train(case: Case) -> Outcome:
     """The whole run, on this rank."""
     engine = engine_of(case)
-    proximal = Proximal(mu=case.mu, anchor=engine.snapshot()) if case.mu else None
+    rule = Proximal(mu=case.mu, anchor=engine.snapshot()) if case.mu else None
     losses = []
     engine.model.train()
     with engine.seeded(11):
         for batch in engine.batches(data_of(case), batch_size=case.batch_size, seed=5, steps=case.steps):
-            loss = engine.step(batch, clip_norm=case.clip_norm, proximal=proximal)
+            loss = engine.step(batch, clip_norm=case.clip_norm, rule=rule)
             losses.append(float(engine.world.sum(loss)) / batch.total)
     outcome = Outcome(losses=losses, weights=saved(engine))
     engine.close()

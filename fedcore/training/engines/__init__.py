@@ -16,18 +16,20 @@ moves its state in and out. All ranks make the same calls in the same order, sin
 from __future__ import annotations
 
 from fedcore.config import EngineConfig
-from fedcore.training.engines.base import Engine, MakeOptimizer, Proximal, Recipe
+from fedcore.training.engines.base import Engine, MakeOptimizer, Recipe
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.fsdp import FsdpEngine
 from fedcore.training.engines.pp import PipelineEngine
 from fedcore.training.engines.replicated import DdpEngine, SingleEngine
 from fedcore.training.engines.tp import TensorEngine
 from fedcore.training.engines.world import World
+from fedcore.training.rules import LocalRule, Proximal
 
 __all__ = [
     "Batch",
     "Engine",
     "EngineConfig",
+    "LocalRule",
     "MakeOptimizer",
     "Proximal",
     "Recipe",

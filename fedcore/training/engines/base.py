@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ from fedcore.training.engines.batches import (
 from fedcore.training.engines.transfer import Entry, load_entries, optimizer_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import Loss, cross_entropy
-from fedcore.training.proximal import add_proximal_gradient
+from fedcore.training.rules import LocalRule
 from fedcore.training.seeds import be_deterministic, derive_seed, seeded
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -55,14 +55,6 @@ class Recipe:
     optimizer: MakeOptimizer
     loss: Loss = cross_entropy
     keep_weights: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proximal:
-    """A pull towards `anchor` (`Engine.snapshot`): the step also descends mu / 2 times the squared distance from it."""
-
-    mu: float
-    anchor: list[Tensor]
 
 
 class Engine(ABC):
@@ -119,15 +111,16 @@ class Engine(ABC):
 
     # --- a step -------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Batch, *, clip_norm: float = 0.0, proximal: Proximal | None = None) -> Tensor:
-        """One optimizer step on a batch. clip_norm: bound on the L2 norm of the gradient, 0 for none.
+    def step(self, batch: Batch, *, clip_norm: float = 0.0, rule: LocalRule | None = None) -> Tensor:
+        """One optimizer step on a batch. clip_norm: bound on the L2 norm of the gradient, 0 for none. rule: changes the
+        gradient first.
 
         Returns this rank's part of the sum of the examples' losses before the step, a float32 scalar.
         """
         self.optimizer.zero_grad()
         loss = self.backward(batch)
-        if proximal is not None:
-            add_proximal_gradient(self.parameters(), proximal.anchor, proximal.mu)
+        if rule is not None:
+            rule.correct(self.parameters(), self.optimizer)
         if clip_norm:
             self.clip(clip_norm)
         self.optimizer.step()
@@ -179,13 +172,21 @@ class Engine(ABC):
         """Around one micro-batch; before the last one nothing has to be sent."""
         return contextlib.nullcontext()
 
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The L2 norm of tensors that are sharded as `parameters` are, over all ranks; every rank has to call it."""
+        pairs = zip(tensors, self.parameters(), strict=True)
+        return self.world.sum(self._squares([(tensor, self._copies(p)) for tensor, p in pairs])).sqrt()
+
     def _squared_norm(self) -> Tensor:
         """This rank's part of the squared norm of the gradient, such that the sum over all ranks is the whole."""
-        held = [(local(p.grad), self._copies(p)) for p in self.parameters() if p.grad is not None]
+        return self._squares([(local(p.grad), self._copies(p)) for p in self.parameters() if p.grad is not None])
+
+    def _squares(self, held: list[tuple[Tensor, int]]) -> Tensor:
+        """The same of tensors, each with how many ranks hold what this rank holds of it."""
         if not held:
             return torch.zeros((), device=self.device)
-        wide = functools.reduce(torch.promote_types, (gradient.dtype for gradient, _ in held), torch.float32)
-        norms = torch._foreach_norm([gradient for gradient, _ in held], dtype=wide)
+        wide = functools.reduce(torch.promote_types, (tensor.dtype for tensor, _ in held), torch.float32)
+        norms = torch._foreach_norm([tensor for tensor, _ in held], dtype=wide)
         copies = torch.tensor([number for _, number in held], dtype=torch.float32, device=self.device)
         return (torch.stack(norms).to(self.device).float().square() / copies).sum()
 

@@ -59,7 +59,7 @@ def network(config):
 
 
 def fit(engine, job):
-    summary = train(engine, DATA, batch_size=7, epochs=1, seed=job.server_round, proximal=job.proximal)
+    summary = train(engine, DATA, batch_size=7, epochs=1, seed=job.server_round, rule=job.rule)
     return {"num-examples": summary.examples, "loss": summary.loss}
 
 

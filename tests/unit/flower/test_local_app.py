@@ -42,7 +42,7 @@ def network(config: Any) -> nn.Module:
 
 
 def fit(engine, job):
-    summary = train(engine, DATA[job.client], batch_size=5, epochs=2, seed=job.server_round, proximal=job.proximal)
+    summary = train(engine, DATA[job.client], batch_size=5, epochs=2, seed=job.server_round, rule=job.rule)
     return {"num-examples": summary.examples, "loss": summary.loss}
 
 
@@ -238,7 +238,7 @@ class TestProximal:
         data = DATA[1]
 
         def fit_two(engine, job):
-            train(engine, data, batch_size=0, steps=2, seed=0, proximal=job.proximal)
+            train(engine, data, batch_size=0, steps=2, seed=0, rule=job.rule)
             return {"num-examples": len(data)}
 
         linear = local_app(

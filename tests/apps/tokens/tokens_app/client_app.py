@@ -42,7 +42,7 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
         batch_size=int(job.config["batch-size"]),
         steps=int(job.config["local-steps"]),
         seed=job.server_round,
-        proximal=job.proximal,
+        rule=job.rule,
     )
     return {"num-examples": summary.examples, "train_loss": summary.loss}
 

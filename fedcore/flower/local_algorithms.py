@@ -1,0 +1,134 @@
+"""An algorithm's part in the training of one client: its second section, what it keeps, and whether that counts.
+
+What a client keeps moves on with its training, and the server's figures with the sum. An update that is in no sum,
+since the client dropped out or its attempt failed, moved the server by nothing, so what was kept with it must not stay:
+the mean of all c_i would not be c any more, for the rest of the run. So two states are kept, that before the last
+training and that after it, and the next training begins from the one that the sum agrees with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fedcore.flower.own_models import OwnModelStore, Provenance
+from fedcore.flower.personalized import Personalization
+from fedcore.flower.tensor_app import LocalJob, LocalResult
+from fedcore.state import Layout, ModelState, StateSink
+from fedcore.training.algorithms import LocalAlgorithm, make_algorithm
+from fedcore.training.engines.transfer import Entry, load_entries, save_entries
+from fedcore.wire import MetricValue
+
+STRATEGY = "strategy"
+"""Of a message's configuration: the strategy that asks something of the clients. It has the name of the run config's
+key, so that an owner's client refuses one that the run config does not name."""
+CLIENTS_WEIGH_ONE = "clients-weigh-one"
+"""Of a message's configuration: whether every client weighs 1 in the mean, whatever its number of examples."""
+_SLOTS = ("algorithm-a", "algorithm-b")
+
+
+@dataclass(slots=True, kw_only=True)
+class CountedStates:
+    """What an algorithm keeps on one client, in two places that take turns.
+
+    counted: the round of the client's last training whose update was in its sum; None where nobody knows, and every
+    training counts, as in Flower's own runtime.
+    """
+
+    store: OwnModelStore
+    counted: int | None
+
+    def load(self, layout: Layout) -> ModelState | None:
+        """The state that the next training begins from; None for zeros."""
+        slot = self._current()
+        return None if slot is None else self.store.beside(slot).load(layout)
+
+    def free(self) -> OwnModelStore:
+        """Where the state after a training goes: not over the one that it began from."""
+        current = self._current()
+        return self.store.beside(next(slot for slot in _SLOTS if slot != current))
+
+    def _current(self) -> str | None:
+        kept = {slot: self.store.beside(slot).round_kept() for slot in _SLOTS}
+        by_round = sorted((number, slot) for slot, number in kept.items() if number is not None)
+        if by_round and self.counted not in (None, by_round[-1][0]):
+            by_round.pop()  # its update was in no sum
+        return by_round[-1][1] if by_round else None
+
+
+@dataclass(slots=True, kw_only=True)
+class AlgorithmWork:
+    """One training under an algorithm: `begin`, the local steps with `algorithm` as their rule, `finish`."""
+
+    algorithm: LocalAlgorithm
+    work: Personalization
+    states: CountedStates
+
+    @classmethod
+    def of(cls, job: LocalJob, work: Personalization, store: OwnModelStore) -> AlgorithmWork | None:
+        """None where the message asks for no algorithm; raises ConfigurationError for one that cannot work here."""
+        name = str(job.message.get(STRATEGY, ""))
+        algorithm = make_algorithm(name, work.engine, work.shared, job.message)
+        if algorithm is None:
+            return None
+        return cls(algorithm=algorithm, work=work, states=CountedStates(store=store, counted=job.counted))
+
+    def model_of(self, sent: ModelState | None) -> ModelState | None:
+        """The model alone, out of what was sent."""
+        names = {entry.spec.name for entry in self.algorithm.sent()}
+        return sent.only(set(sent) - names) if sent is not None and names else sent
+
+    def begin(self, sent: ModelState | None) -> LocalAlgorithm:
+        """The engine holds the model: load the second section, and what is kept; returns the rule of the steps."""
+        if section := self.algorithm.sent():
+            names = {entry.spec.name for entry in section}
+            load_entries(section, None if sent is None else sent.only(names), self.work.engine.world)
+        if kept := self.algorithm.kept():
+            self._load(kept)
+        self.algorithm.begin()
+        return self.algorithm
+
+    def finish(self, server_round: int) -> dict[str, MetricValue]:
+        """After the local steps: returns the algorithm's metrics."""
+        metrics: dict[str, MetricValue] = dict(self.algorithm.finish())
+        if kept := self.algorithm.kept():
+            engine = self.work.engine
+            if engine.world.rank != 0:
+                save_entries(kept, None, engine.world)
+            else:
+                about = Provenance(server_round=server_round, personal=_names(kept), metrics={})
+                self.states.free().save(_layout(kept), lambda sink: save_entries(kept, sink, engine.world), about)
+        return metrics
+
+    def layout(self) -> Layout:
+        """Of what goes to the server: the model, then the second section."""
+        return Layout(specs=self.work.layout().specs + _layout(self.algorithm.sent()).specs)
+
+    def write(self, sink: StateSink | None) -> None:
+        """Write what goes to the server; rank 0 gives the sink."""
+        self.work.write(sink)
+        save_entries(self.algorithm.sent(), sink, self.work.engine.world)
+
+    def _load(self, kept: list[Entry]) -> None:
+        """Every rank has to know whether there is anything: rank 0 alone has a store."""
+        world = self.work.engine.world
+        state = self.states.load(_layout(kept)) if world.rank == 0 else None
+        exists = torch.tensor(float(state is not None), device=self.work.engine.device)
+        if world.sum(exists) > 0:
+            load_entries(kept, state, world)
+
+
+def weighed(result: LocalResult, message: Mapping[str, Any]) -> LocalResult:
+    """The result with the weight that the strategy asks for."""
+    return replace(result, examples=1) if message.get(CLIENTS_WEIGH_ONE) else result
+
+
+def _layout(entries: list[Entry]) -> Layout:
+    return Layout(specs=tuple(entry.spec for entry in entries))
+
+
+def _names(entries: list[Entry]) -> tuple[str, ...]:
+    return tuple(entry.spec.name for entry in entries)
