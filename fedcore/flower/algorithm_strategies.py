@@ -1,8 +1,9 @@
 """Strategies that Flower does not have, each a function of the clients' means, so that a secure sum is all they need.
 
 Each inherits FedAvg's averaging: in secure mode over the one reply that stands for the cohort, in plain mode over all.
-What the clients do beside it is in `fedcore.training.algorithms`; the name of the strategy reaches them in the message's
-configuration, under the run config's own key, so that an owner's client refuses one that the run config does not name.
+What the clients do beside it is in `fedcore.training.algorithms`; the name of the strategy reaches them in the
+message's configuration, under the run config's own key, so that an owner's client refuses one that the run config does
+not name.
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ class ClientRunner:
 
     In a group of ranks every one of them has a runner, and all do the same tasks. engine: how the ranks work together,
     for an app that leaves it to us. local_folder: where the client's own model stays; without one, in the Context.
+    counted: the round of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
     """
 
     app: FlowerApp
@@ -76,6 +77,7 @@ class ClientRunner:
     node_config: Mapping[str, Scalar]
     engine: EngineConfig | None = None
     local_folder: Path | None = None
+    counted: int | None = None
     _client_app: ClientApp = field(init=False)
     _run: str = field(default="", init=False)
     _context: Context | None = field(default=None, init=False)
@@ -139,6 +141,7 @@ class ClientRunner:
             node=context.node_config,
             message=_merged(config_values(records).values()),
             client=self.client_id,
+            counted=self.counted,
         )
         model = arrays_state(content, arrays, places[0])
         result = app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
@@ -148,7 +151,13 @@ class ClientRunner:
 
     def _run_local(self, app: TensorApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
         message = merged_values(config_from_json(config) for config in task.configs.values())
-        job = LocalJob(config=context.run_config, node=context.node_config, message=message, client=self.client_id)
+        job = LocalJob(
+            config=context.run_config,
+            node=context.node_config,
+            message=message,
+            client=self.client_id,
+            counted=self.counted,
+        )
         return app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
 
     def _store(self, task: Task, context: Context) -> OwnModelStore:

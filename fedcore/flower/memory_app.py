@@ -38,7 +38,7 @@ READY_CONFIG: Final[Mapping[str, Scalar]] = {
     "seed": 0,
 }
 """What `supervised_app` and `averaging_server` read, for an app that has no pyproject.toml to say it."""
-_READ_TOO: Final = (
+READ_TOO: Final = (
     "strategy", "proximal-mu", "server-lr", "server-momentum", "beta-1", "beta-2", "tau", "feddyn-alpha", "clip-first",
     "clip-quantile", "clip-rate", "ditto-lambda", "personal-layers", "fraction-train", "fraction-evaluate",
     "local-steps",
@@ -122,7 +122,7 @@ def _parts(given: object) -> tuple[str, ClientApp, ServerApp | None]:
 
 def _check_spelling(given: Mapping[str, Scalar], ready: Mapping[str, Scalar]) -> None:
     """Refuse a known key that is written with underscores, which nothing would read."""
-    known = {*ready, *(_READ_TOO if ready else ()), ROUNDS_KEY}
+    known = {*ready, *(READ_TOO if ready else ()), ROUNDS_KEY}
     for key in given:
         if key not in known and key.replace("_", "-") in known:
             raise UnknownKey(key, known, "run_config")

@@ -37,6 +37,10 @@ class Crew(Protocol):
         """What clients answer to a message of a plain exchange; an exception of the user's code is one's answer too."""
         ...
 
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        """The updates that these clients made in a round are in its sum (`ClientRunner.counted`)."""
+        ...
+
     def close(self) -> None:
         """End whatever runs."""
         ...
@@ -65,6 +69,11 @@ class OneByOne:
             except Exception as error:
                 yield client, error
 
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        """Told to their runners."""
+        for client in clients:
+            self.runner(client).counted = server_round
+
     def close(self) -> None:
         """There is nothing to end."""
 
@@ -72,5 +81,5 @@ class OneByOne:
         """The one runner of a client."""
         if client not in self._runners:
             config: dict[str, Scalar] = {"partition-id": client - 1, "num-partitions": self.clients}
-            self._runners[client] = ClientRunner(app=self.app, client_id=client, node_config=config)
+            self._runners[client] = ClientRunner(app=self.app, client_id=client, node_config=config, counted=0)
         return self._runners[client]

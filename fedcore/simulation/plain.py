@@ -104,6 +104,8 @@ class PlainSimulation:
         found = {client: self._reply(client, answer, asked[client].out) for client, answer in self.crew.answer(asked)}
         replies = [found.get(client) or self._absent(client) for client in sorted(questions)]
         check_quorum(sum(reply.error is None for reply in replies), self.settings.quorum)
+        if task.trains:
+            self.crew.count(request.server_round, [reply.node for reply in replies if reply.error is None])
         self._done(task, replies, questions, started)
         return replies
 

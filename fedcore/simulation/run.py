@@ -163,6 +163,7 @@ class Simulation:
                 on_results=self.results.update,
                 initial=self.initial,
                 on_refusal=self.refuse,
+                noised=self._plan.privacy is not None,
             )
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
         return outcome
@@ -280,6 +281,8 @@ class Simulation:
             self._plan.learn_overflow(request.message_type, encoding, error.statistics)
             raise
         self._plan.learn(request.message_type, encoding, decoded)
+        if task.trains:
+            self._crew.count(request.server_round, survivors)
         self.told = task.configs if task.trains else self.told
         self._done(request, survivors, decoded.examples, decoded.metrics, started, encoding.words * 8, decoded=decoded)
         if not task.trains and not task.queries and request.model is not None:

@@ -14,6 +14,7 @@ from fedcore.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.plain_exchange import NODE_UNAVAILABLE, PlainReply, Question, reply_error
 from fedcore.plain_json import to_plain
+from fedcore.privacy import PrivacyPlan
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.wire import ModelRef, is_query, is_training

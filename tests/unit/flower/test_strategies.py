@@ -4,7 +4,9 @@ import pytest
 from flwr.serverapp import strategy as flower
 
 from fedcore.errors import ConfigurationError, UnknownKey
-from fedcore.flower.strategies import STRATEGIES, _participation, make_strategy
+from fedcore.flower import algorithm_strategies as ours
+from fedcore.flower.memory_app import READ_TOO
+from fedcore.flower.strategies import STRATEGIES, STRATEGY_KEYS, _participation, make_strategy
 
 
 @pytest.mark.parametrize(
@@ -16,13 +18,18 @@ from fedcore.flower.strategies import STRATEGIES, _participation, make_strategy
         ("fedadam", flower.FedAdam, {"eta": 0.5, "beta_1": 0.125, "beta_2": 0.625, "tau": 0.0625}),
         ("fedyogi", flower.FedYogi, {"eta": 0.5, "beta_1": 0.125, "beta_2": 0.625, "tau": 0.0625}),
         ("fedadagrad", flower.FedAdagrad, {"eta": 0.5, "tau": 0.0625}),
+        ("scaffold", ours.Scaffold, {"server_rate": 0.5}),
+        ("feddyn", ours.FedDyn, {"alpha": 0.375}),
+        ("diloco", ours.DiLoCo, {"server_rate": 0.5, "server_momentum": 0.75}),
+        ("adaptive-clipping", ours.AdaptiveClipping, {"bound": 2.0, "quantile": 0.25, "rate": 0.5}),
     ],
 )
 def test_each_takes_its_own_keys(name: str, kind: type, attributes: dict[str, float]) -> None:
     config = {
         "proximal-mu": 0.25, "server-lr": 0.5, "server-momentum": 0.75, "beta-1": 0.125, "beta-2": 0.625, "tau": 0.0625,
+        "feddyn-alpha": 0.375, "clip-first": 2.0, "clip-quantile": 0.25, "clip-rate": 0.5,
     }  # fmt: skip
-    strategy = make_strategy({**config, "strategy": name}, min_train_nodes=3)
+    strategy = make_strategy({**config, "strategy": name}, trained=["weight"], min_train_nodes=3)
     assert type(strategy) is kind
     assert strategy.min_train_nodes == 3
     assert {key: getattr(strategy, key) for key in attributes} == attributes
@@ -30,7 +37,7 @@ def test_each_takes_its_own_keys(name: str, kind: type, attributes: dict[str, fl
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_what_is_missing_or_0_leaves_the_default(name: str) -> None:
-    bare, zero = make_strategy({"strategy": name}), make_strategy({"strategy": name, "server-lr": 0})
+    bare, zero = (make_strategy({"strategy": name, **config}, trained=["weight"]) for config in ({}, {"server-lr": 0}))
     assert {key: value for key, value in vars(bare).items() if isinstance(value, float)} == {
         key: value for key, value in vars(zero).items() if isinstance(value, float)
     }
@@ -53,6 +60,9 @@ def test_another_name_is_answered_with_the_nearest() -> None:
         ({"strategy": "fedadam", "beta-1": 1.0}, "beta-1 must be less than 1"),
         ({"strategy": "fedyogi", "tau": 0.0}, "tau = 0 does not fit"),
         ({"strategy": "fedavgm", "server-lr": -1.0}, "server-lr = -1 does not fit"),
+        ({"strategy": "feddyn", "feddyn-alpha": 0.0}, "feddyn-alpha = 0 does not fit"),
+        ({"strategy": "adaptive-clipping", "clip-quantile": 1.5}, "clip-quantile must be less than 1"),
+        ({"strategy": "scaffold"}, "has to know which tensors are trained"),
     ],
 )
 def test_values_out_of_range_are_refused(config: dict[str, float | str], message: str) -> None:
@@ -62,3 +72,7 @@ def test_values_out_of_range_are_refused(config: dict[str, float | str], message
 
 def test_an_app_need_not_say_how_many_nodes_it_waits_for() -> None:
     assert _participation({}) == _participation({"min-nodes": 1})
+
+
+def test_an_app_without_a_folder_knows_the_keys_of_all_strategies() -> None:
+    assert set(STRATEGY_KEYS) <= set(READ_TOO)
