@@ -22,17 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice
 
-from fedcore.compare.measure.network import Cost, Network
+from fedcore.compare.measure.network import Cost, Network, client_seconds, trips_seconds
 from fedcore.compare.workers.schedule import Schedule
-
-PLAIN_TRIPS = 4
-"""Requests of a plain exchange that wait for one another: task, model, the update's parts, its manifest."""
-
-SECURE_TRIPS = PLAIN_TRIPS + 3
-"""The same of a secure one: the survivors, the signatures and the shares come after the manifest."""
-
-KEY_TRIPS = 2
-"""Requests of a secure exchange beside the training: advertisement and sealed shares."""
 
 RING_LATENCIES = 2
 """Of each message of a ring: the receiver's word that it is ready, and the message itself."""
@@ -108,14 +99,18 @@ def federated_seconds(
     schedule: Schedule, exchanges: Sequence[Exchanged], cost: Cost, network: Network, *, secure: bool
 ) -> list[float]:
     """Training exchanges, one after another."""
-    beside = KEY_TRIPS * 2 * network.latency if secure else 0.0
-    after = (SECURE_TRIPS if secure else PLAIN_TRIPS) * 2 * network.latency
+    beside, after = trips_seconds(network, secure=secure)
 
     def seconds(exchange: Exchanged) -> float:
         rate = min(network.bandwidth, network.server / len(exchange.up))
         return after + max(
-            max(_own_seconds(schedule, site, exchange.server_round - 1, cost, network.slowdown), beside)
-            + (exchange.up[site] + exchange.down[site]) * 8 / rate
+            client_seconds(
+                max(_own_seconds(schedule, site, exchange.server_round - 1, cost, network.slowdown), beside),
+                down=exchange.down[site],
+                up=exchange.up[site],
+                down_rate=rate,
+                up_rate=rate,
+            )
             for site in exchange.up
         )
 

@@ -18,6 +18,15 @@ PRESETS = {
     "lan": "bandwidth=1Gbit,latency=0.1ms",
     "wan": "bandwidth=100Mbit,latency=50ms",
 }
+PLAIN_TRIPS = 4
+"""Requests of a plain exchange that wait for one another: task, model, the update's parts, its manifest."""
+
+SECURE_TRIPS = PLAIN_TRIPS + 3
+"""The same of a secure one: the survivors, the signatures and the shares come after the manifest."""
+
+KEY_TRIPS = 2
+"""Requests of a secure exchange beside the training: advertisement and sealed shares."""
+
 KEYS = ("bandwidth", "latency", "server", "step", "example", "slow", "transient", "seed")
 
 
@@ -83,6 +92,17 @@ class Cost:
         return self.step + examples * self.example
 
 
+def client_seconds(computing: float, *, down: float, up: float, down_rate: float, up_rate: float) -> float:
+    """From a task to the last byte of the update; down, up: bytes. Rates are bits a second. Nothing overlaps."""
+    return computing + down * 8 / down_rate + up * 8 / up_rate
+
+
+def trips_seconds(network: Network, *, secure: bool) -> tuple[float, float]:
+    """Of the requests of an exchange that wait for one another: beside the training, and before and after it."""
+    beside = KEY_TRIPS * 2 * network.latency if secure else 0.0
+    return beside, (SECURE_TRIPS if secure else PLAIN_TRIPS) * 2 * network.latency
+
+
 def _take(values: dict[str, Any], word: str) -> None:
     key, _, raw = word.partition("=")
     match key:
@@ -102,9 +122,15 @@ def _take(values: dict[str, Any], word: str) -> None:
             raise UnknownKey(key, KEYS, "--network")
 
 
+def bits_a_second(text: str) -> float | None:
+    """A rate such as 20Mbit; None for what is none."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)([kMG]?)bit", text)
+    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    return rate if 0 < rate < float("inf") else None
+
+
 def _rate(text: str) -> float:
-    found = re.fullmatch(r"([0-9.e+-]+)([kMG]?)bit", text)
-    return _positive(found[1]) * _UNITS[found[2]] if found else _wrong(text)
+    return bits_a_second(text) or _wrong(text)
 
 
 def _seconds(text: str) -> float:

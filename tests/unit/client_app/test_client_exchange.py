@@ -22,7 +22,7 @@ from client_app.ledger_entries import Unmasked
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore import conversions
 from fedcore.codec import CodecSettings, first_encoding
-from fedcore.compare.measure import clock
+from fedcore.compare.measure import network
 from fedcore.conversions import pack_members
 from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.flower.record_file import StoredValues, write_records
@@ -125,9 +125,9 @@ class TestHonest:
         # While it trains, a client asks for the survivors; that poll is given up when it has trained.
         early = script.requests.index("PUT part 0")
         watched = [request for request in script.requests[:early] if request == "GET survivors"]
-        assert len(beside) == clock.KEY_TRIPS
+        assert len(beside) == network.KEY_TRIPS
         # The task is one more, which an agent polls for.
-        assert 1 + len(script.requests) - len(beside) - len(watched) == clock.SECURE_TRIPS
+        assert 1 + len(script.requests) - len(beside) - len(watched) == network.SECURE_TRIPS
 
     async def test_the_update_that_leaves_is_masked(self, script: Script, client: Client) -> None:
         await take(script, client)
@@ -154,7 +154,7 @@ class TestPlain:
         self, plain: Script, client: Client, allow: Callable[..., Client]
     ) -> None:
         await take(plain, allow(client, allow_plain=True))
-        assert 1 + len(plain.requests) == clock.PLAIN_TRIPS
+        assert 1 + len(plain.requests) == network.PLAIN_TRIPS
 
     async def test_is_refused_unless_the_owner_allows_it(self, plain: Script, client: Client) -> None:
         with pytest.raises(ProtocolViolation, match="plain-not-allowed"):
