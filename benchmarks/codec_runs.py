@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from fedcore.codec import Encoding, decode, encode
 from fedcore.config import JobSettings
 from fedcore.errors import UpdateTooLarge
+from fedcore.events import FiguresFound
 from fedcore.exchange import EncodingPlan, ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import ExchangeBackend, ExchangeGrid
 from fedcore.flower.plain_request import PlainRequest
@@ -153,6 +154,9 @@ class Sites(ExchangeBackend):
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """The grids here deliver themselves."""
         raise NotImplementedError
+
+    def found(self, figures: FiguresFound) -> None:
+        """Nobody looks at it here."""
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """Likewise."""

@@ -1,9 +1,9 @@
 """Which of a run's models is the best so far, by a metric of its evaluations.
 
 An evaluation belongs to the model that it was asked of: the one that the exchange sent, and not the next one. What is
-judged is what the server hears anyway, a mean over the clients; with differential privacy that mean is noised and paid
-for like an update, so that choosing by it is post-processing and costs nothing more (Dwork and Roth 2014, section
-2.1). A figure that the ServerApp reads off sums, such as an AUC, is not in the exchange, and nothing is chosen by it.
+judged is what the server hears anyway, a mean over the clients, or what the strategy reads off it, such as an AUC; with
+differential privacy that mean is noised and paid for like an update, so that choosing by it is post-processing and
+costs nothing more (Dwork and Roth 2014, section 2.1).
 """
 
 from __future__ import annotations

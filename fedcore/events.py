@@ -22,6 +22,9 @@ Aggregation = Literal["secure", "plain", "none"]
 """`none`: a baseline, in which nobody aggregates updates on a server's behalf."""
 
 
+FigureSource = Literal["train", "evaluate", "server"]
+
+
 class PrivacyTerms(Message):
     """What a run with differential privacy promises to each client.
 
@@ -198,6 +201,19 @@ class ExchangeRepeated(Message):
     survivors: int
 
 
+class FiguresFound(Message):
+    """What a ServerApp made of the replies of a round, where that is more than their mean, or found by itself.
+
+    source: what it is of: training or evaluation by the clients, or an evaluation at the server (Flower's
+    `evaluate_fn`, whose round 0 is the first model).
+    """
+
+    kind: Literal["figures"] = "figures"
+    server_round: int
+    source: FigureSource
+    metrics: dict[str, MetricValue]
+
+
 class StatisticsFound(Message):
     """What a run that asks for statistics got: `fedcore.statistics.Statistics` as plain JSON."""
 
@@ -238,6 +254,7 @@ RunEvent: TypeAlias = (
     | ExchangeDone
     | ExchangeFailed
     | ExchangeRepeated
+    | FiguresFound
     | StatisticsFound
     | AppPrinted
     | Warned

@@ -24,6 +24,7 @@ from fedcore.events import (
     ExchangeFailed,
     ExchangeRepeated,
     ExchangeStarted,
+    FiguresFound,
     PrivacyTerms,
     RunEnded,
     RunEvent,
@@ -137,8 +138,8 @@ class ProgressView:
             case ClientBlamed():
                 text = f"{event.client} cheated during {event.stage} ({event.reason}) and is asked no more in this run"
                 self._line(f"[red]{escape(text)}[/]")
-            case ExchangeDone():
-                self._on_done(event)
+            case ExchangeDone() | FiguresFound():
+                self._on_done(event) if isinstance(event, ExchangeDone) else self._on_figures(event)
             case ExchangeFailed():
                 what = "trying again" if event.retry else "giving up"
                 self._line(f"[red]round {event.server_round} failed: {escape(event.reason)}; {what}[/]")
@@ -177,6 +178,11 @@ class ProgressView:
             self._line(f"[yellow]{PLAIN_WARNING}[/]")
         for line in privacy_lines(event.privacy) if event.privacy is not None else ():
             self._line(line)
+
+    def _on_figures(self, event: FiguresFound) -> None:
+        if shown := metrics_text(event.metrics):
+            where = "at the server" if event.source == "server" else f"{event.source}, all clients together"
+            self._line(f"round {self._round(event.server_round)}  {where}: {escape(shown)}")
 
     def _on_done(self, event: ExchangeDone) -> None:
         self._left.begins(event.server_round, self._heard[0] - event.seconds)  # a simulation tells of no beginnings

@@ -12,6 +12,7 @@ from fedcore.events import (
     ExchangeDone,
     ExchangeFailed,
     ExchangeRepeated,
+    FiguresFound,
     PrivacyTerms,
     RunEnded,
     RunEvent,
@@ -23,12 +24,17 @@ from fedcore.wire import MetricValue, is_query
 
 @dataclass(slots=True)
 class RunRecord:
-    """Everything that is kept of one run. ends: when each of the exchanges was done, seconds since the run began."""
+    """Everything that is kept of one run.
+
+    ends: when each of the exchanges was done, seconds since the run began. figures: source -> round -> what the
+    ServerApp made of the replies, as `FiguresFound`.
+    """
 
     aggregation: str = ""
     privacy: PrivacyTerms | None = None
     exchanges: list[ExchangeDone] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
+    figures: dict[str, dict[int, dict[str, MetricValue]]] = field(default_factory=dict)
     dropouts: list[ClientDropped] = field(default_factory=list)
     failures: list[ExchangeFailed] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -44,6 +50,8 @@ class RunRecord:
             case ExchangeDone():
                 self.exchanges.append(event)
                 self.ends.append(seconds)
+            case FiguresFound():
+                self.figures.setdefault(event.source, {}).setdefault(event.server_round, {}).update(event.metrics)
             case ClientDropped():
                 self.dropouts.append(event)
             case ExchangeFailed():
@@ -60,14 +68,21 @@ class RunRecord:
         return [
             (exchange.server_round, end, float(value))
             for exchange, end in zip(self.exchanges, self.ends, strict=True)
-            if not exchange.trains and isinstance(value := exchange.metrics.get(metric), int | float)
+            if not exchange.trains and isinstance(value := self._metrics(exchange).get(metric), int | float)
         ]
 
     def final_metrics(self) -> dict[str, MetricValue]:
         """The metrics of the last evaluation; of the last training where nothing was evaluated."""
         evaluations = [exchange for exchange in self.exchanges if exchange.evaluates]
         last = (evaluations or self.exchanges)[-1:]
-        return dict(last[0].metrics) if last else {}
+        return self._metrics(last[0]) if last else {}
+
+    def _metrics(self, exchange: ExchangeDone) -> dict[str, MetricValue]:
+        """Of an exchange, with what the ServerApp made of them."""
+        if not exchange.trains and not exchange.evaluates:
+            return dict(exchange.metrics)
+        source = "train" if exchange.trains else "evaluate"
+        return {**exchange.metrics, **self.figures.get(source, {}).get(exchange.server_round, {})}
 
     def epsilon_spent(self) -> float | None:
         """What the run spent, at the delta of its terms; None without differential privacy."""

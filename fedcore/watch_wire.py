@@ -84,14 +84,16 @@ class LinksOut(Shown):
 class RoundOut(Shown):
     """One round: its training and its evaluation, together.
 
-    seconds: of both. train, evaluate: their metrics. up, down: bytes of all clients. epsilon: spent up to here. cohort:
-    clients that were asked, survivors: whose updates are in the sum, dropped: the others.
+    seconds: of both. train, evaluate: their metrics. server: what the ServerApp's own evaluation gave. up, down: bytes
+    of all clients. epsilon: spent up to here. cohort: clients that were asked, survivors: whose updates are in the sum,
+    dropped: the others.
     """
 
     round: int
     seconds: float
     train: dict[str, MetricValue | None]
     evaluate: dict[str, MetricValue | None]
+    server: dict[str, MetricValue | None] = Field(default_factory=dict)
     up: int
     down: int
     epsilon: float | None

@@ -103,7 +103,6 @@ def come_home(
             tracking.keep(out)
             summary["card"] = str(card_beside(out, record, final.settings))
         summary |= fetch_results(client.files(final.run), Home.beside(out), partial(client.fetch_file, final.run))
-        tracking.results(summary["results"])
     if final.status is not RunStatus.FINISHED:
         if screen.as_json:
             _write(summary)

@@ -15,7 +15,9 @@ from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 
 from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
+from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
+from fedcore.flower.figures import NewFigures
 from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import cast_to_layout, state_from_arrays
@@ -48,6 +50,10 @@ class ExchangeBackend(Protocol):
         """
         ...
 
+    def found(self, figures: FiguresFound) -> None:
+        """Hear what the strategy made of replies; before the next exchange, or the end of the run."""
+        ...
+
 
 @dataclass(eq=False)
 class ExchangeGrid(Grid):
@@ -74,6 +80,7 @@ class ExchangeGrid(Grid):
     _final: ArrayRecord | None = field(default=None, init=False)
     _replied: set[str] = field(default_factory=set, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
+    _figures: NewFigures = field(default_factory=NewFigures, init=False)
     _pushed: dict[str, Message] = field(default_factory=dict, init=False)
 
     @abstractmethod
@@ -135,6 +142,7 @@ class ExchangeGrid(Grid):
         asking = receiver()
         self.weight_key = asking.weight_key
         self.found = asking.found or self.found
+        self.tell_figures()
         self._look_ahead()
         try:
             self._check_started(messages)
@@ -148,7 +156,13 @@ class ExchangeGrid(Grid):
                 self._failures.setdefault(_purpose(reply), str(reply.error.reason))
             else:
                 self._replied.add(_purpose(reply))
+        self._figures.note(replies)
         return replies
+
+    def tell_figures(self) -> None:
+        """Tell the backend what the strategy has made of the replies since it was told last."""
+        for figures in self._figures.of(self.found):
+            self.backend.found(figures)
 
     def _check_started(self, messages: Sequence[Message] = ()) -> None:
         """Refuse to go past a model that the run is to start from; raises ConfigurationError."""

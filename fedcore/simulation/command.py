@@ -214,7 +214,6 @@ def carried_out(
         places = outputs.results(simulation, folder)
         for kind, file in outputs.models(simulation, outcome.state, record):
             tracking.keep(file, kind)
-        tracking.results(simulation.results)
     summary = {"app": wanted.app.name, "clients": wanted.clients, **record.summary(), "results": simulation.results}
     return record, summary | {"model": str(outputs.out) if outputs.out else None, **places}
 

@@ -28,6 +28,7 @@ from fedcore.events import (
     EventSink,
     ExchangeDone,
     ExchangeFailed,
+    FiguresFound,
     PrivacyTerms,
     RunEnded,
     RunStarted,
@@ -105,6 +106,8 @@ class Simulation:
     _exchange: int = field(default=0, init=False)
     _home: Path = field(init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
+    _evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
+    _unjudged: str = field(default="", init=False)
     _warned_of_best: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -165,6 +168,7 @@ class Simulation:
                 on_refusal=self.refuse,
                 noised=self._plan.privacy is not None,
             )
+        self._warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
         return outcome
 
@@ -175,8 +179,15 @@ class Simulation:
     def nodes(self) -> list[int]:
         return list(range(1, self.clients + 1))
 
+    def found(self, figures: FiguresFound) -> None:
+        """Tell of what the strategy made of replies; a model may be judged by it."""
+        self.emit(figures)
+        if figures.source == "evaluate" and self._evaluated is not None and self._evaluated[0] == figures.server_round:
+            self._judge(figures.metrics)
+
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """One exchange, tried again with new dropouts after a failure."""
+        self._warn_unjudged()
         if self._account.withholds(is_training(request.message_type) or is_query(request.message_type)):
             return []
         self._check_asked(len(request.nodes), request.message_type)
@@ -286,21 +297,27 @@ class Simulation:
         self.told = task.configs if task.trains else self.told
         self._done(request, survivors, decoded.examples, decoded.metrics, started, encoding.words * 8, decoded=decoded)
         if not task.trains and not task.queries and request.model is not None:
-            self._judge(request.model, request.server_round, decoded.metrics)
+            self._evaluated = (request.server_round, request.model)
+            self._judge(decoded.metrics)
         return [ExchangeReply.of_cohort(decoded)]
 
-    def _judge(self, model: ModelState, number: int, metrics: Mapping[str, Any]) -> None:
-        """Keep the model that was evaluated if no other was better."""
+    def _judge(self, metrics: Mapping[str, Any]) -> None:
+        """Keep the model that was evaluated last if no other was better."""
         rule = BestRule.parse(self.settings.best_model)
-        if rule is None:
+        if rule is None or self._evaluated is None:
             return
+        number, model = self._evaluated
         value = rule.value(metrics)
-        if value is None and not self._warned_of_best:
-            self._warned_of_best = True
-            self.emit(Warned(line=rule.absent(metrics)))
+        self._unjudged = rule.absent(metrics) if value is None else ""
         if value is not None and rule.beats(value, self.best.value if self.best is not None else None):
             spent = self._account.epsilon_spent
             self.best = BestModel(state=model, value=value, said=rule.said(value), rounds=number, epsilon=spent)
+
+    def _warn_unjudged(self) -> None:
+        """Say once that the evaluation did not have the metric, nor what the strategy made of it."""
+        if self._unjudged and not self._warned_of_best:
+            self._warned_of_best = True
+            self.emit(Warned(line=self._unjudged))
 
     def _session(self, client: int, parameters: RoundParameters, verify: Verify) -> ClientSession:
         return ClientSession(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fedcore.events import ClientDropped, ExchangeDone, RunEvent
+from fedcore.events import ClientDropped, ExchangeDone, FiguresFound, RunEvent
 from fedcore.wire import is_query
 
 _MOST_ENTRIES: Final = 16
@@ -23,6 +23,8 @@ class Figures:
 
     def of(self, event: RunEvent) -> tuple[int, dict[str, float]] | None:
         """(round, figures by name), None for an event that brings none. Queries are no rounds."""
+        if isinstance(event, FiguresFound):
+            return event.server_round, {f"app/{event.source}/{name}": value for name, value in numbers(event.metrics)}
         if isinstance(event, ClientDropped):
             self.dropped += 1
         if not isinstance(event, ExchangeDone):
@@ -40,20 +42,6 @@ class Figures:
         if event.epsilon_spent is not None:
             values["privacy/epsilon"] = event.epsilon_spent
         return event.server_round, values
-
-
-def of_results(results: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
-    """(round, figures) of what the ServerApp found, such as an AUC that it read off sums, or its own evaluation."""
-    rounds = sorted({int(number) for found in results.values() for number in found})
-    for number in rounds:
-        yield (
-            number,
-            {
-                f"app/{kind}/{name}": value
-                for kind, found in results.items()
-                for name, value in numbers(found.get(str(number), {}))
-            },
-        )
 
 
 def numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from fedcore.events import RunEnded, RunEvent
 from fedcore.operator_wire import RunStatus
-from fedcore.tracking.figures import Figures, of_results
+from fedcore.tracking.figures import Figures
 from fedcore.tracking.tracker import Track, TrackedRun, Tracker
 
 
@@ -49,11 +49,6 @@ class Tracking:
         if (found := self._figures.of(event)) is not None:
             step, values = found
             self._each(lambda tracker: tracker.log(step, values))
-
-    def results(self, results: Mapping[str, Any]) -> None:
-        """What the ServerApp found, by round."""
-        for step, values in of_results(results):
-            self._each(lambda tracker, step=step, values=values: tracker.log(step, values))  # type: ignore[misc]
 
     def keep(self, file: Path, kind: str = "model") -> None:
         """A file that the run left."""

@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fedcore.errors import BudgetSpent, FedcoreError, RoundFailed, WorkerDied
+from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.output import quiet_flower
@@ -46,6 +47,7 @@ from server_app.runs.app_messages import (
     ExchangeAsked,
     ExchangeRefused,
     Finished,
+    Found,
     Nodes,
     NodesAsked,
     PlainAsked,
@@ -108,6 +110,11 @@ class ServerBackend:
                     raise RoundFailed(reason)
                 case _:
                     raise WorkerDied("the server gave an answer to another question")
+
+    def found(self, figures: FiguresFound) -> None:
+        """Tell what the strategy made of replies; nobody answers."""
+        with self._lock:
+            self._server.send(Found(figures=figures))
 
     def _asked_plainly(self, request: PlainRequest) -> PlainAsked:
         self._count += 1

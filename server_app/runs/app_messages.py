@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply
 from fedcore.plain_exchange import PlainReply
 from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar, Sha256
@@ -112,6 +113,13 @@ class BudgetReached(Message):
     reason: str
 
 
+class Found(Message):
+    """App to server, without an answer: what the strategy made of the replies that it had."""
+
+    op: Literal["found"] = "found"
+    figures: FiguresFound
+
+
 class Finished(Message):
     """App to server: the ServerApp returned; the path of its final model, or the statistics that were asked for."""
 
@@ -127,7 +135,7 @@ class Broken(Message):
     reason: str
 
 
-FromApp = Annotated[NodesAsked | ExchangeAsked | PlainAsked | Finished | Broken, Field(discriminator="op")]
+FromApp = Annotated[NodesAsked | ExchangeAsked | PlainAsked | Found | Finished | Broken, Field(discriminator="op")]
 ToApp = Annotated[Start | Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached, Field(discriminator="op")]
 
 FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)

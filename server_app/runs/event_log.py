@@ -23,6 +23,7 @@ from fedcore.events import (
     ExchangeFailed,
     ExchangeRepeated,
     ExchangeStarted,
+    FiguresFound,
     Recorded,
     RunEvent,
     RunStarted,
@@ -115,6 +116,10 @@ class EventLog:
         data = event.model_dump(exclude={"kind"})
         log.info("%s", event_line(event), extra={"run": self._run, "event": event.kind, "data": data})
 
+    def has(self, event: RunEvent) -> bool:
+        """Whether the record has an event that happens once."""
+        return _said(event) in self._said
+
     def warn_once(self, line: str) -> None:
         """Append a warning, unless the record has it: each life of a ServerApp finds the same again."""
         if line not in self._warnings:
@@ -160,6 +165,8 @@ def _said(event: RunEvent) -> tuple[Any, ...] | None:
     match event:
         case RunStarted() | StatisticsFound():
             return (kind, 0)
+        case FiguresFound():
+            return (kind, event.source, event.server_round)
         case ExchangeStarted() | ExchangeDone():
             return (kind, event.exchange)
         case ExchangeFailed() | ExchangeRepeated():

@@ -25,6 +25,7 @@ from server_app.runs.app_messages import (
     ExchangeAsked,
     ExchangeRefused,
     Finished,
+    Found,
     FromApp,
     Nodes,
     NodesAsked,
@@ -73,6 +74,7 @@ class RunOrchestrator:
         self._run = run
         self._journal = journal
         self._stopped = ""
+        self._evaluated: tuple[int, Path] | None = None
         self._secure = SecureExchanges(run)
         self._plain = PlainExchanges(run)
 
@@ -84,7 +86,10 @@ class RunOrchestrator:
         while True:
             message = await self._listen(app)
             match message:
+                case Found(figures=figures):
+                    await run.take_figures(figures, self._evaluated)
                 case Finished(model=model, statistics=found):
+                    run.warn_unjudged()
                     if found is not None and run.plan.question is not None:
                         run.event_log.add(StatisticsFound(statistics=found))
                     return RunEnd(model=await run.files.keep_model(model, run.facts("final")), stopped=self._stopped)
@@ -133,7 +138,11 @@ class RunOrchestrator:
     # --- answers --------------------------------------------------------------------------------
 
     async def _answer(self, message: Request) -> Answer:
+        if not isinstance(message, NodesAsked):
+            self._run.warn_unjudged()
         files = await self._take_over(message)
+        if isinstance(message, ExchangeAsked) and message.model is not None and not is_training(message.message_type):
+            self._evaluated = message.server_round, files[message.model].path
         kept = await self._journal.begin(as_kept(message, {name: file.reference for name, file in files.items()}))
         if kept is None:
             kept = await self._find(message, files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from fedcore.events import ExchangeDone, ExchangeStarted, PrivacyTerms, Recorded, RunStarted
+from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, PrivacyTerms, Recorded, RunStarted
 from fedcore.watch_wire import RoundOut, RoundsOut
 from fedcore.wire import MetricValue
 
@@ -18,6 +18,7 @@ class _Round:
     seconds: float = 0.0
     train: dict[str, MetricValue | None] = field(default_factory=dict)
     evaluate: dict[str, MetricValue | None] = field(default_factory=dict)
+    server: dict[str, MetricValue | None] = field(default_factory=dict)
     up: int = 0
     down: int = 0
     epsilon: float | None = None
@@ -43,13 +44,22 @@ class RoundBook:
                 self._planned, self._privacy = planned, privacy
             case ExchangeStarted(exchange=exchange, cohort=cohort):
                 self._cohort = (exchange, len(cohort))
+            case FiguresFound(source=source, server_round=number, metrics=metrics):
+                found = self._round(number)
+                {"train": found.train, "evaluate": found.evaluate, "server": found.server}[source].update(
+                    _drawable(metrics)
+                )
             case ExchangeDone() as done if done.trains or done.evaluates:
                 self._add(done)
 
-    def _add(self, done: ExchangeDone) -> None:
-        found = self._rounds.setdefault(done.server_round, _Round())
+    def _round(self, number: int) -> _Round:
+        found = self._rounds.setdefault(number, _Round())
         if len(self._rounds) > MOST_ROUNDS:
             del self._rounds[next(iter(self._rounds))]
+        return found
+
+    def _add(self, done: ExchangeDone) -> None:
+        found = self._round(done.server_round)
         found.seconds += done.seconds
         found.up += sum(done.bytes_up.values())
         found.down += sum(done.bytes_down.values())
@@ -70,6 +80,7 @@ class RoundBook:
                     seconds=round(one.seconds, 4),
                     train=one.train,
                     evaluate=one.evaluate,
+                    server=one.server,
                     up=one.up,
                     down=one.down,
                     epsilon=one.epsilon,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import RoundFailed
-from fedcore.events import ExchangeDone, ExchangeStarted
+from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound
 from fedcore.state import ModelFacts
 from fedcore.wire import Task
 from server_app.exchanges.ending import ExchangeEnd
@@ -81,10 +81,38 @@ class RunContext:
         await self.close(task, end)
         if rule is None or end.total is None or task.trains or task.queries or model is None:
             return
-        if value is None:
-            self.event_log.warn_once(rule.absent(end.total.metrics))
+        self.state.unjudged = rule.absent(end.total.metrics) if value is None else ""
         if better and value is not None:
             await self.files.keep_best(model, replace(self.facts("best"), best=rule.said(value)))
+
+    async def take_figures(self, figures: FiguresFound, evaluated: tuple[int, Path] | None) -> None:
+        """What the ServerApp made of replies, which may tell that the model evaluated last is the best.
+
+        evaluated: its round and its file. The model is kept before the event is, which says that it was: a process that
+        ends in between hears the same figures again.
+        """
+        rule = self.state.rule
+        if (
+            rule is not None
+            and evaluated is not None
+            and (figures.source, figures.server_round)
+            == (
+                "evaluate",
+                evaluated[0],
+            )
+        ):
+            value = rule.value(figures.metrics)
+            self.state.unjudged = self.state.unjudged if value is None else ""
+            if value is not None and rule.beats(value, self.state.best):
+                self.state.best = value
+                if not self.event_log.has(figures):
+                    await self.files.keep_best(evaluated[1], replace(self.facts("best"), best=rule.said(value)))
+        self.event_log.add(figures)
+
+    def warn_unjudged(self) -> None:
+        """Say once that an evaluation did not have the metric by which the best model is chosen."""
+        if self.state.unjudged:
+            self.event_log.warn_once(self.state.unjudged)
 
     def facts(self, kind: str) -> ModelFacts:
         """What the file of a model of this run says, as things stand."""

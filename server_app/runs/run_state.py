@@ -21,6 +21,7 @@ class RunState:
     """The encodings to come, the privacy budget, who cheated, and how many exchanges and rounds there were.
 
     told: the configurations that went with the last training. best: what the best evaluation so far gave, by `rule`.
+    unjudged: what is to be said if the ServerApp does not find the rule's metric either; empty where it need not.
     """
 
     def __init__(self, settings: JobSettings, least_cohort: int) -> None:
@@ -32,6 +33,7 @@ class RunState:
         self.told: dict[str, dict[str, Any]] = {}
         self.rule = BestRule.parse(settings.best_model)
         self.best: float | None = None
+        self.unjudged = ""
 
     def next_exchange(self) -> int:
         """The number of an exchange that is about to be opened."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import httpx
 
 from fedcore.errors import WorkerDied
-from fedcore.events import RunOut
+from fedcore.events import FiguresFound, FigureSource, RunOut
 from fedcore.federation import ClientKit, FederationFolder, OperatorKit, ServerKit
 from fedcore.flower.app import AppBundle
 from fedcore.operator_wire import RunIn
@@ -32,6 +32,7 @@ from server_app.runs.app_messages import (
     ExchangeAsked,
     ExchangeRefused,
     Finished,
+    Found,
     FromApp,
     NodesAsked,
     PlainAsked,
@@ -160,6 +161,11 @@ class ScriptedApp:
         answer = await self._answers.get()
         assert isinstance(answer, PlainReplies | ExchangeRefused)
         return answer
+
+    def found(self, server_round: int, source: FigureSource, **metrics: float) -> None:
+        """Tell what the strategy made of replies."""
+        figures = FiguresFound(server_round=server_round, source=source, metrics=metrics)
+        self._asked.put_nowait(Found(figures=figures))
 
     def finish(self, model: ModelState | None = None) -> None:
         path = self.folder / "final.safetensors"

@@ -19,6 +19,7 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.config import EngineConfig, JobSettings
 from fedcore.errors import AppError, BudgetSpent, UsageError
+from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
@@ -65,6 +66,9 @@ class _Ending:
         if self._questions is None:
             self._questions = self._simulation()
         return self._questions.ask(request)
+
+    def found(self, figures: FiguresFound) -> None:
+        """There is nothing yet."""
 
     def _simulation(self) -> PlainSimulation:
         app, sites = self.run.app, self.run.sites

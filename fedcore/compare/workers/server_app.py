@@ -19,6 +19,7 @@ from fedcore.compare.workers.processes import ReportSink
 from fedcore.compare.workers.training import Note, OwnEvaluation, OwnResults, RoundDone, WorkerReady, train_pooled
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, ConfigurationError, UsageError
+from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
@@ -96,6 +97,9 @@ class PooledBackend:
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """Nothing is aggregated here."""
         raise UsageError("centralized training knows no secure exchanges")
+
+    def found(self, figures: FiguresFound) -> None:
+        """All of it comes with the results."""
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """Do the work once, on all the data; the reply is that of the first node that was asked."""

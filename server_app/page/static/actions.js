@@ -42,17 +42,32 @@ export class Actions {
     this.resume = button("Let it go on …", () => act(this.run, "resume", "Let this run go on?", RESUME, "Let it go on", changed));
     this.again = button("Run again …", () => act(this.run, "again", "Submit this run again?", AGAIN, "Submit it again", (made) => open(made.run)));
     this.model = el("a", { class: "button", download: "", hidden: true }, "Download the model");
-    this.element = el("div", { class: "buttons" }, this.stop, this.resume, this.again, this.model);
+    this.best = el("a", { class: "button", download: "", hidden: true }, "Download the best model");
+    this.element = el("div", { class: "buttons" }, this.stop, this.resume, this.again, this.model, this.best);
   }
 
   /** Follow a run's state. */
-  show({ run, status, model }) {
+  show({ run, status, model, settings }) {
     this.run = run;
+    this.metric = (settings?.["best-model"] ?? "").replace(/:(max|min)$/, "");
     this.stop.hidden = isOver(status);
     this.resume.hidden = !["failed", "cancelled", "interrupted"].includes(status);
     this.again.hidden = !isOver(status);
     this.model.hidden = !model;
     this.model.href = of(run, "model");
     this.model.textContent = status === "finished" ? "Download the model" : "Download the checkpoint";
+    this.best.href = `${of(run, "model")}?which=best`;
+    this.#showBest();
+  }
+
+  /** Take the rounds so far: there is a best model as soon as one was evaluated by its metric. */
+  rounds({ rounds }) {
+    this.evaluated = rounds.some((round) => typeof round.evaluate[this.metric] === "number");
+    this.#showBest();
+  }
+
+  #showBest() {
+    this.best.hidden = !(this.metric && this.evaluated);
+    this.best.title = this.metric ? `by ${this.metric}` : "";
   }
 }

@@ -6,7 +6,7 @@ import uPlot from "./vendor/uPlot.esm.js";
 import { bytes, duration, metricName, number } from "./words.js";
 
 const HEIGHT = 210;
-const SOURCES = { evaluate: "on the sites' test data", train: "while training" };
+const SOURCES = { evaluate: "on the sites' test data", server: "at the server", train: "while training" };
 
 /** The metrics of these rounds: name, and for each source the values by round; accuracy and loss first. */
 function curvesOf(rounds) {
@@ -115,7 +115,7 @@ export class Curves {
     if (!this.list.open) return;
     const make = () => el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: 6 }, () => el("td")));
     keyed(this.table.body, [...this.#rounds].reverse(), (round) => round.round, make, (row, round) => {
-      const metrics = { ...round.train, ...round.evaluate };
+      const metrics = { ...round.train, ...round.server, ...round.evaluate };
       const words = Object.entries(metrics)
         .filter(([name, value]) => typeof value === "number" && !name.endsWith("/sums"))
         .map(([name, value]) => `${name} ${number(value)}`);

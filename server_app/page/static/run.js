@@ -15,7 +15,7 @@ import { isOver } from "./words.js";
 
 const KINDS = [
   ...["clients", "started", "resumed", "exchange", "stage", "dropped", "blamed", "exchange-done", "exchange-failed"],
-  ...["exchange-repeated", "warning", "log", "ended"],
+  ...["exchange-repeated", "figures", "warning", "log", "ended"],
 ];
 const NO_EVENTS = 2 ** 31 - 1;
 const PAUSE = 1000;
@@ -110,6 +110,7 @@ export class Run {
   #showRounds(rounds) {
     this.survivors = rounds.rounds.at(-1)?.survivors;
     this.standing.rounds(rounds);
+    this.actions?.rounds(rounds);
     this.curves.show(rounds);
     this.#follow(rounds);
   }
@@ -152,6 +153,7 @@ export class Run {
     if (["exchange", "stage", "dropped", "blamed"].includes(kind)) [marks, clients].forEach((go) => go());
     if (kind === "stage" && event.stage === "input") saw();
     if (kind === "clients") clients();
+    if (kind === "figures") rounds();
     if (["exchange-done", "exchange-failed", "exchange-repeated"].includes(kind)) {
       [info, rounds, marks, clients, saw].forEach((go) => go());
       if (kind === "exchange-done") announce(`Round ${event.server_round}: ${this.standing.said()}`);

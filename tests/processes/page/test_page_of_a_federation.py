@@ -13,6 +13,7 @@ from support.deployment import QUICK, Deployment, fedcore
 from support.tiny import TINY
 
 from fedcore.federation import OperatorKit
+from fedcore.state import read_facts
 
 pytestmark = [needs_browser, pytest.mark.timeout(600)]
 
@@ -23,7 +24,7 @@ def start_run(federation: Deployment, gate: Path) -> str:
     words: list[str | Path] = ["run", TINY, "--operator", kit, "--detach", "--json"]
     for key, value in {"num-server-rounds": 500, "gate": str(gate)}.items():
         words += ["--run-config", f"{key}={json.dumps(value)}"]
-    for key, value in {**QUICK, "min-clients": 3}.items():
+    for key, value in {**QUICK, "min-clients": 3, "best-model": "eval_loss:min"}.items():
         words += ["--set", f"{key}={value}"]
     done = fedcore(*words, mark=federation.mark)
     assert done.returncode == 0, done.stderr
@@ -62,6 +63,10 @@ def test_a_run_is_followed_a_dead_client_is_named_and_the_run_is_stopped(tmp_pat
         with page.expect_download() as download:
             page.get_by_role("link", name="Download the checkpoint").click()
         assert download.value.path().stat().st_size > 0
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download the best model").click()
+        assert (facts := read_facts(download.value.path())) is not None
+        assert facts.best.startswith("eval_loss = ")
         page.get_by_role("button", name="Run again …").click()
         page.get_by_role("button", name="Submit it again").click()
         expect(page.locator(".facts")).to_contain_text("num-server-rounds")

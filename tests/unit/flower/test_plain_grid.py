@@ -37,6 +37,9 @@ class Asked:
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         raise AssertionError(request)
 
+    def found(self, figures: object) -> None:
+        del figures
+
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         self.requests.append(request)
         return []

@@ -10,8 +10,9 @@ import pytest
 from support.events import event
 
 from fedcore.errors import ConfigurationError
+from fedcore.events import FiguresFound
 from fedcore.tracking import Track, TrackedRun, Tracker, Tracking, parse_tracks
-from fedcore.tracking.figures import Figures, of_results
+from fedcore.tracking.figures import Figures
 
 RUN = TrackedRun(name="run-1", app="tiny", run="1f2e", run_config={"lr": 0.5}, settings={"evaluate-metrics": ["a"]})
 
@@ -60,11 +61,8 @@ def test_figures_by_round() -> None:
 
 
 def test_what_the_serverapp_found_is_told_by_round() -> None:
-    results = {"evaluate": {"1": {"auc": 0.5}, "10": {"auc": 0.75}}, "server": {"10": {"loss": 0.1, "note": "x"}}}
-    assert list(of_results(results)) == [
-        (1, {"app/evaluate/auc": 0.5}),
-        (10, {"app/evaluate/auc": 0.75, "app/server/loss": 0.1}),
-    ]
+    found = FiguresFound(server_round=10, source="server", metrics={"loss": 0.1, "both": [1.0, 2.0]})
+    assert Figures().of(found) == (10, {"app/server/loss": 0.1, "app/server/both/0": 1.0, "app/server/both/1": 2.0})
 
 
 def test_parameters_and_tags_are_told_apart() -> None:
