@@ -49,6 +49,9 @@ class Cohort:
     def nodes(self) -> list[int]:
         return list(self.connected)
 
+    def found(self, figures: object) -> None:
+        del figures
+
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         self.asked.append(request.message_type)
         state = None
