@@ -241,6 +241,10 @@ class BudgetSpent(FedcoreError):
     check: ClassVar[str] = "privacy-budget"
 
 
+class EnoughTested(FedcoreError):
+    """Whoever leads the run has seen enough of its tests; it ends with the model that it has."""
+
+
 class EnvironmentFailure(FedcoreError):
     """The machine or the network failed; trying again later may help."""
 

@@ -8,9 +8,10 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.errors import BudgetSpent
+from fedcore.errors import BudgetSpent, EnoughTested
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.grid import Aggregation, ExchangeBackend, ExchangeGrid
+from fedcore.flower.heard_tests import OnTest, telling_tests
 from fedcore.flower.initial import starting_from
 from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object
@@ -50,6 +51,7 @@ def run_server_app(
     initial: ModelState | None = None,
     on_refusal: OnRefusal = refuse,
     noised: bool = False,
+    on_test: OnTest | None = None,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -58,6 +60,7 @@ def run_server_app(
     from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply, and
     ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
     code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
+    on_test: hears what the app's own `evaluate_fn` finds, round by round.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
@@ -74,9 +77,9 @@ def run_server_app(
         run_config=dict(run_config),
     )
     try:
-        with legacy_rounds(grid), starting_from(initial, grid):
+        with legacy_rounds(grid), starting_from(initial, grid), telling_tests(on_test):
             load_server_app(app)(grid, context)
-    except BudgetSpent as error:
+    except (BudgetSpent, EnoughTested) as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
     finally:
         grid.tell_figures()

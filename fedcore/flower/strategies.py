@@ -23,6 +23,7 @@ from fedcore.flower import algorithm_strategies as ours
 from fedcore.flower.engine_app import LocalApp
 from fedcore.flower.metric_aggregation import finish
 from fedcore.flower.personal_strategies import DITTO_KEY, LAYERS_KEY
+from fedcore.flower.server_tests import TestSet, server_test
 from fedcore.training.algorithms import ALPHA
 from fedcore.training.seeds import derive_seed
 
@@ -98,7 +99,7 @@ def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None,
     return choice.make(**options, **chosen)
 
 
-def averaging_server(client: LocalApp) -> ServerApp:
+def averaging_server(client: LocalApp, *, test: TestSet | None = None) -> ServerApp:
     """A ServerApp that runs the strategy of the run config, from the initial weights that the ClientApp's model has.
 
     Where the app's `columns` name statistics that the clients need, it asks for them first, sets them in the model's
@@ -106,6 +107,9 @@ def averaging_server(client: LocalApp) -> ServerApp:
     clients report for the ClientApp's metrics become figures of the whole federation (`finish`), the last of which it
     prints. Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
     where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
+    test: reads a test set where the ServerApp runs. With `central-test` = N in the run config the model is tested on N
+    examples of it before the first round and after each, as Flower's `evaluate_fn`; most need `fraction-evaluate` = 0
+    then.
     """
     app = ServerApp()
 
@@ -122,6 +126,7 @@ def averaging_server(client: LocalApp) -> ServerApp:
             num_rounds=int(config[ROUNDS_KEY]),
             train_config=ConfigRecord(known),
             evaluate_config=ConfigRecord(known),
+            evaluate_fn=server_test(client, config, test, known),
         )
         if line := _figures(client, result.evaluate_metrics_clientapp):
             print(line, flush=True)  # noqa: T201 - what a ServerApp prints comes home with the run
