@@ -15,6 +15,7 @@ from fedcore.data.image_folder import load_image, load_image_folder
 from fedcore.data.images import load_cifar10, load_digits, load_fashion_mnist, load_femnist, load_mnist
 from fedcore.data.partition import ClientRows, client_data, partition
 from fedcore.data.shakespeare import load_shakespeare
+from fedcore.data.synthetic import load_synthetic
 from fedcore.data.tables import TableColumn, TableSchema, table_data
 from fedcore.data.types import Dataset, Split
 
@@ -34,6 +35,7 @@ __all__ = [
     "load_image_folder",
     "load_mnist",
     "load_shakespeare",
+    "load_synthetic",
     "partition",
     "read_hospital",
     "table_data",

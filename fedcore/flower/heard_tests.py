@@ -1,7 +1,7 @@
 """What the `evaluate_fn` of an app finds, round by round, told to whoever leads the run, who may end it there.
 
-Flower's own loop tells of its results when it ends, and knows no other end than its number of rounds. So for the duration
-of a run `Strategy.start` is replaced, as `fedcore.flower.initial` does.
+Flower's own loop tells of its results when it ends, and knows no other end than its number of rounds. So for the
+duration of a run `Strategy.start` is replaced, as `fedcore.flower.initial` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tests of the global model where the ServerApp runs: Flower's `evaluate_fn`.
 
-The curves of papers are of one test set that nobody owns, tested after every round. A server that holds such a set tests
-by itself, and no client is asked.
+The curves of papers are of one test set that nobody owns, tested after every round. A server that holds such a set
+tests by itself, and no client is asked.
 """
 
 from __future__ import annotations

@@ -99,7 +99,9 @@ def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None,
     return choice.make(**options, **chosen)
 
 
-def averaging_server(client: LocalApp, *, test: TestSet | None = None) -> ServerApp:
+def averaging_server(
+    client: LocalApp, *, test: TestSet | None = None, strategy: Callable[..., FedAvg] = make_strategy
+) -> ServerApp:
     """A ServerApp that runs the strategy of the run config, from the initial weights that the ClientApp's model has.
 
     Where the app's `columns` name statistics that the clients need, it asks for them first, sets them in the model's
@@ -108,8 +110,8 @@ def averaging_server(client: LocalApp, *, test: TestSet | None = None) -> Server
     prints. Of the run config it reads `num-server-rounds`, `min-nodes`, `fraction-train` and `fraction-evaluate` (1
     where they are missing), `seed`, which decides the nodes of a round, and what `make_strategy` reads.
     test: reads a test set where the ServerApp runs. With `central-test` = N in the run config the model is tested on N
-    examples of it before the first round and after each, as Flower's `evaluate_fn`; most need `fraction-evaluate` = 0
-    then.
+    examples of it before the first round and after each, as Flower's `evaluate_fn`; most want `fraction-evaluate` = 0
+    then. strategy: makes another than the run config names; it is called as `make_strategy` is.
     """
     app = ServerApp()
 
@@ -120,7 +122,7 @@ def averaging_server(client: LocalApp, *, test: TestSet | None = None) -> Server
         random.seed(derive_seed("sampled nodes", int(config["seed"])))
         known = client.columns.ask(grid, config, int(config.get("min-nodes", 1)))
         options = {**_participation(config), "evaluate_metrics_aggr_fn": finish(client.metrics)}
-        result = make_strategy(config, trained=client.trained(config), **options).start(
+        result = strategy(config, trained=client.trained(config), **options).start(
             grid=grid,
             initial_arrays=client.initial_arrays(config, known),
             num_rounds=int(config[ROUNDS_KEY]),

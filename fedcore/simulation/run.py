@@ -45,6 +45,7 @@ from fedcore.exchange import (
 )
 from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.heard_tests import OnTest
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
@@ -77,7 +78,8 @@ class Simulation:
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
     initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
-    `results_of` has it, also of a run that failed. told: the configurations that went with the last secure training.
+    `results_of` has it, also of a run that failed. on_test: hears what the ServerApp's `evaluate_fn` finds after each
+    round, and ends the run there by returning true. told: the configurations that went with the last secure training.
     best: the best model so far by `best-model`.
     """
 
@@ -93,6 +95,7 @@ class Simulation:
     folder: Path | None = None
     initial: ModelState | None = None
     emit: EventSink = ignore
+    on_test: OnTest | None = None
     clock: Callable[[], float] = time.monotonic
     results: Results = field(default_factory=dict, init=False)
     told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
@@ -167,6 +170,7 @@ class Simulation:
                 initial=self.initial,
                 on_refusal=self.refuse,
                 noised=self._plan.privacy is not None,
+                on_test=self.on_test,
             )
         self._warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))

@@ -2,5 +2,6 @@
 
 from fedcore import averaging_server
 from shakespeare_app.client_app import app as client
+from shakespeare_app.task import whole
 
-app = averaging_server(client)
+app = averaging_server(client, test=lambda config: whole().test)

@@ -14,7 +14,7 @@ VOCABULARY = 75
 WINDOW = 80
 
 # Read once in a simulation of many roles, from which every round draws others.
-_load = lru_cache(maxsize=1)(load_shakespeare)
+whole = lru_cache(maxsize=1)(load_shakespeare)
 
 
 def initial_model(config: UserConfig) -> nn.Module:
@@ -28,7 +28,7 @@ def initial_model(config: UserConfig) -> nn.Module:
 @lru_cache(maxsize=2048)
 def local_data(partition: str, client: int, clients: int, seed: int) -> tuple[Split, Split]:
     """Training and test part of one client; kept, since a warm worker asks every round."""
-    return client_data(_load(), partition, client=client, clients=clients, seed=seed)
+    return client_data(whole(), partition, client=client, clients=clients, seed=seed)
 
 
 def optimizer(config: UserConfig) -> OptimizerConfig:

@@ -1,0 +1,7 @@
+"""The ServerApp: the strategy of the run config, from seeded initial weights."""
+
+from fedcore import averaging_server
+from mnist_app.client_app import app as client
+from mnist_app.task import whole
+
+app = averaging_server(client, test=lambda config: whole().test)

@@ -1,0 +1,129 @@
+"""The model is tested at the server after every round, and whoever leads the run hears of it and may end it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedcore import LocalJob, averaging_server, supervised_app
+from fedcore.config import JobSettings
+from fedcore.data import Split
+from fedcore.errors import ConfigurationError
+from fedcore.flower.heard_tests import OnTest
+from fedcore.flower.memory_app import opened
+from fedcore.flower.personalized import Personal
+from fedcore.flower.serverside import ServerAppOutcome
+from fedcore.simulation import Simulation
+from fedcore.training import OptimizerConfig, seeded
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4)).astype(np.float32)
+Y = (X.sum(axis=1) > 0).astype(np.int64)
+TEST = Split(x=X, y=Y)
+
+
+def model(config: Mapping[str, Any]) -> nn.Module:
+    with seeded(3):
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+
+def data(job: LocalJob) -> tuple[Split, Split]:
+    rows = np.arange(int(job.node["partition-id"]), len(TEST), int(job.node["num-partitions"]))
+    return TEST.take(rows), TEST.take(rows[:2])
+
+
+def client(**options: Any) -> Any:
+    return supervised_app(model=model, optimizer=lambda config: OptimizerConfig(lr=0.5), data=data, **options)
+
+
+def run(
+    app: Any, server: Any, on_test: OnTest | None = None, aggregation: str = "secure", **config: Any
+) -> tuple[Simulation, ServerAppOutcome]:
+    chosen = {
+        "num-server-rounds": 3, "local-epochs": 1, "batch-size": 8, "seed": 0, "fraction-evaluate": 0.0,
+        "central-test": 60, **{key.replace("_", "-"): value for key, value in config.items()},
+    }  # fmt: skip
+    with opened((app, server), chosen) as found:
+        simulation = Simulation(
+            app=found.app,
+            clients=4,
+            run_config=found.app.run_config,
+            settings=JobSettings.from_mapping({"aggregation": aggregation}),
+            on_test=on_test,
+        )
+        return simulation, simulation.run()
+
+
+def accuracy(weights: Mapping[str, np.ndarray]) -> float:
+    hidden = X @ weights["0.weight"].T + weights["0.bias"]
+    return float(((hidden @ weights["1.weight"].T + weights["1.bias"]).argmax(axis=1) == Y).mean())
+
+
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+def test_the_model_is_tested_before_the_first_round_and_after_each(aggregation: str) -> None:
+    app = client()
+    heard: list[tuple[int, float]] = []
+
+    def on_test(number: int, found: Mapping[str, Any]) -> bool:
+        heard.append((number, found["eval_acc"]))
+        return False
+
+    simulation, outcome = run(app, averaging_server(app, test=lambda config: TEST), on_test, aggregation)
+    assert [number for number, _ in heard] == [0, 1, 2, 3]
+    assert heard[-1][1] == pytest.approx(accuracy(dict(outcome.state.items())))
+    assert heard[-1][1] > heard[0][1]
+    assert simulation.results["server"]["3"]["eval_acc"] == heard[-1][1]
+    assert not outcome.stopped
+
+
+def test_a_test_that_is_enough_ends_the_run_with_that_rounds_model() -> None:
+    app = client()
+    heard: list[float] = []
+
+    def on_test(number: int, found: Mapping[str, Any]) -> bool:
+        heard.append(found["eval_acc"])
+        return number == 2
+
+    simulation, outcome = run(app, averaging_server(app, test=lambda config: TEST), on_test, num_server_rounds=50)
+    assert outcome.stopped == "the test after round 2 was enough"
+    assert accuracy(dict(outcome.state.items())) == pytest.approx(heard[2])
+    assert len(simulation.results["train"]) == 2
+
+
+def test_of_a_large_test_set_a_fixed_sample_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    app = client()
+    found = []
+    for _ in range(2):
+        simulation, _ = run(app, averaging_server(app, test=lambda config: TEST), central_test=8, num_server_rounds=1)
+        found.append(simulation.results["server"])
+    assert found[0] == found[1]
+    assert (found[0]["1"]["eval_acc"] * 8).is_integer()
+    assert "round 1, tested at the server: loss" in capsys.readouterr().out
+
+
+def test_without_the_key_nothing_is_read() -> None:
+    app = client()
+
+    def unread(config: Mapping[str, Any]) -> Split:
+        raise AssertionError
+
+    simulation, _ = run(app, averaging_server(app, test=unread), central_test=0, num_server_rounds=1)
+    assert simulation.results["server"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "test", "most", "says"),
+    [
+        ({}, None, 60, "names no test set"),
+        ({}, lambda config: TEST, -1, "a number of examples, not -1"),
+        ({"personal": lambda config: Personal(patterns=("1.*",))}, lambda config: TEST, 60, "'1.bias' stays on the"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused(options: dict[str, Any], test: Any, most: int, says: str) -> None:
+    app = client(**options)
+    with pytest.raises(ConfigurationError, match=says):
+        run(app, averaging_server(app, test=test), central_test=most)
