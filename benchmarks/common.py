@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from fedcore.compare.report import machine as software
+from fedcore.data.files import DATA_VARIABLE
 from fedcore.errors import FedcoreError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -140,6 +141,8 @@ def data_parser(description: str) -> argparse.ArgumentParser:
 
 def run(measure: Callable[[argparse.Namespace], Report], arguments: argparse.Namespace) -> int:
     """Measure and show; returns the exit status. A missed aim is a result, not an error."""
+    if getattr(arguments, "data_dir", None) is not None:
+        os.environ[DATA_VARIABLE] = str(arguments.data_dir.absolute())
     try:
         report = measure(arguments)
     except FedcoreError as error:

@@ -1,0 +1,201 @@
+"""The runs behind the tables of published results: each is kept in a file of its own, and none is run twice.
+
+A run is a simulation (`fedcore.simulation`, the state machines of the real server and clients) of one of the examples,
+whose model the server tests after every round. It ends when the target is reached, when its rounds are over, or when
+its time is. What it found is kept after every round, so that nothing is lost with a process that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.common import EXAMPLES, say
+from fedcore.config import JobSettings, override
+from fedcore.events import ExchangeDone, RunEvent
+from fedcore.flower.app import FlowerApp
+from fedcore.simulation import Simulation
+from fedcore.state import ModelState
+from fedcore.system.files import write_file
+from fedcore.wire import Scalar
+
+Ended = Literal["target", "rounds", "time", ""]
+_SAVE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One simulation. app: an example. config, settings: over the app's. target: test accuracy in per cent.
+
+    rounds: at most. Two runs that are equal in all of this are the same run.
+    """
+
+    name: str
+    app: str
+    clients: int
+    rounds: int
+    seed: int
+    config: Mapping[str, Scalar]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    target: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of its files: the same for all lengths of the run, which go on from one another."""
+        facts = {name: value for name, value in asdict(self).items() if name not in ("rounds", "target", "name")}
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]
+        return f"{re.sub(r'[^a-z0-9]+', '-', self.name.lower()).strip('-')}-{digest}"
+
+    @property
+    def aggregation(self) -> str:
+        """As tables name it: "plain", or "secure" with the bits of a field where they are not the app's."""
+        if self.settings.get("aggregation") == "plain":
+            return "plain"
+        return f"secure, {bits} bits" if (bits := self.settings.get("field-bits")) else "secure"
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a run found. curve: test accuracy in per cent, by round from 0 on; losses: likewise, the mean.
+
+    seconds: of the whole run. exchange_seconds: of its exchanges. ended: why; empty while it goes on.
+    """
+
+    curve: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    ended: Ended = ""
+    date: str = ""
+
+    @property
+    def rounds(self) -> int:
+        return max(0, len(self.curve) - 1)
+
+    @property
+    def best(self) -> float:
+        """Of all rounds, as the published tables take it."""
+        return max(self.curve)
+
+    def late(self, rounds: int = 10) -> float:
+        """Mean of the last rounds."""
+        last = self.curve[1:][-rounds:]
+        return sum(last) / len(last)
+
+    def answers(self, run: Run) -> bool:
+        """Whether there is nothing left to run."""
+        reached = run.target is not None and rounds_to(self.curve, run.target) is not None
+        return reached or self.rounds >= run.rounds
+
+
+def rounds_to(curve: Sequence[float], target: float) -> float | None:
+    """Rounds until the best accuracy so far reaches the target, between rounds by a straight line; None if it does not.
+
+    curve: by round from 0 on. As in McMahan et al. (2017), section 3.
+    """
+    if curve and curve[0] >= target:
+        return 0.0
+    best = curve[0] if curve else 0.0
+    for number, (_, value) in enumerate(pairwise(curve), start=1):
+        if value >= target:
+            return number - 1 + (target - best) / (value - best)
+        best = max(best, value)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The folder in which outcomes and last models are kept."""
+
+    folder: Path
+
+    def outcome(self, run: Run) -> Outcome | None:
+        """What is known of a run, be it cut short; None where it never had a round."""
+        try:
+            kept = json.loads((self.folder / f"{run.key}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        outcome = Outcome(**kept["outcome"])
+        return outcome if outcome.rounds else None
+
+    def keep(self, run: Run, outcome: Outcome) -> None:
+        """In one step: a reader never sees half of it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"run": asdict(run), "outcome": asdict(outcome)}, indent=1)
+        write_file(self.folder / f"{run.key}.json", text)
+
+    def model(self, run: Run) -> Path:
+        """Where its last model is."""
+        return self.folder / f"{run.key}.safetensors"
+
+
+@dataclass(slots=True)
+class Runner:
+    """Carries out one run, and keeps what it finds."""
+
+    run: Run
+    shelf: Shelf
+    deadline: float
+    outcome: Outcome = field(default_factory=Outcome)
+    _started: float = field(default_factory=time.monotonic)
+    _saved: float = 0.0
+
+    def carry_out(self) -> Outcome:
+        """The whole simulation; raises what it raises."""
+        run = self.run
+        app = FlowerApp.load(EXAMPLES / run.app)
+        changes = {**run.config, "seed": run.seed, "num-server-rounds": run.rounds, "fraction-evaluate": 0.0}
+        simulation = Simulation(
+            app=app,
+            clients=run.clients,
+            run_config=override(app.run_config, changes, "the run config"),
+            settings=JobSettings.from_mapping({**app.settings.to_mapping(), **run.settings}),
+            emit=self.hear,
+            on_test=self.test,
+        )
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+            state = simulation.run().state
+        self.outcome.ended = self.outcome.ended or "rounds"
+        self._save(state)
+        return self.outcome
+
+    def hear(self, event: RunEvent) -> None:
+        """An event of the simulation."""
+        if isinstance(event, ExchangeDone):
+            self.outcome.exchange_seconds += event.seconds
+
+    def test(self, server_round: int, found: Mapping[str, Any]) -> bool:
+        """What the server's test found; whether the run ends there."""
+        outcome, run = self.outcome, self.run
+        outcome.curve.append(100 * float(found["eval_acc"]))
+        outcome.losses.append(float(found["eval_loss"]))
+        if run.target is not None and rounds_to(outcome.curve, run.target) is not None:
+            outcome.ended = "target"
+        elif server_round < run.rounds and time.time() > self.deadline:
+            outcome.ended = "time"
+        if time.monotonic() - self._saved > _SAVE_SECONDS:
+            self._save(None)
+            seconds = time.monotonic() - self._started
+            accuracy = f"accuracy {outcome.curve[-1]:.2f}, best {outcome.best:.2f}"
+            say(f"{run.name}, {run.aggregation}: round {server_round} of {run.rounds}, {accuracy}, {seconds:.0f} s")
+        return outcome.ended != ""
+
+    def _save(self, state: ModelState | None) -> None:
+        self._saved = time.monotonic()
+        self.outcome.seconds = self._saved - self._started
+        self.outcome.date = datetime.now(UTC).date().isoformat()
+        before = self.shelf.outcome(self.run)
+        if before is None or before.rounds <= self.outcome.rounds or self.outcome.ended == "target":
+            self.shelf.keep(self.run, self.outcome)
+            if state is not None:
+                state.save(self.shelf.model(self.run))
