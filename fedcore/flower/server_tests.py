@@ -16,7 +16,7 @@ from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.engine_app import LocalApp
 from fedcore.flower.heard_tests import EvaluateFn
-from fedcore.flower.records import state_from_arrays
+from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.training.engines import EngineConfig, World
 from fedcore.training.loop import evaluate
 from fedcore.training.metrics import accuracy
@@ -54,11 +54,11 @@ def server_test(
             f"{KEY} = {most}, but the server has no whole model to test: {min(work.own)!r} stays on the clients"
         )
     know_statistics(engine.model, statistics)
-    examples = _drawn(test_set(config), most, int(config.get("seed", 0)))
+    examples, layout = _drawn(test_set(config), most, int(config.get("seed", 0))), work.layout()
 
     def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        state = state_from_arrays(arrays, like=work.layout())
-        engine.load(state, optimizer=work.averaged, only=work.shared)
+        state = state_from_arrays(arrays, like=layout)
+        engine.load(cast_to_layout(state, layout), optimizer=work.averaged, only=work.shared)
         found = evaluate(engine, examples, metrics=client.metrics)
         figures = {"eval_acc" if name == accuracy.name else name: value for name, value in found.values.items()}
         shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())

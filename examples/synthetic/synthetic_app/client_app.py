@@ -26,7 +26,7 @@ def fit(engine: Engine, job: LocalJob) -> dict[str, float]:
         epochs = int(np.random.default_rng(seed).integers(1, max(2, epochs)))
     examples, _ = data(job)
     size = int(config["batch-size"])
-    summary = train(engine, examples, batch_size=size, epochs=epochs, seed=seed, proximal=job.proximal)
+    summary = train(engine, examples, batch_size=size, epochs=epochs, seed=seed, rule=job.rule)
     return {"num-examples": summary.examples, "train_loss": summary.loss}
 
 

@@ -17,6 +17,7 @@ from fedcore.flower.heard_tests import OnTest
 from fedcore.flower.memory_app import opened
 from fedcore.flower.personalized import Personal
 from fedcore.flower.serverside import ServerAppOutcome
+from fedcore.flower.strategies import STRATEGIES
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig, seeded
 
@@ -78,6 +79,15 @@ def test_the_model_is_tested_before_the_first_round_and_after_each(aggregation: 
     assert heard[-1][1] > heard[0][1]
     assert simulation.results["server"]["3"]["eval_acc"] == heard[-1][1]
     assert not outcome.stopped
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES.keys() - {"ditto", "fedbn", "fedper"}))
+def test_of_every_strategy_the_model_is_tested(strategy: str) -> None:
+    app = client()
+    server = averaging_server(app, test=lambda config: TEST)
+    simulation, outcome = run(app, server, strategy=strategy, num_server_rounds=1)
+    found = simulation.results["server"]["1"]["eval_acc"]
+    assert found == pytest.approx(accuracy(dict(outcome.state.items())))
 
 
 def test_a_test_that_is_enough_ends_the_run_with_that_rounds_model() -> None:
