@@ -147,7 +147,8 @@ class ExchangeDone(Message):
     of all updates that were cut off, and lost_norm: what part of the updates' norm that was, 0 to 1, a mean weighted by
     examples; both 0 unless clipping = "warn". failures: survivors that contributed nothing, an estimate with
     differential privacy. metrics_agree: false where the clients' metrics have different names, so that there are none.
-    seconds: its duration. stage_seconds: by stage. bytes_up,
+    seconds: its duration. virtual_seconds: the same on the virtual clock of simulated devices, with what was waited
+    before it since the last one that was completed; None without such a clock. stage_seconds: by stage. bytes_up,
     bytes_down: sent and received by each client, by name. epsilon_spent: of the whole run up to here, None without
     differential privacy.
     """
@@ -161,6 +162,7 @@ class ExchangeDone(Message):
     examples: int
     metrics: dict[str, MetricValue]
     seconds: float
+    virtual_seconds: float | None = None
     clipped: int = 0
     lost_norm: float = 0.0
     failures: int = 0

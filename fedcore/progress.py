@@ -190,6 +190,8 @@ class ProgressView:
         metrics = metrics_text(event.metrics)
         epsilon = f"  epsilon {event.epsilon_spent:.3f}" if event.epsilon_spent is not None else ""
         shown = f"  {escape(metrics)}" if metrics else ""
+        if event.virtual_seconds:
+            shown = f"  virtual {event.virtual_seconds:.1f} s{shown}"
         if is_query(event.message_type):
             shown = f"  {len(event.metrics)} sums" if event.metrics else ""
         self._line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import mean
 from typing import Any
 
@@ -109,6 +110,12 @@ class RunRecord:
         """Sum of the durations of all completed exchanges."""
         return sum(exchange.seconds for exchange in self.exchanges)
 
+    def virtual_ends(self) -> list[float] | None:
+        """When each of the exchanges was done on the virtual clock; None without one."""
+        seconds = [exchange.virtual_seconds for exchange in self.exchanges]
+        known = [one for one in seconds if one is not None]
+        return list(accumulate(known)) if known and len(known) == len(seconds) else None
+
     def summary(self) -> dict[str, Any]:
         """What a script wants to know, as plain JSON."""
         up, down = self.bytes_per_client()
@@ -122,6 +129,7 @@ class RunRecord:
             "metrics": self.final_metrics(),
             "samples": self.samples(),
             "seconds": round(self.seconds(), 3),
+            "virtual_seconds": round(ends[-1], 3) if (ends := self.virtual_ends()) else None,
             "bytes_up_per_client": round(up),
             "bytes_down_per_client": round(down),
             "contributed_nothing": sum(exchange.failures for exchange in self.exchanges),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 ROUND: Final = "round"
-FACTS: Final = ("clients", "dropped", "seconds", "bytes_up", "bytes_down", "epsilon")
+FACTS: Final = ("clients", "dropped", "seconds", "virtual_seconds", "bytes_up", "bytes_down", "epsilon")
 """Columns that are no metrics, the last of the table."""
 _KINDS: Final = ("train", "evaluate", "server")
 _SUMS: Final = "/sums"
@@ -30,7 +30,8 @@ def history_of(record: RunRecord, results: Mapping[str, Any]) -> pandas.DataFram
 
     Metrics come first, by their names; one that both training and evaluation report, or that the ServerApp's own
     evaluation gave, is `train/NAME`, `evaluate/NAME`, `server/NAME`. Then clients (in the last sum of the round),
-    dropped, seconds, bytes_up and bytes_down (of all clients together), and epsilon of a run with differential privacy.
+    dropped, seconds, virtual_seconds (of simulated devices), bytes_up and bytes_down (of all clients together), and
+    epsilon of a run with differential privacy.
     results: as `fedcore.flower.results.results_of` has it; what a strategy made of the metrics is there.
     """
     import pandas
@@ -101,6 +102,8 @@ def _add(row: dict[str, Any], exchange: ExchangeDone) -> None:
         row["clients"] = len(exchange.survivors)
     row.setdefault("dropped", 0)
     row["seconds"] = row.get("seconds", 0.0) + exchange.seconds
+    if exchange.virtual_seconds is not None:
+        row["virtual_seconds"] = row.get("virtual_seconds", 0.0) + exchange.virtual_seconds
     for name, sizes in (("bytes_up", exchange.bytes_up), ("bytes_down", exchange.bytes_down)):
         row[name] = row.get(name, 0) + sum(sizes.values())
     if exchange.epsilon_spent is not None:

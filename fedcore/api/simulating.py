@@ -30,6 +30,8 @@ def simulate(
     rounds: int | None = None,
     seed: int | None = None,
     drop: float = 0.0,
+    devices: str | Path = "",
+    network: str = "none",
     aggregation: Literal["secure", "plain"] | None = None,
     run_config: Mapping[str, Scalar] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -50,8 +52,9 @@ def simulate(
     app: the folder of an app; or, for a notebook, what `supervised_app` or `local_app` returned, a pair (ClientApp,
     ServerApp), or a function that makes one of these. clients: None for the app's `simulation-clients`, or 10.
     rounds, seed: short for the keys `num-server-rounds` and `seed` of the run config, which the app has to have; `seed`
-    is also that of the simulated dropouts. drop: the chance that a client drops out of an exchange. aggregation: None
-    for what the app's settings say, "secure" by default.
+    is also that of the simulated dropouts and devices. drop: the chance that a client drops out of an exchange.
+    devices, network: how fast clients are and when they are there, as `--devices` and `--network` have it; then there
+    is a virtual clock. aggregation: None for what the app's settings say, "secure" by default.
     run_config: over `[tool.flwr.app.config]`; of an app that is no folder, any key. settings: over `[tool.fedcore]`.
     policy: what the clients' owners insist on: the path of a policy.toml, "stock", "own", or a Policy. None: a stock
     policy, but run config, settings and plain aggregation are yours. initial_model: what the app's strategy starts
@@ -62,9 +65,11 @@ def simulate(
     ConfigurationError for what cannot work, before anybody trains; RunFailed for a run that ended without a model; what
     the app's own code raises comes through as it is.
     """
+    from fedcore.compare.measure.network import Network
     from fedcore.flower.memory_app import opened
     from fedcore.flower.output import quiet_flower
     from fedcore.simulation import Simulation, model_facts
+    from fedcore.simulation.devices import devices_of
 
     record, began = RunRecord(), time.monotonic()
     with (
@@ -90,6 +95,7 @@ def simulate(
             settings=chosen,
             drop=drop,
             seed=seed or 0,
+            devices=devices_of(str(devices), Network.parse(network), clients=clients, seed=seed or 0),
             policy=policy_of(policy, clients),
             folder=left.path,
             initial=initial_model

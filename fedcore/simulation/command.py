@@ -39,7 +39,24 @@ Clients = Annotated[
     typer.Option(min=1, help="Number of simulated clients.  \\[default: the app's simulation-clients, or 10]"),
 ]
 Drop = Annotated[float, typer.Option(min=0.0, max=0.99, help="Chance that a client drops out of a round.")]
-Seed = Annotated[int, typer.Option(help="Seed of the simulated dropouts.")]
+Seed = Annotated[int, typer.Option(help="Seed of the simulated dropouts and devices.")]
+DeviceWords = Annotated[
+    str,
+    typer.Option(
+        "--devices",
+        metavar="FILE.csv|WORDS",
+        help="How fast clients are and when they are there, on a virtual clock: a trace, or as in "
+        "time=lognormal:0.5,slower=0.3:10,there=0.8:3600.",
+    ),
+]
+NetworkWords = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        help="Links and pace of a reference device, on the virtual clock: lan, wan, or "
+        "bandwidth=100Mbit,latency=50ms,example=1ms.",
+    ),
+]
 OwnersPolicy = Annotated[
     str,
     typer.Option(
@@ -60,6 +77,8 @@ def simulate(
     clients: Clients = None,
     drop: Drop = 0.0,
     seed: Seed = 0,
+    devices: DeviceWords = "",
+    network: NetworkWords = "none",
     run_config: RunConfig = None,
     set_: Settings = None,
     policy: OwnersPolicy = "",
@@ -76,6 +95,8 @@ def simulate(
     Example: fedcore simulate examples/digits --drop 0.1
     """
     from fedcore.api.arguments import policy_of
+    from fedcore.compare.measure.network import Network
+    from fedcore.simulation.devices import devices_of
     from fedcore.state import open_initial
 
     if data_dir is not None:
@@ -86,6 +107,7 @@ def simulate(
     parts = {
         "drop": drop,
         "seed": seed,
+        "devices": devices_of(devices, Network.parse(network), clients=wanted.clients, seed=seed),
         "policy": policy_of(policy or None, wanted.clients),
         "initial": None if initial_model is None else open_initial(initial_model),
     }

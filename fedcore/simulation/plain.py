@@ -18,6 +18,7 @@ from fedcore.flower.clientside import Answer
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.plain_exchange import (
     INPUT,
+    MESSAGE_UNAVAILABLE,
     NODE_UNAVAILABLE,
     PlainReply,
     Question,
@@ -29,6 +30,7 @@ from fedcore.plain_exchange import (
 )
 from fedcore.simulation.crew import Asked, Crew
 from fedcore.simulation.fates import Fates, RandomDrops
+from fedcore.simulation.waiting import UpdateStage, VirtualTime
 from fedcore.state import sha256_file
 from fedcore.wire import ModelRef, ReplyError, Scalar, Task
 
@@ -38,8 +40,8 @@ class PlainSimulation:
     """The plain exchanges of one simulated run.
 
     crew: runs the apps of `clients`. admit: raises what ends a run whose messages (record files) the owners do not
-    allow. fates: who gives no reply. emit: takes the events. name: of a client. count: exchanges so far, repeated ones
-    too.
+    allow. fates: who gives no reply. virtual: the virtual clock, None without one. emit: takes the events. name: of a
+    client. count: exchanges so far, repeated ones too.
     """
 
     run: str
@@ -50,6 +52,7 @@ class PlainSimulation:
     app_sha256: str
     admit: Callable[[Task, Sequence[Path]], None] = lambda task, contents: None
     fates: Fates = field(default_factory=lambda: RandomDrops(0.0, 0))
+    virtual: VirtualTime | None = None
     emit: EventSink = ignore
     name: Callable[[int], str] = str
     clock: Callable[[], float] = time.monotonic
@@ -95,13 +98,14 @@ class PlainSimulation:
         )
         first = next(iter(questions.values()))
         self.admit(first.to(task), list({question.content for question in questions.values()}))
-        lost = self.fates.lost(cohort)
+        lost = {*self.fates.lost(cohort), *self._away(cohort)}
         asked = {
             client: Asked(task=question.to(task), content=question.content, out=folder / f"{client}.reply")
             for client, question in sorted(questions.items())
             if client in self.clients and client not in lost
         }
         found = {client: self._reply(client, answer, asked[client].out) for client, answer in self.crew.answer(asked)}
+        self._let_time_pass(task, found, questions, lost)
         replies = [found.get(client) or self._absent(client) for client in sorted(questions)]
         check_quorum(sum(reply.error is None for reply in replies), self.settings.quorum)
         if task.trains:
@@ -113,6 +117,29 @@ class PlainSimulation:
         if client not in self.clients:
             return PlainReply.failed(client, reply_error(NODE_UNAVAILABLE, f"node {client} is not connected"))
         return self._dropped(client, reply_error(NODE_UNAVAILABLE, "simulated dropout"))
+
+    def _away(self, cohort: Sequence[int]) -> set[int]:
+        """Who is not there, on the virtual clock."""
+        if self.virtual is None:
+            return set()
+        self.virtual.begin()
+        return set(cohort) - set(self.virtual.there(cohort))
+
+    def _let_time_pass(
+        self, task: Task, found: dict[int, PlainReply], questions: Mapping[int, Question], lost: Collection[int]
+    ) -> None:
+        """Put errors in the place of replies that come too late on the virtual clock."""
+        if self.virtual is None or not task.trains:
+            return
+        answered = {client: reply for client, reply in found.items() if reply.error is None and reply.content}
+        down = max(question.reference.size for question in questions.values())
+        with UpdateStage(time=self.virtual, task=task, down=down) as stage:
+            if any(client in self.virtual.there(lost) for client in lost):
+                stage.vanished.add(INPUT)
+            examples = {client: reply.examples for client, reply in answered.items()}
+            sizes = {client: float(one.content.stat().st_size) for client, one in answered.items() if one.content}
+            for client, reason in stage.late(examples, sizes).items():
+                found[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
 
     def _reply(self, client: int, answer: Answer | Exception, out: Path) -> PlainReply:
         if isinstance(answer, Exception):
@@ -139,6 +166,7 @@ class PlainSimulation:
                 examples=sum(reply.examples for reply in answered),
                 metrics=mean_metrics(answered) if answered else {},
                 seconds=self.clock() - started,
+                virtual_seconds=None if self.virtual is None else self.virtual.lap(),
                 bytes_up={self.name(one.node): one.content.stat().st_size for one in answered if one.content},
                 bytes_down={self.name(one.node): questions[one.node].reference.size for one in answered},
             )

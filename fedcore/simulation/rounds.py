@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from fedcore.state import ModelState
 
 STEPS: Final = ("advertise", "share", "input", "consistency", "unmask")
 SIMULATED: Final = "simulated dropout"
+Work: TypeAlias = Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class MemoryRound:
     """One secure round between real sessions and a real ServerRound, step by step, with dropouts.
 
     doomed: client id -> the step before which it disappears. admitted: what the owners agreed to, and go on checking.
+    late: who of those that trained on so many examples each is too late with its update, and why; None for nobody.
     """
 
     admitted: AdmittedExchange
@@ -33,12 +35,13 @@ class MemoryRound:
     sessions: dict[int, ClientSession]
     doomed: Mapping[int, str]
     on_dropout: Callable[[int, str, str], None]
+    late: Callable[[Mapping[int, int]], Mapping[int, str]] | None = None
 
     def collect(
         self,
         encoding: AnyEncoding,
         model: ModelState | None,
-        work: Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]],
+        work: Work,
     ) -> NDArray[np.uint64]:
         """R0 to R2: the sum of all masked vectors, uint64 [words]. work: what clients' apps give, in any order."""
         for client in self._present("advertise"):
@@ -51,7 +54,7 @@ class MemoryRound:
         present = self._present("input")
         for client in present:
             self.sessions[client].receive_shares(self.server.delivery(client))
-        for client, result in work(present):
+        for client, result in work(self._in_time(present, work)):
             words = encoded(encoding, model, result)
             self.admitted.before_upload(client, self.sessions[client].heard)
             self.sessions[client].mask(words)
@@ -59,6 +62,16 @@ class MemoryRound:
             self.server.receive_input(client, hashlib.sha256(words.data).digest())
         self.server.close_stage()
         return total
+
+    def _in_time(self, present: Sequence[int], work: Work) -> Sequence[int]:
+        """Those whose update counts; where anybody may be late, all have trained before that is known."""
+        if self.late is None:
+            return present
+        late = self.late({client: result.examples for client, result in work(present)})
+        for client, reason in sorted(late.items()):
+            self.server.drop(client)
+            self.on_dropout(client, "input", reason)
+        return sorted(self.server.expected)
 
     def unmask(self, total: NDArray[np.uint64]) -> tuple[int, ...]:
         """R3 and R4: take all masks off `total`, in place; returns whose updates are in it."""

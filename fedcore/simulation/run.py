@@ -49,18 +49,21 @@ from fedcore.flower.heard_tests import OnTest
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
+from fedcore.flower.sampling import waited_for
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.needs import check_asked, check_needs
+from fedcore.needs import check_asked, check_needs, least_clients, least_of
 from fedcore.operator_wire import RunStatus
 from fedcore.plain_exchange import PlainReply
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.crew import Crew, OneByOne
+from fedcore.simulation.devices import Devices
 from fedcore.simulation.fates import Fates, RandomDrops
 from fedcore.simulation.models import BestModel, model_ref
 from fedcore.simulation.plain import PlainSimulation
-from fedcore.simulation.rounds import MemoryRound
+from fedcore.simulation.rounds import SIMULATED, MemoryRound
+from fedcore.simulation.waiting import UpdateStage, VirtualTime
 from fedcore.state import ModelState
 from fedcore.wire import Scalar, Task, is_query, is_training
 
@@ -73,7 +76,8 @@ class Simulation:
     """The exchanges of one simulated run; an `ExchangeBackend` for the app's ServerApp.
 
     drop: probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it. fates: who
-    drops out in place of that. crew: who runs the clients' apps; None for this process. emit: takes the events.
+    drops out in place of that. devices: how fast the clients are and when they are there, on the virtual clock; None
+    for no such clock. crew: who runs the clients' apps; None for this process. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
@@ -90,6 +94,7 @@ class Simulation:
     drop: float = 0.0
     seed: int = 0
     fates: Fates | None = None
+    devices: Devices | None = None
     crew: Crew | None = None
     policy: Policy | None = None
     folder: Path | None = None
@@ -108,6 +113,7 @@ class Simulation:
     _account: PrivacyBudget = field(init=False)
     _exchange: int = field(default=0, init=False)
     _home: Path = field(init=False)
+    _virtual: VirtualTime | None = field(default=None, init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
     _evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
     _unjudged: str = field(default="", init=False)
@@ -128,15 +134,18 @@ class Simulation:
             check_needs(self.settings, self.clients, self._least)
         self._plan = EncodingPlan(self.settings, self._least)
         self._account = PrivacyBudget(self._plan.privacy)
+        if self.devices is not None:
+            self._virtual = VirtualTime(devices=self.devices, settings=self.settings, run_config=self.run_config)
         self._plain_exchanges = PlainSimulation(
             run=RUN,
             crew=self._crew,
-            clients=self.nodes(),
+            clients=range(1, self.clients + 1),
             settings=self.settings,
             run_config=self.run_config,
             app_sha256=self._owners.app_sha256,
             admit=self._admit_messages,
             fates=self._fates,
+            virtual=self._virtual,
             emit=self.emit,
             name=client_name,
             clock=self.clock,
@@ -152,9 +161,9 @@ class Simulation:
                 privacy=PrivacyTerms.of(self._plan.privacy),
             )
         )
-        if self.settings.over_selection:
+        if self.settings.over_selection and self._virtual is None:
             self.emit(
-                Warned(line="over-selection changes nothing in a simulation, where no client is slower than others")
+                Warned(line="over-selection changes nothing without devices, where no client is slower than others")
             )
         if self.policy is None:
             self._warn_of_choices()
@@ -181,7 +190,11 @@ class Simulation:
         raise error
 
     def nodes(self) -> list[int]:
-        return list(range(1, self.clients + 1))
+        members = list(range(1, self.clients + 1))
+        if self._virtual is None:
+            return members
+        least = least_clients(self.settings, self.clients, self._least)
+        return self._virtual.nodes(members, least=least, wanted=waited_for())
 
     def found(self, figures: FiguresFound) -> None:
         """Tell of what the strategy made of replies; a model may be judged by it."""
@@ -199,12 +212,14 @@ class Simulation:
             if not self._account.withholds(is_training(message_type)):
                 self._check_asked(nodes, message_type)
         attempts = Attempts(settings=self.settings, has_room=self._has_room)
+        trained: set[int] = set()
         with KeptResults() as kept, contextlib.chdir(self._home):
             for number in itertools.count(1):
                 self._exchange += 1
                 asked = request if attempts.same is None else replace(request, nodes=attempts.same)
-                attempt = _Attempt(number=number, whole=attempts.whole, kept=kept)
+                attempt = _Attempt(number=number, whole=attempts.whole, kept=kept, trained=trained)
                 try:
+                    asked = self._present(asked, attempt, again=attempts.same is not None)
                     return self._secure(asked, attempt)
                 except ProtocolViolation as refusal:
                     raise self._refused(request, refusal) from refusal
@@ -213,6 +228,26 @@ class Simulation:
                     if not self._try_again(request, attempt, error, again and not self._owners.all_refused):
                         raise RunFailed(self._final_reason(request, attempt, error)) from error
         raise AssertionError("there is always another number")
+
+    def _present(self, request: ExchangeRequest, attempt: _Attempt, *, again: bool) -> ExchangeRequest:
+        """The request to those who are there on the virtual clock; raises RoundFailed where these are too few.
+
+        again: a sum of the same clients is repeated.
+        """
+        if self._virtual is None or again:
+            return request
+        wanted = len(request.nodes)
+        least = least_of(wanted, self.settings, self.clients, self._least)
+        extra = self._virtual.beyond(wanted) if is_training(request.message_type) else 0
+        attempt.enough = wanted if extra else 0
+        members = range(1, self.clients + 1)
+        return replace(request, nodes=self._virtual.cohort(request.nodes, members, least=least, extra=extra))
+
+    def _stage(self, task: Task, attempt: _Attempt, down: int) -> UpdateStage | None:
+        """How the updates of a training exchange are waited for."""
+        if self._virtual is None or not task.trains:
+            return None
+        return UpdateStage(time=self._virtual, task=task, down=down, enough=attempt.enough, trained=attempt.trained)
 
     def _check_asked(self, nodes: int, message_type: str) -> None:
         check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type)
@@ -276,6 +311,7 @@ class Simulation:
         task = self._task(request, encoding, attempt=attempt.number, whole=attempt.whole)
         admitted = self._owners.admit(task, request.model)
         parameters = self._parameters(task)
+        stage = self._stage(task, attempt, request.model.layout.nbytes if request.model else 0)
         # Thousands of clients in one process would each check the same signatures.
         verify = cache(verifies)
         round_ = MemoryRound(
@@ -283,12 +319,14 @@ class Simulation:
             sessions={i: self._session(i, parameters, verify) for i in task.cohort},
             doomed=self._fates.doomed(task.cohort),
             admitted=admitted,
-            on_dropout=self._dropped,
+            on_dropout=partial(self._dropped, stage),
+            late=None if stage is None else partial(stage.late, up=encoding.words * 8),
         )
         work = partial(attempt.results, self._crew, task, request.model)
-        total = round_.collect(encoding, request.model, work)
-        self._account.spend(release_of(encoding))
-        attempt.survivors = survivors = round_.unmask(total)
+        with stage or contextlib.nullcontext():
+            total = round_.collect(encoding, request.model, work)
+            self._account.spend(release_of(encoding))
+            attempt.survivors = survivors = round_.unmask(total)
         base = request.model if layout else None
         try:
             decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
@@ -372,8 +410,10 @@ class Simulation:
         self.emit(ExchangeFailed(exchange=self._exchange, server_round=number, reason=reason, retry=False))
         return RunFailed(reason)
 
-    def _dropped(self, client: int, step: str, reason: str) -> None:
+    def _dropped(self, stage: UpdateStage | None, client: int, step: str, reason: str) -> None:
         name = client_name(client)
+        if stage is not None and reason == SIMULATED:
+            stage.vanished.add(step)
         self.emit(ClientDropped(exchange=self._exchange, client=name, stage=step, reason=reason))
 
     def _done(
@@ -402,6 +442,7 @@ class Simulation:
                 failures=decoded.failures if decoded else 0,
                 metrics_agree=decoded is None or decoded.names is not None,
                 seconds=self.clock() - started,
+                virtual_seconds=None if self._virtual is None else self._virtual.lap(),
                 bytes_up=dict.fromkeys(names, size),
                 bytes_down=dict.fromkeys(names, down),
                 epsilon_spent=self._account.epsilon_spent,
@@ -411,11 +452,16 @@ class Simulation:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """One attempt at an exchange. whole: all have to survive. survivors: whose updates were in its sum."""
+    """One attempt at an exchange. whole: all have to survive. survivors: whose updates were in its sum.
+
+    trained: in this attempt or before it, on the virtual clock. enough: with how many updates no more are waited for.
+    """
 
     number: int
     whole: bool
     kept: KeptResults
+    trained: set[int]
+    enough: int = 0
     survivors: Sequence[int] = ()
 
     def results(

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from fedcore.compare.measure.network import Network
 from fedcore.config import JobSettings, override
 from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
+from fedcore.simulation.devices import devices_of
 from fedcore.state import ModelState
 from support.events import told
 from support.tiny import TINY
@@ -57,6 +59,8 @@ def simulate() -> Simulate:
         policy: Policy | None = None,
         away: Mapping[int, Collection[int]] | None = None,
         events: list[RunEvent] | None = None,
+        devices: str = "",
+        network: str = "none",
         **run_config: Any,
     ) -> Finished:
         """events: where to put them, so that they stay when the run fails."""
@@ -70,6 +74,7 @@ def simulate() -> Simulate:
             drop=drop,
             seed=seed,
             policy=policy,
+            devices=devices_of(devices, Network.parse(network), clients=clients, seed=seed),
             emit=events.append,
             done=events,
             away=away or {},

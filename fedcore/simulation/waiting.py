@@ -1,0 +1,170 @@
+"""What a server does while simulated devices work: whom it asks, for whom it waits, and who is too late for it.
+
+All of it is what the real server does (`server_app/runs/cohort.py`, `server_app/exchanges/exchange.py`), with the times
+of `devices` in place of the wall clock's: a stage ends when everybody has answered who is left, or its time is up, or,
+with over-selection, as many updates are there as were wanted; who is silent is given up after `liveness-seconds`. As on
+the clock of a comparison, only training takes time: evaluations, masking and sums cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from fedcore.compare.measure.network import trips_seconds
+from fedcore.config import JobSettings
+from fedcore.errors import RoundFailed
+from fedcore.simulation.availability import NEVER
+from fedcore.simulation.clock import VirtualClock
+from fedcore.simulation.devices import Devices, Work, there_at, work_of
+from fedcore.wire import Scalar, Task
+
+NOT_NEEDED: Final = "not needed: as many others as were wanted were faster"
+_KEY_STEPS: Final = ("advertise", "share")
+_MOST_POLLS: Final = 10
+"""How often a ServerApp may ask who is there between two exchanges before that is taken for a wait for more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class VirtualTime:
+    """The virtual clock of a run and what moves it. run_config: says how long clients train (`devices.work_of`)."""
+
+    devices: Devices
+    settings: JobSettings
+    run_config: Mapping[str, Scalar]
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    _lap: float = field(default=0.0, init=False)
+    _polls: int = field(default=0, init=False)
+
+    def nodes(self, clients: Sequence[int], *, least: int, wanted: int) -> list[int]:
+        """Who is there, once `least` are, as the run needs; raises RoundFailed where so many do not come.
+
+        wanted: how many the caller waits for, and goes on asking until they are there; 0 where that is not known.
+        """
+        self._polls += 1
+        present = self._wait(clients, least)
+        if self._polls > _MOST_POLLS:  # a loop of the app's own, in which no time would pass
+            wanted = max(wanted, min(len(present) + 1, len(clients)))
+        if len(present) < wanted:
+            time, present = there_at(self.devices, clients, self.clock.now, least=wanted)
+            if time == NEVER:
+                when = f"from {self.clock.now:g} s of the virtual clock on"
+                raise RoundFailed(f"{wanted} clients are waited for; {when} so many are never there at once")
+            self.clock.advance_to(time)
+        return present
+
+    def there(self, clients: Iterable[int]) -> list[int]:
+        """Who of the clients is there now."""
+        return [client for client in clients if self.devices.is_there(client, self.clock.now)]
+
+    def begin(self) -> None:
+        """An exchange begins: whoever asks for nodes next does not wait for more of them."""
+        self._polls = 0
+
+    def cohort(self, asked: Sequence[int], members: Sequence[int], *, least: int, extra: int) -> tuple[int, ...]:
+        """Who takes part: those of `asked` that are there, and others in the place of those that are not.
+
+        least: how many it takes; raises RoundFailed where so many do not come within `join-seconds`. extra: how many
+        are asked beyond those.
+        """
+        self.begin()
+        present = self._wait(members, least)
+        wanted = frozenset(asked)
+        order = sorted(present, key=lambda client: (client not in wanted, client))
+        return tuple(sorted(order[: len(wanted) + extra]))
+
+    def beyond(self, wanted: int) -> int:
+        """How many are asked to train beyond those that are wanted."""
+        return math.ceil(wanted * self.settings.over_selection)
+
+    def _wait(self, clients: Sequence[int], least: int) -> list[int]:
+        """Who is there, once `least` are; raises RoundFailed where that takes longer than `join-seconds`."""
+        time, present = there_at(self.devices, clients, self.clock.now, least=least)
+        if time > self.clock.now + self.settings.join_seconds:
+            self.clock.advance_to(self.clock.now + self.settings.join_seconds)
+            there, seconds = len(self.there(clients)), self.settings.join_seconds
+            raise RoundFailed(f"{least} clients are needed, {there} are connected after {seconds:g} s (join-seconds)")
+        self.clock.advance_to(time)
+        return present
+
+    def lap(self) -> float:
+        """Virtual seconds since this was asked last."""
+        now, before = self.clock.now, self._lap
+        self._lap = now
+        return now - before
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateStage:
+    """One attempt at a training exchange on the virtual clock; a context manager around it.
+
+    down: bytes of what a client fetches. enough: how many updates are enough; 0 to wait for everybody. trained: who has
+    its update ready from an earlier attempt. vanished: the steps at which somebody disappeared for other reasons.
+    """
+
+    time: VirtualTime
+    task: Task
+    down: float
+    enough: int = 0
+    trained: set[int] = field(default_factory=set)
+    vanished: set[str] = field(default_factory=set)
+    _end: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._end = self.time.clock.now
+
+    def late(self, examples: Mapping[int, int], up: float | Mapping[int, float]) -> dict[int, str]:
+        """Whose update does not count, and why. examples: that clients trained on. up: bytes of an update."""
+        start, devices = self.time.clock.now, self.time.devices
+        liveness, limit = self.time.settings.liveness_seconds, self.task.seconds + self.time.settings.step_seconds
+        arrivals: list[tuple[float, int]] = []
+        gone: dict[int, tuple[float, str]] = {}
+        for client, count in examples.items():
+            sent = up[client] if isinstance(up, Mapping) else up
+            work = self._work(client, count, sent, sharing=len(examples))
+            finish = devices.finish_time(client, work, start, self.task.exchange)
+            until = devices.until(client, start)
+            if devices.work_seconds(client, work, self.task.exchange) > self.task.seconds:
+                gone[client] = start + self.task.seconds, f"no result within {self.task.seconds:g} s"
+            elif finish == NEVER:
+                gone[client] = (until or start) + liveness, f"silent for more than {liveness:g} s"
+            elif finish > start + limit:
+                gone[client] = start + limit, f"no answer in stage input within {limit:g} s"
+            else:
+                arrivals.append((finish, client))
+        self.trained.update(client for _, client in arrivals)
+        return self._close(start, sorted(arrivals), gone)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The exchange is over, with or without a sum: so late is it now."""
+        clock, settings = self.time.clock, self.time.settings
+        secure = self.task.aggregation == "secure"
+        around = trips_seconds(self.time.devices.network, secure=secure)[1]
+        silent = settings.liveness_seconds * len(self.vanished - {"input", *_KEY_STEPS})
+        clock.advance_to(max(self._end, clock.now) + around + silent)
+
+    def _close(
+        self, start: float, arrivals: Sequence[tuple[float, int]], gone: Mapping[int, tuple[float, str]]
+    ) -> dict[int, str]:
+        needed = max(self.enough, self.task.quorum)
+        if self.enough and len(arrivals) >= needed:
+            self._end = arrivals[needed - 1][0]
+            late = {client: NOT_NEEDED for _, client in arrivals[needed:]}
+            return late | {client: why if at <= self._end else NOT_NEEDED for client, (at, why) in gone.items()}
+        times = [time for time, _ in arrivals] + [time for time, _ in gone.values()]
+        if "input" in self.vanished:
+            times.append(start + self.time.settings.liveness_seconds)
+        self._end = max(times, default=start)
+        return {client: why for client, (_, why) in gone.items()}
+
+    def _work(self, client: int, examples: int, up: float, *, sharing: int) -> Work:
+        steps, samples = (0, 0) if client in self.trained else work_of(self.time.run_config, examples)
+        secure = self.task.aggregation == "secure"
+        beside = trips_seconds(self.time.devices.network, secure=secure)[0]
+        beside += self.time.settings.liveness_seconds * len(self.vanished.intersection(_KEY_STEPS))
+        return Work(steps=steps, samples=samples, down=self.down, up=up, sharing=sharing, beside=beside)
