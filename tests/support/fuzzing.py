@@ -12,11 +12,11 @@ import resource
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import process_time
 from typing import Any, Final
 
 SLOW_SECONDS: Final = 5.0
-"""A parse takes microseconds; a busy machine may stop any of them for a while."""
+"""Of the processor; a parse takes microseconds."""
 GROWTH_KIB: Final = 256 << 10
 """How much more memory than ever before one input of some kilobytes may take."""
 MOST_BYTES: Final = 1 << 17
@@ -62,7 +62,7 @@ class Finding:
 def feed(parser: Parser, content: bytes) -> Finding | None:
     """Give one input to a parser."""
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = perf_counter()
+    began = process_time()
     try:
         parser.feed(content)
     except parser.documented:
@@ -71,7 +71,7 @@ def feed(parser: Parser, content: bytes) -> Finding | None:
         last = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__} at {last.filename.rpartition('/')[2]}:{last.lineno}"
         return Finding(parser=parser.name, what=what, content=content, trace=traceback.format_exc(limit=-6))
-    if (seconds := perf_counter() - began) > SLOW_SECONDS:
+    if (seconds := process_time() - began) > SLOW_SECONDS:
         return Finding(parser=parser.name, what="takes long", content=content, trace=f"{seconds:.1f} s")
     if (grown := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - highest) > GROWTH_KIB:
         return Finding(parser=parser.name, what="takes much memory", content=content, trace=f"{grown >> 10} MiB")

@@ -26,6 +26,7 @@ from fedcore.state import ModelState
 from fedcore.watch_wire import LinkIn, LinkOut
 from fedcore.wire import Message
 from server_app.http.application import Application, make_application
+from server_app.http.strangers import Pace
 from server_app.runs.app_messages import (
     Broken,
     BudgetReached,
@@ -321,6 +322,17 @@ async def site(
                 clock=clock,
             )
             await nothing_left("the server that they use is closed")
+
+
+class _Endless(Pace):
+    def wait(self, address: str) -> float:
+        return 1e9 * super().wait(address)
+
+
+def hold_pace(here: Site) -> None:
+    """From now on no time passes for strangers: who has to wait for a turn never gets it."""
+    guard: Any = here.application.asgi._app  # type: ignore[attr-defined]
+    guard.strangers = _Endless(rate=guard.strangers.rate, burst=guard.strangers.burst, clock=lambda: 0.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ from support.worlds.data import Data, Work
 from support.worlds.server import Adversary, Release
 from support.worlds.wire import Request, Wire
 
-SECONDS = 60.0
+SECONDS = 500.0
 AGREED = Agreed(run_config={"lr": 1.0}, settings=JobSettings())
 """What the app says that every owner installed."""
 _AT_ONCE = Pauses(first=0.0, longest=0.0, refusal=0.0, farewell=SECONDS)

@@ -94,14 +94,14 @@ async def test_a_task_that_is_none_is_refused_and_the_next_is_taken(
 
 async def test_a_foreign_server_ends_the_agent(script: Script, client: Client) -> None:
     script.lies["join"] = lambda answer: answer.model_copy(update={"federation": "another"})
-    async with script.serving(), asyncio.timeout(60):
+    async with script.serving():
         with pytest.raises(ProtocolViolation, match="federation-mismatch"):
             await Agent(client, FAST).run()
 
 
 async def test_a_server_that_does_not_know_the_client_ends_the_agent(script: Script, client: Client) -> None:
     script.authenticate = _unknown
-    async with script.serving(), asyncio.timeout(60):
+    async with script.serving():
         with pytest.raises(Unauthorized, match="not on the roster"):
             await Agent(client, FAST).run()
 

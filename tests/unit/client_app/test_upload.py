@@ -102,11 +102,10 @@ class TestOverlap:
         script.take = held_back
         async with script.serving():
             sending = asyncio.create_task(send(client, parts))
-            async with asyncio.timeout(60):
-                await arrived.acquire()
-                await arrived.acquire()
-                while len(parts.made) < 3:  # noqa: ASYNC110 - a thread makes them, and may take its time
-                    await asyncio.sleep(0.01)
+            await arrived.acquire()
+            await arrived.acquire()
+            while len(parts.made) < 3:  # noqa: ASYNC110 - a thread makes them, and may take its time
+                await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             assert parts.made == [0, 1, 2]
             answers.set()
