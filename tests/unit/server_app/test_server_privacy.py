@@ -128,7 +128,7 @@ async def test_a_restart_gives_nothing_of_the_budget_back(
     federation: FederationFolder, tmp_path: Path, model: ModelState
 ) -> None:
     """Neither for an exchange that has ended, nor for one that was asked for shares and lost."""
-    settings = {"clip-norm": 1.0, "dp-epsilon": 8.0, "dp-rounds": 3, "max-attempts": 2}
+    settings = {"clip-norm": 1.0, "dp-epsilon": 8.0, "dp-rounds": 3, "max-attempts": 2, "min-clients": 4}
     async with site(federation, tmp_path) as first:
         give_locals(first)
         run, app = await first.begin(settings)
