@@ -63,6 +63,15 @@ class Answer:
         return cls(examples=whole_examples(values.get(counted)), metrics=tellable(rest))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalQuestion:
+    """A message of a plain exchange as an app of ours takes it. key: of the ArrayRecord that holds the model."""
+
+    job: LocalJob
+    model: ModelState
+    key: str
+
+
 @dataclass(slots=True, kw_only=True)
 class ClientRunner:
     """A loaded ClientApp that stays warm; its Context lasts as long as the run.
@@ -97,9 +106,9 @@ class ClientRunner:
 
         model: the global one; of the ranks of an app that `local_app` made, only rank 0 needs it.
         """
+        if (app := self.local_app(task)) is not None:
+            return self._work(app, task, self.job(task), model)
         context = self._context_of(task)
-        if isinstance(self._client_app, TensorApp) and not task.queries:
-            return self._run_local(self._client_app, task, model, context)
         with _identity(context, self.client_id):
             reply = self._client_app(self._message(task, model), context)
         if not isinstance(reply, Message):
@@ -116,9 +125,9 @@ class ClientRunner:
         """
         if content is None or task.message is None:
             raise AppError("a plain exchange sends every client a message")
+        if (app := self.local_app(task)) is not None:
+            return self._answer_local(app, task, content, out)
         context = self._context_of(task)
-        if isinstance(self._client_app, TensorApp) and task.message_type in ("train", "evaluate"):
-            return self._answer_local(self._client_app, task, content, out, context)
         with _identity(context, self.client_id):
             reply = self._client_app(self._question(task, task.message, content), context)
         if not isinstance(reply, Message):
@@ -129,36 +138,51 @@ class ClientRunner:
             save_records(out, reply.content)
         return Answer.telling(_merged(reply.content.metric_records.values()), task.weight_key)
 
-    def _answer_local(self, app: TensorApp, task: Task, content: Path, out: Path | None, context: Context) -> Answer:
-        """What `local_app` answers in Flower's runtime, with the model from file to engine and back."""
+    def local_app(self, task: Task) -> TensorApp | None:
+        """The app, if it takes this task as a `LocalJob`."""
+        app = self._client_app
+        if task.queries or not isinstance(app, TensorApp):
+            return None
+        return app if task.message is None or task.message_type in ("train", "evaluate") else None
+
+    def job(self, task: Task) -> LocalJob:
+        """What a task asks of an app of ours."""
+        message = merged_values(config_from_json(config) for config in task.configs.values())
+        return self._job(self._context_of(task), message)
+
+    def question(self, task: Task, content: Path) -> LocalQuestion:
+        """What a message of a plain exchange asks of an app of ours; raises AppError for one without a model."""
         records = read_records(content)
         places = [place for place, record in enumerate(records) if isinstance(record, StoredArrays)]
         if len(places) != 1:
             raise AppError(f"the message needs exactly one ArrayRecord, this one has {len(places)}")
         arrays = cast(StoredArrays, records[places[0]])
-        job = LocalJob(
-            config=context.run_config,
-            node=context.node_config,
-            message=_merged(config_values(records).values()),
-            client=self.client_id,
-            counted=self.counted,
-        )
-        model = arrays_state(content, arrays, places[0])
-        result = app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
+        job = self._job(self._context_of(task), _merged(config_values(records).values()))
+        return LocalQuestion(job=job, model=arrays_state(content, arrays, places[0]), key=arrays.key)
+
+    def reply(self, question: LocalQuestion, result: LocalResult, out: Path | None) -> Answer:
+        """The reply to such a message, its records in the file `out`."""
         told = {EXAMPLES: result.examples, **result.metrics}
-        result.save_reply(out, StoredValues(key="metrics", kind="metric", values=cast(Any, told)), arrays.key)
+        result.save_reply(out, StoredValues(key="metrics", kind="metric", values=cast(Any, told)), question.key)
         return Answer.telling(told, EXAMPLES)
 
-    def _run_local(self, app: TensorApp, task: Task, model: ModelState | None, context: Context) -> LocalResult:
-        message = merged_values(config_from_json(config) for config in task.configs.values())
-        job = LocalJob(
+    def _answer_local(self, app: TensorApp, task: Task, content: Path, out: Path | None) -> Answer:
+        """What `local_app` answers in Flower's runtime, with the model from file to engine and back."""
+        question = self.question(task, content)
+        return self.reply(question, self._work(app, task, question.job, question.model), out)
+
+    def _work(self, app: TensorApp, task: Task, job: LocalJob, model: ModelState | None) -> LocalResult:
+        store = self._store(task, self._context_of(task))
+        return app.run(job, model, trains=task.trains, store=store, engine_config=self.engine)
+
+    def _job(self, context: Context, message: Mapping[str, Any]) -> LocalJob:
+        return LocalJob(
             config=context.run_config,
             node=context.node_config,
             message=message,
             client=self.client_id,
             counted=self.counted,
         )
-        return app.run(job, model, trains=task.trains, store=self._store(task, context), engine_config=self.engine)
 
     def _store(self, task: Task, context: Context) -> OwnModelStore:
         if self.local_folder is None:

@@ -43,7 +43,7 @@ from fedcore.training.engines import (
     make_engine,
 )
 from fedcore.training.engines.batches import TrainingData
-from fedcore.training.loop import default_metrics, evaluate, train
+from fedcore.training.loop import TrainingPlan, TrainSummary, default_metrics, evaluate
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, checked_metrics
 from fedcore.training.models.columns import know_statistics
@@ -116,7 +116,7 @@ class Definition:
     optimizer_state: OptimizerState = "reset"
     adapter: bool = False
 
-    def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> _Warm:
+    def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> Warm:
         personal = by_strategy(self.personal(config), config)
         if personal.ditto and self.optimizer_state != "reset":
             raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
@@ -129,11 +129,11 @@ class Definition:
         engine = make_engine(recipe, engine_config, world)
         averaged = self.optimizer_state == "average"
         work = Personalization.of(personal, engine, averaged=averaged, adapter=self.adapter)
-        return _Warm(dict(config), engine, work)
+        return Warm(dict(config), engine, work)
 
 
 @dataclass(slots=True)
-class _Warm:
+class Warm:
     """The engine that stays from task to task, and what it was made for."""
 
     config: UserConfig
@@ -164,7 +164,7 @@ class LocalApp(TensorApp):
         self.data, self.metrics, self.columns = data, checked_metrics(metrics), columns
         if data is not None:
             columns.answer_for(self, data)
-        self._warm: _Warm | None = None
+        self._warm: Warm | None = None
         self.train()(self._answer)
         self.evaluate()(self._answer)
 
@@ -190,7 +190,7 @@ class LocalApp(TensorApp):
 
         Raises AppError for metrics without a whole number of examples, and what the app's own code raises.
         """
-        warm = self._engine_for(job.config, engine_config)
+        warm = self.warm_for(job.config, engine_config)
         work = warm.personalization
         if trains:
             before = warm.engine.examples_taken
@@ -199,7 +199,7 @@ class LocalApp(TensorApp):
                 taken = warm.engine.examples_taken - before
                 telling.tell(telling.ToldTraining(round=job.server_round, examples=taken))
             return result
-        examples, rest = _split(work.evaluate(model, store, lambda: self._check(warm.engine, job)))
+        examples, rest = split_examples(work.evaluate(model, store, lambda: self.tested(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)
 
     def initial_arrays(self, config: UserConfig, statistics: Mapping[str, Any] | None = None) -> ArrayRecord:
@@ -219,7 +219,7 @@ class LocalApp(TensorApp):
         parameters = warm.engine.module.named_parameters()
         return tuple(name for name, p in parameters if p.requires_grad and name in warm.personalization.shared)
 
-    def _trained(self, warm: _Warm, job: LocalJob, model: ModelState | None, store: OwnModelStore) -> LocalResult:
+    def _trained(self, warm: Warm, job: LocalJob, model: ModelState | None, store: OwnModelStore) -> LocalResult:
         work = warm.personalization
         asked = AlgorithmWork.of(job, work, store)
         if asked is not None:
@@ -227,7 +227,7 @@ class LocalApp(TensorApp):
         own = model if asked is None else asked.model_of(model)
         work.prepare(own, store, job.server_round, lambda pull: self._fit(warm, replace(job, rule=pull)))
         rule = _proximal(job, warm.engine) if asked is None else asked.begin(model)
-        examples, metrics = _split(self._fit(warm, replace(job, rule=rule)))
+        examples, metrics = split_examples(self._fit(warm, replace(job, rule=rule)))
         if asked is not None:
             metrics |= asked.finish(job.server_round)
         work.keep(store, job.server_round, metrics)
@@ -242,11 +242,12 @@ class LocalApp(TensorApp):
                 f'this app has "{state}"'
             )
 
-    def _fit(self, warm: _Warm, job: LocalJob) -> Metrics:
+    def _fit(self, warm: Warm, job: LocalJob) -> Metrics:
         self._begin(warm, job.client)
         return self._train(warm.engine, job)
 
-    def _check(self, engine: Engine, job: LocalJob) -> Metrics:
+    def tested(self, engine: Engine, job: LocalJob) -> Metrics:
+        """Test the engine's model on one client."""
         found = self._evaluate(engine, job)
         if telling.asked() and self.data is not None:
             result = evaluate(engine, self.data(job)[1], metrics=self.metrics)
@@ -261,7 +262,7 @@ class LocalApp(TensorApp):
                 telling.tell(told)
         return found
 
-    def _begin(self, warm: _Warm, client: int) -> None:
+    def _begin(self, warm: Warm, client: int) -> None:
         """The optimizer as the round begins; in a simulation one engine serves many clients."""
         if self.definition.optimizer_state == "reset":
             warm.engine.reset_optimizer()
@@ -272,7 +273,8 @@ class LocalApp(TensorApp):
                 warm.engine.optimizer.load_state_dict(warm.histories.pop(client))
         warm.client = client
 
-    def _engine_for(self, config: UserConfig, engine_config: EngineConfig | None) -> _Warm:
+    def warm_for(self, config: UserConfig, engine_config: EngineConfig | None) -> Warm:
+        """The engine for tasks of one run config; another config takes its place."""
         if self._warm is None or self._warm.config != config:
             if self._warm is not None:
                 self._warm.engine.close()
@@ -300,13 +302,18 @@ class LocalApp(TensorApp):
         return Message(content, reply_to=message)
 
 
-def _proximal(job: LocalJob, engine: Engine) -> Proximal | None:
+def proximal_mu(job: LocalJob) -> float:
     """FedProx: the strategy sends the strength of the pull towards the model that the round began with."""
-    mu = float(job.message.get("proximal-mu", 0.0))
+    return float(job.message.get("proximal-mu", 0.0))
+
+
+def _proximal(job: LocalJob, engine: Engine) -> Proximal | None:
+    mu = proximal_mu(job)
     return Proximal(mu=mu, anchor=engine.snapshot()) if mu > 0 else None
 
 
-def _split(metrics: Metrics) -> tuple[int, dict[str, MetricValue]]:
+def split_examples(metrics: Metrics) -> tuple[int, dict[str, MetricValue]]:
+    """The number of examples, and the other metrics; raises AppError where there is no such number."""
     rest = dict(metrics)
     return take_examples(rest, _EXAMPLES), rest
 
@@ -336,17 +343,7 @@ def supervised_app(
     """
 
     def fit(engine: Engine, job: LocalJob) -> Metrics:
-        examples, _ = data(job)
-        summary = train(
-            engine,
-            examples,
-            batch_size=int(job.config["batch-size"]),
-            epochs=int(job.config["local-epochs"]),
-            steps=int(job.config.get("local-steps", 0)),
-            seed=SupervisedApp.order_seed(job),
-            rule=job.rule,
-        )
-        return {"num-examples": summary.examples, "train_loss": summary.loss}
+        return SupervisedApp.reported(SupervisedApp.plan_by(data, job).carry_out(engine, rule=job.rule))
 
     def check(engine: Engine, job: LocalJob) -> Metrics:
         _, examples = data(job)
@@ -387,6 +384,27 @@ class SupervisedApp(LocalApp):
     ) -> None:
         super().__init__(definition, train, evaluate, data=data, metrics=metrics, columns=columns)
         self.weigh = weigh
+
+    def plan(self, job: LocalJob) -> TrainingPlan:
+        """The training that a job asks for, all but its pull (`proximal_mu`)."""
+        return self.plan_by(self.data, job)
+
+    @staticmethod
+    def plan_by(data: Data, job: LocalJob) -> TrainingPlan:
+        """The training of a node whose examples `data` reads."""
+        examples, _ = data(job)
+        return TrainingPlan(
+            data=examples,
+            batch_size=int(job.config["batch-size"]),
+            epochs=int(job.config["local-epochs"]),
+            steps=int(job.config.get("local-steps", 0)),
+            seed=SupervisedApp.order_seed(job),
+        )
+
+    @staticmethod
+    def reported(summary: TrainSummary) -> Metrics:
+        """What is reported of a training."""
+        return {_EXAMPLES: summary.examples, "train_loss": summary.loss}
 
     @staticmethod
     def order_seed(job: LocalJob) -> int:

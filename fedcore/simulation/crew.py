@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.clients_at_once import ClientsAtOnce, ignore_line
 from fedcore.flower.clientside import Answer, ClientRunner
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.state import ModelState
@@ -48,26 +49,29 @@ class Crew(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class OneByOne:
-    """All clients in this process, one after the other in the order of their ids. clients: how many there are."""
+    """All clients in this process, in the order of their ids. clients: how many there are.
+
+    at_once, warn: how many train at once where the app allows it, and who hears why it does not (`ClientsAtOnce`).
+    """
 
     app: FlowerApp
     clients: int
+    at_once: int = 1
+    warn: Callable[[str], None] = ignore_line
     _runners: dict[int, ClientRunner] = field(default_factory=dict, init=False)
+    _at_once: ClientsAtOnce = field(init=False)
 
     def __post_init__(self) -> None:
+        self._at_once = ClientsAtOnce(runner=self.runner, at_once=self.at_once, warn=self.warn)
         self.runner(1)  # an app that cannot be loaded is known before the run begins
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """In the order of `clients`."""
-        return ((client, self.runner(client).run(task, model)) for client in clients)
+        return self._at_once.run(task, model, clients)
 
     def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
         """In the order of `asked`."""
-        for client, question in asked.items():
-            try:
-                yield client, self.runner(client).answer(question.task, question.content, question.out)
-            except Exception as error:
-                yield client, error
+        return self._at_once.answer(asked)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Told to their runners."""

@@ -77,7 +77,8 @@ class Simulation:
 
     drop: probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it. fates: who
     drops out in place of that. devices: how fast the clients are and when they are there, on the virtual clock; None
-    for no such clock. crew: who runs the clients' apps; None for this process. emit: takes the events.
+    for no such clock. crew: who runs the clients' apps; None for this process, where `clients_at_once` of them train at
+    once (0: as many as pay, 1: one by one) if the app allows it. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
@@ -96,6 +97,7 @@ class Simulation:
     fates: Fates | None = None
     devices: Devices | None = None
     crew: Crew | None = None
+    clients_at_once: int = 0
     policy: Policy | None = None
     folder: Path | None = None
     initial: ModelState | None = None
@@ -126,7 +128,12 @@ class Simulation:
             raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
         self._home = Path.cwd()
         ids = range(1, self.clients + 1)
-        self._crew = self.crew or OneByOne(app=self.app, clients=self.clients)
+        self._crew = self.crew or OneByOne(
+            app=self.app,
+            clients=self.clients,
+            at_once=self.clients_at_once,
+            warn=lambda line: self.emit(Warned(line=line)),
+        )
         self._fates = self.fates or RandomDrops(self.drop, self.seed)
         self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
         self._owners = self._simulated_owners()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError, DataError, UsageError
 from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Recipe, World, make_engine
-from fedcore.training.engines.batches import TrainingData
+from fedcore.training.engines.batches import TrainingData, steps_of
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, accuracy, checked_metrics
 
@@ -149,6 +149,40 @@ def train(
     mean = float(engine.total(loss)) / seen
     refuse_missing(mean, data)
     return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=taken, loss=mean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """A client's local training before it begins: what `train` is to be given, where the fields are explained."""
+
+    data: TrainingData
+    batch_size: int
+    seed: int
+    epochs: int = 0
+    steps: int = 0
+    clip_norm: float = 0.0
+
+    @property
+    def examples(self) -> int:
+        return len(self.data)  # type: ignore[arg-type]
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Size and number of the batches of one rank alone; raises ConfigurationError for what means nothing."""
+        return steps_of(self.examples, batch_size=self.batch_size, epochs=self.epochs, steps=self.steps)
+
+    def carry_out(self, engine: Engine, *, rule: LocalRule | None = None) -> TrainSummary:
+        """Train the engine's model by it."""
+        return train(
+            engine,
+            self.data,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            epochs=self.epochs,
+            steps=self.steps,
+            clip_norm=self.clip_norm,
+            rule=rule,
+        )
 
 
 def evaluate(

@@ -1,0 +1,125 @@
+"""One task for many clients of one process: several at once where that gives what they give one by one.
+
+Only an app of `supervised_app` says beforehand how it will train (`SupervisedApp.plan`); whatever else is in an app is
+run as it is, one client after the other. So are clients that have nothing to share: a group is those that follow one
+another, with examples of one shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedcore.errors import ConfigurationError
+from fedcore.flower.clientside import Answer, ClientRunner, LocalQuestion
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+if TYPE_CHECKING:
+    from fedcore.flower.supervised_together import Together
+
+
+class Asked(Protocol):
+    """A message of a plain exchange to one client: its content, a record file, and where its reply goes."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def content(self) -> Path: ...
+
+    @property
+    def out(self) -> Path: ...
+
+
+def ignore_line(line: str) -> None:
+    """For who does not ask why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientsAtOnce:
+    """Runs tasks for clients whose runners are in this process.
+
+    runner: of a client. at_once: how many clients train at once, 1 for one by one, 0 for as many as pay. warn: is told
+    once why clients train one by one: always where both ways differ, otherwise only where at_once is greater than 1.
+    """
+
+    runner: Callable[[int], ClientRunner]
+    at_once: int = 0
+    warn: Callable[[str], None] = ignore_line
+    _together: Together | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.at_once < 0:
+            raise ConfigurationError(f"clients at once cannot be {self.at_once}; 0 means as many as pay, 1 one by one")
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """What each client's app makes of the task, in their order; raises what `ClientRunner.run` raises."""
+        together = self._together_for(task, clients) if model is not None else None
+        for chunk in _chunks(clients, together, task):
+            done: dict[int, LocalResult] = {}
+            if together is not None and model is not None:
+                jobs = {client: self.runner(client).job(task) for client in chunk}
+                done = together.work(jobs, model, trains=task.trains)
+            for client in chunk:
+                made = done.pop(client) if client in done else self.runner(client).run(task, model)
+                yield client, made
+
+    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+        """What each client answers to its message, in their order; an exception of its app is an answer too."""
+        for _, group in itertools.groupby(asked.items(), lambda one: (one[1].content, one[1].task.message_type)):
+            alike = dict(group)
+            task = next(iter(alike.values())).task
+            together = self._together_for(task, list(alike))
+            for chunk in _chunks(list(alike), together, task):
+                questions, done = self._answered(together, {client: alike[client] for client in chunk})
+                for client in chunk:
+                    yield client, self._reply(client, alike[client], questions.get(client), done.pop(client, None))
+
+    def _together_for(self, task: Task, clients: Sequence[int]) -> Together | None:
+        """Whoever does the clients' work together, if anybody can."""
+        if self.at_once == 1 or len(clients) < 2:
+            return None
+        runner = self.runner(clients[0])
+        app = runner.local_app(task)
+        if self._together is None and app is not None:
+            from fedcore.flower.supervised_together import Together  # brings torch, which the app has already
+
+            self._together = Together(app, runner.engine, at_once=self.at_once, warn=self.warn)
+        return self._together if app is not None else None
+
+    def _answered(
+        self, together: Together | None, asked: Mapping[int, Asked]
+    ) -> tuple[dict[int, LocalQuestion], dict[int, LocalResult]]:
+        """What messages with one content ask, and the results that could be had together."""
+        if together is None:
+            return {}, {}
+        try:
+            questions = {i: self.runner(i).question(one.task, one.content) for i, one in asked.items()}
+        except Exception:  # each client says by itself what is wrong
+            return {}, {}
+        model = next(iter(questions.values())).model
+        jobs = {client: question.job for client, question in questions.items()}
+        trains = next(iter(asked.values())).task.trains
+        return questions, together.work(jobs, model, trains=trains)
+
+    def _reply(
+        self, client: int, asked: Asked, question: LocalQuestion | None, result: LocalResult | None
+    ) -> Answer | Exception:
+        try:
+            if question is not None and result is not None:
+                return self.runner(client).reply(question, result, asked.out)
+            return self.runner(client).answer(asked.task, asked.content, asked.out)
+        except Exception as error:
+            return error
+
+
+def _chunks(clients: Sequence[int], together: Together | None, task: Task) -> Iterator[Sequence[int]]:
+    """The clients in their order, as many at a time as are worked on together."""
+    size = 1 if together is None else together.size(task.run_config, trains=task.trains)
+    for start in range(0, len(clients), size):
+        yield clients[start : start + size]

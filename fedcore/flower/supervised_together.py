@@ -1,0 +1,214 @@
+"""The tasks of several clients of one `supervised_app`, done at once on one engine.
+
+An app of another kind does not say how it will train, and is not touched. What of the clients' work cannot be done
+together is left out of the results, and done one by one by whoever asked: so it fails as it always fails, in its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from flwr.app import UserConfig
+from torch import Tensor
+
+from fedcore.config import EngineConfig
+from fedcore.data.types import Split
+from fedcore.errors import DataError
+from fedcore.flower import telling
+from fedcore.flower.engine_app import SupervisedApp, Warm, proximal_mu, split_examples
+from fedcore.flower.local_algorithms import STRATEGY, weighed
+from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp
+from fedcore.state import ModelState, StateSink
+from fedcore.training.batched import TrainedClient, clients_that_pay, difference_found, train_together, why_not
+from fedcore.training.engines import Engine
+from fedcore.training.engines.transfer import Entry, save_entries
+from fedcore.training.loop import TrainingPlan, refuse_missing
+
+_TESTED_TOGETHER: Final = 64
+_CHECKED: Final = 2
+"""Clients whose first steps are compared with those one by one."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was found out about one engine. reason: why its clients do not train at once. checked: which kinds of
+    training (a pull, a bound on the gradient) were compared with those one by one."""
+
+    engine: Engine
+    reason: str | None
+    pays: int
+    checked: set[tuple[bool, bool]] = field(default_factory=set)
+
+
+class Together:
+    """Does the work of clients of one app. at_once, warn: as in `ClientsAtOnce`."""
+
+    def __init__(
+        self, app: TensorApp, engine: EngineConfig | None, *, at_once: int, warn: Callable[[str], None]
+    ) -> None:
+        self._app, self._engine_config, self._at_once, self._warn = app, engine, at_once, warn
+        self._known: _Known | None = None
+        self._said: set[str] = set()
+
+    def size(self, config: UserConfig, *, trains: bool) -> int:
+        """How many clients to ask for at a time."""
+        if not isinstance(self._app, SupervisedApp):
+            return 1
+        if not trains:
+            return _TESTED_TOGETHER
+        return self._at_once or self._about(self._app.warm_for(config, self._engine_config)).pays
+
+    def work(self, jobs: Mapping[int, LocalJob], model: ModelState, *, trains: bool) -> dict[int, LocalResult]:
+        """The results of those clients whose work can be done together, maybe of none.
+
+        jobs: of clients that were sent the same, with one run config. Their new models are each client's own, and
+        need not be written before the next task.
+        """
+        if len(jobs) < 2:
+            return {}
+        if type(self._app) is not SupervisedApp:
+            return self._one_by_one("the app trains by code of its own", asked_for=trains)
+        warm = self._app.warm_for(next(iter(jobs.values())).config, self._engine_config)
+        if warm.engine.world.size > 1 or telling.asked():
+            return {}
+        reason = _kept_on_clients(warm, self._app)
+        if reason is None and trains:
+            reason = self._about(warm).reason or _own_steps(next(iter(jobs.values())))
+        if reason is not None:
+            return self._one_by_one(reason, asked_for=trains)
+        warm.engine.load(model, only=warm.personalization.shared)
+        return self._train(self._app, warm, jobs) if trains else _test(self._app, warm, jobs)
+
+    def _train(self, app: SupervisedApp, warm: Warm, jobs: Mapping[int, LocalJob]) -> dict[int, LocalResult]:
+        results: dict[int, LocalResult] = {}
+        try:
+            for clients in _alike(_plans(app, jobs)):
+                mu = proximal_mu(jobs[next(iter(clients))])
+                plans = list(clients.values())
+                if not self._agrees(warm.engine, plans, mu):
+                    return {}
+                trained = train_together(warm.engine, plans, mu=mu)
+                for (client, plan), found in zip(clients.items(), trained, strict=True):
+                    if result := _result(app, warm, plan, found):
+                        results[client] = weighed(result, jobs[client].message)
+        except Exception as error:  # the app's own model and loss, under vmap: anything can come out of it
+            self._give_up(warm, f"vmap cannot do it: {_first_line(error)}")
+            return {}
+        return results
+
+    def _agrees(self, engine: Engine, plans: Sequence[TrainingPlan], mu: float) -> bool:
+        """Whether a kind of training was compared, or is now, with the one client after the other."""
+        known = self._known
+        kind = (mu > 0, plans[0].clip_norm > 0)
+        if known is None or kind in known.checked:
+            return known is not None
+        difference = difference_found(engine, plans[:_CHECKED], mu=mu)
+        if difference is not None:
+            known.reason = difference
+            self._say(difference)
+            return False
+        known.checked.add(kind)
+        return True
+
+    def _about(self, warm: Warm) -> _Known:
+        if self._known is None or self._known.engine is not warm.engine:
+            self._known = _Known(engine=warm.engine, reason=why_not(warm.engine), pays=clients_that_pay(warm.engine))
+        return self._known
+
+    def _give_up(self, warm: Warm, reason: str) -> None:
+        self._about(warm).reason = reason
+        self._one_by_one(reason, asked_for=True)
+
+    def _one_by_one(self, reason: str, *, asked_for: bool) -> dict[int, LocalResult]:
+        """Nothing is done together; whoever named a number of clients hears why."""
+        if asked_for and self._at_once > 1:
+            self._say(reason)
+        return {}
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            self._warn(f"clients train one by one: {reason}")
+
+
+def _kept_on_clients(warm: Warm, app: SupervisedApp) -> str | None:
+    personal = warm.personalization.personal
+    if personal.parts or personal.whole:
+        return "a part of the model stays on each client"
+    if app.definition.optimizer_state != "reset":
+        return f'its optimizer_state is "{app.definition.optimizer_state}"'
+    return None
+
+
+def _own_steps(job: LocalJob) -> str | None:
+    asked = job.message.get(STRATEGY, "")
+    return f"strategy {asked} has steps of its own" if asked else None
+
+
+def _plans(app: SupervisedApp, jobs: Mapping[int, LocalJob]) -> dict[int, TrainingPlan]:
+    """The plans of the clients that have one; what is wrong with the others shows in their own turn."""
+    plans: dict[int, TrainingPlan] = {}
+    for client, job in jobs.items():
+        try:
+            plan = app.plan(job)
+            if isinstance(plan.data, Split) and plan.batches[1]:
+                plans[client] = plan
+        except Exception:  # noqa: S112 - the app's own code, which is called again
+            continue
+    return plans
+
+
+def _alike(plans: Mapping[int, TrainingPlan]) -> list[dict[int, TrainingPlan]]:
+    """Groups of at least two whose examples have one shape and dtype."""
+    groups: dict[Any, dict[int, TrainingPlan]] = {}
+    for client, plan in plans.items():
+        assert isinstance(plan.data, Split)  # noqa: S101 - or there is no plan
+        x, y = plan.data.x, plan.data.y
+        key = (x.shape[1:], str(x.dtype), y.shape[1:], str(y.dtype), plan.clip_norm)
+        groups.setdefault(key, {})[client] = plan
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _result(app: SupervisedApp, warm: Warm, plan: TrainingPlan, found: TrainedClient) -> LocalResult | None:
+    """What one client reports; None where its data are to blame, which is said in its own turn."""
+    try:
+        refuse_missing(found.summary.loss, plan.data)
+    except DataError:
+        return None
+    examples, metrics = split_examples(app.reported(found.summary))
+    entries = _entries(warm, found.parameters)
+
+    def write(sink: StateSink | None) -> None:
+        save_entries(entries, sink, warm.engine.world)
+
+    return LocalResult(examples=examples, metrics=metrics, layout=warm.personalization.layout(), write=write)
+
+
+def _entries(warm: Warm, trained: Mapping[str, Tensor]) -> list[Entry]:
+    """The tensors that go to the server: this client's trained ones, the others as they were sent."""
+    module = warm.engine.module
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    tensors = module.state_dict(keep_vars=True)
+    entries = []
+    for entry in warm.engine.entries(only=warm.personalization.shared):
+        own = trained.get(names.get(id(tensors[entry.spec.name]), ""))
+        entries.append(entry if own is None else Entry(entry.spec, own, nonnegative=entry.nonnegative))
+    return entries
+
+
+def _test(app: SupervisedApp, warm: Warm, jobs: Mapping[int, LocalJob]) -> dict[int, LocalResult]:
+    """The tests of a model that is loaded once for all; each client's figures are those that it has alone."""
+    results: dict[int, LocalResult] = {}
+    for client, job in jobs.items():
+        try:
+            examples, metrics = split_examples(app.tested(warm.engine, job))
+        except Exception:  # noqa: S112 - the app's own code, which is called again
+            continue
+        results[client] = LocalResult(examples=examples, metrics=metrics)
+    return results
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,86 @@
+"""The local loop for several clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedcore.errors import ConfigurationError
+from fedcore.training.batched.rows import StackedBatch, StackedBatches
+from fedcore.training.batched.rules import BatchedRules
+from fedcore.training.batched.stack import Stack
+from fedcore.training.engines import Engine
+from fedcore.training.loop import TrainingPlan, TrainSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedClient:
+    """What the training of one client gave. parameters: those that are trained, by their names, as they are now."""
+
+    summary: TrainSummary
+    parameters: Mapping[str, Tensor]
+
+
+def train_together(engine: Engine, plans: Sequence[TrainingPlan], *, mu: float = 0.0) -> list[TrainedClient]:
+    """Train one client by each of the plans, all from the engine's parameters, which stay as they are.
+
+    plans: on arrays that differ in their number of examples alone, with one bound on the gradient's norm. mu: strength
+    of the pull towards the start (FedProx). Raises ConfigurationError for plans that mean nothing, and
+    RuntimeError for what vmap cannot do: ask `why_not` and `difference_found` first. The loss of a client that diverged
+    is no number.
+    """
+    with engine.seeded(plans[0].seed):  # nobody may draw; whoever does leaves the generators as they were
+        return train_stack(engine, plans, mu=mu)
+
+
+def train_stack(
+    engine: Engine, plans: Sequence[TrainingPlan], *, mu: float = 0.0, padding: int = 0
+) -> list[TrainedClient]:
+    """`train_together` with the generators as they are.
+
+    padding: examples of weight 0 added to every batch, which change nothing but for models that mix examples.
+    """
+    if len({plan.clip_norm for plan in plans}) > 1:
+        raise ConfigurationError("clients that train at once have one bound on their gradients")
+    order = sorted(range(len(plans)), key=lambda i: -plans[i].batches[1])
+    batches = StackedBatches([plans[i] for i in order], engine.device, padding=padding)
+    stack = Stack(engine, len(plans))
+    losses, seen = (torch.zeros(len(plans), dtype=torch.float64, device=engine.device) for _ in range(2))
+    engine.model.train()
+    with BatchedRules():
+        for batch in batches:
+            stack.narrow(len(batch.totals))
+            found = _losses(engine, stack.leaves, batch)
+            stack.step(found, batch.totals, clip_norm=plans[0].clip_norm, mu=mu)
+            losses[: stack.clients] += found.detach()
+            seen[: stack.clients] += batch.totals
+    means = (losses / seen).tolist()
+    trained = {
+        client: TrainedClient(
+            summary=TrainSummary(examples=plans[client].examples, steps=batches.steps[place], loss=means[place]),
+            parameters={name: value[place] for name, value in stack.values.items()},
+        )
+        for place, client in enumerate(order)
+    }
+    return [trained[client] for client in range(len(plans))]
+
+
+def _losses(engine: Engine, leaves: Mapping[str, Tensor], batch: StackedBatch) -> Tensor:
+    """The sum of the losses of each client's batch [k]."""
+
+    def of_all(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return engine.recipe.loss(functional_call(engine.module, dict(own), (x,)), y).sum()
+
+    def of_some(own: Mapping[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        return (engine.recipe.loss(functional_call(engine.module, dict(own), (x,)), y) * weights).sum()
+
+    found: Tensor
+    if batch.weights is None:
+        found = torch.vmap(of_all, randomness="error")(dict(leaves), batch.x, batch.y)
+    else:
+        found = torch.vmap(of_some, randomness="error")(dict(leaves), batch.x, batch.y, batch.weights)
+    return found
