@@ -54,7 +54,8 @@ class Together:
 
     def size(self, config: UserConfig, *, trains: bool) -> int:
         """How many clients to ask for at a time."""
-        if not isinstance(self._app, SupervisedApp):
+        if type(self._app) is not SupervisedApp:
+            self._one_by_one("the app trains by code of its own", asked_for=trains)
             return 1
         if not trains:
             return _TESTED_TOGETHER
@@ -66,10 +67,8 @@ class Together:
         jobs: of clients that were sent the same, with one run config. Their new models are each client's own, and
         need not be written before the next task.
         """
-        if len(jobs) < 2:
+        if len(jobs) < 2 or type(self._app) is not SupervisedApp:
             return {}
-        if type(self._app) is not SupervisedApp:
-            return self._one_by_one("the app trains by code of its own", asked_for=trains)
         warm = self._app.warm_for(next(iter(jobs.values())).config, self._engine_config)
         if warm.engine.world.size > 1 or telling.asked():
             return {}

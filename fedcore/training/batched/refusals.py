@@ -21,7 +21,7 @@ _ELEMENTWISE = (
 """Optimizers that change each element by its own gradients alone, with the same number of steps for all."""
 
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
-_DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase, nn.RReLU)
+_DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RReLU)
 
 
 def why_not(engine: Engine) -> str | None:
@@ -49,6 +49,8 @@ def _of_model(module: nn.Module) -> str | None:
         called = f"{type(part).__name__} ({name})" if name else type(part).__name__
         if isinstance(part, _BATCH_STATISTICS):
             return f"its model has {called}, whose examples depend on each other"
+        if isinstance(part, nn.RNNBase):
+            return f"its model has {called}, which torch.func.vmap has no rule for"
         if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
             return f"its model has {called}, which counts what it sees"
         if isinstance(part, _DROPOUT) and _chance(part):
