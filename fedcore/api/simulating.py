@@ -32,6 +32,7 @@ def simulate(
     drop: float = 0.0,
     devices: str | Path = "",
     network: str = "none",
+    clients_at_once: int = 0,
     aggregation: Literal["secure", "plain"] | None = None,
     run_config: Mapping[str, Scalar] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -54,7 +55,8 @@ def simulate(
     rounds, seed: short for the keys `num-server-rounds` and `seed` of the run config, which the app has to have; `seed`
     is also that of the simulated dropouts and devices. drop: the chance that a client drops out of an exchange.
     devices, network: how fast clients are and when they are there, as `--devices` and `--network` have it; then there
-    is a virtual clock. aggregation: None for what the app's settings say, "secure" by default.
+    is a virtual clock. clients_at_once: how many clients train at once, as one batched step, where the app allows it; 1
+    for one by one, 0 for as many as pay. aggregation: None for what the app's settings say, "secure" by default.
     run_config: over `[tool.flwr.app.config]`; of an app that is no folder, any key. settings: over `[tool.fedcore]`.
     policy: what the clients' owners insist on: the path of a policy.toml, "stock", "own", or a Policy. None: a stock
     policy, but run config, settings and plain aggregation are yours. initial_model: what the app's strategy starts
@@ -96,6 +98,7 @@ def simulate(
             drop=drop,
             seed=seed or 0,
             devices=devices_of(str(devices), Network.parse(network), clients=clients, seed=seed or 0),
+            clients_at_once=clients_at_once,
             policy=policy_of(policy, clients),
             folder=left.path,
             initial=initial_model

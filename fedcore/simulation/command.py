@@ -57,6 +57,14 @@ NetworkWords = Annotated[
         "bandwidth=100Mbit,latency=50ms,example=1ms.",
     ),
 ]
+AtOnce = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="How many clients train at once, as one batched step, where the app allows it: 1 for one by one, 0 for as "
+        "many as pay.",
+    ),
+]
 OwnersPolicy = Annotated[
     str,
     typer.Option(
@@ -79,6 +87,7 @@ def simulate(
     seed: Seed = 0,
     devices: DeviceWords = "",
     network: NetworkWords = "none",
+    clients_at_once: AtOnce = 0,
     run_config: RunConfig = None,
     set_: Settings = None,
     policy: OwnersPolicy = "",
@@ -108,6 +117,7 @@ def simulate(
         "drop": drop,
         "seed": seed,
         "devices": devices_of(devices, Network.parse(network), clients=wanted.clients, seed=seed),
+        "clients_at_once": clients_at_once,
         "policy": policy_of(policy or None, wanted.clients),
         "initial": None if initial_model is None else open_initial(initial_model),
     }
