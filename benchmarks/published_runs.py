@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.common import EXAMPLES, say
+from benchmarks.common import APPS, EXAMPLES, say
 from fedcore.config import JobSettings, override
-from fedcore.events import ExchangeDone, RunEvent
+from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState
@@ -35,8 +35,9 @@ _SAVE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One simulation. app: an example. config, settings: over the app's. target: test accuracy in per cent.
+    """One simulation.
 
+    app: an example, or an app of the benchmarks. config, settings: over the app's. target: test accuracy in per cent.
     rounds: at most. Two runs that are equal in all of this are the same run.
     """
 
@@ -57,10 +58,17 @@ class Run:
         return f"{re.sub(r'[^a-z0-9]+', '-', self.name.lower()).strip('-')}-{digest}"
 
     @property
+    def folder(self) -> Path:
+        """Where the app is."""
+        return EXAMPLES / self.app if (EXAMPLES / self.app).is_dir() else APPS / self.app
+
+    @property
     def aggregation(self) -> str:
         """As tables name it: "plain", or "secure" with the bits of a field where they are not the app's."""
         if self.settings.get("aggregation") == "plain":
             return "plain"
+        if groups := self.settings.get("groups"):
+            return f"secure, {groups} groups"
         return f"secure, {bits} bits" if (bits := self.settings.get("field-bits")) else "secure"
 
 
@@ -153,7 +161,7 @@ class Runner:
     def carry_out(self) -> Outcome:
         """The whole simulation; raises what it raises."""
         run = self.run
-        app = FlowerApp.load(EXAMPLES / run.app)
+        app = FlowerApp.load(run.folder)
         changes = {**run.config, "seed": run.seed, "num-server-rounds": run.rounds, "fraction-evaluate": 0.0}
         simulation = Simulation(
             app=app,
@@ -161,7 +169,7 @@ class Runner:
             run_config=override(app.run_config, changes, "the run config"),
             settings=JobSettings.from_mapping({**app.settings.to_mapping(), **run.settings}),
             emit=self.hear,
-            on_test=self.test,
+            enough=self.test,
         )
         with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
             state = simulation.run().state
@@ -174,20 +182,23 @@ class Runner:
         if isinstance(event, ExchangeDone):
             self.outcome.exchange_seconds += event.seconds
 
-    def test(self, server_round: int, found: Mapping[str, Any]) -> bool:
-        """What the server's test found; whether the run ends there."""
+    def test(self, found: FiguresFound) -> bool:
+        """What the server's test after a round found; whether the run ends there."""
         outcome, run = self.outcome, self.run
-        outcome.curve.append(100 * float(found["eval_acc"]))
-        outcome.losses.append(float(found["eval_loss"]))
+        if found.source != "server":
+            return False
+        outcome.curve.append(100 * float(str(found.metrics["eval_acc"])))
+        outcome.losses.append(float(str(found.metrics["eval_loss"])))
         if run.target is not None and rounds_to(outcome.curve, run.target) is not None:
             outcome.ended = "target"
-        elif server_round < run.rounds and time.time() > self.deadline:
+        elif found.server_round < run.rounds and time.time() > self.deadline:
             outcome.ended = "time"
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self._save(None)
-            seconds = time.monotonic() - self._started
-            accuracy = f"accuracy {outcome.curve[-1]:.2f}, best {outcome.best:.2f}"
-            say(f"{run.name}, {run.aggregation}: round {server_round} of {run.rounds}, {accuracy}, {seconds:.0f} s")
+            say(
+                f"{run.name}, {run.aggregation}: round {found.server_round} of {run.rounds}, "
+                f"accuracy {outcome.curve[-1]:.2f}, best {outcome.best:.2f}, {outcome.seconds:.0f} s"
+            )
         return outcome.ended != ""
 
     def _save(self, state: ModelState | None) -> None:

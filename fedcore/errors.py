@@ -241,8 +241,8 @@ class BudgetSpent(FedcoreError):
     check: ClassVar[str] = "privacy-budget"
 
 
-class EnoughTested(FedcoreError):
-    """Whoever leads the run has seen enough of its tests; it ends with the model that it has."""
+class EnoughFound(FedcoreError):
+    """What the run has found is enough for whoever leads it; it ends with the model that it has."""
 
 
 class EnvironmentFailure(FedcoreError):

@@ -39,7 +39,7 @@ _UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_mes
 _FLOWER = Path(str(serverapp.__file__)).parents[1]
 _OURS = frozenset(
     f"fedcore.flower.{name}"
-    for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling", "initial", "heard_tests")
+    for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling", "initial")
 )
 
 _REASONS = {

@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord, MetricRecord, UserConfig
 from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.engine_app import LocalApp
-from fedcore.flower.heard_tests import EvaluateFn
 from fedcore.flower.records import cast_to_layout, state_from_arrays
 from fedcore.training.engines import EngineConfig, World
 from fedcore.training.loop import evaluate
@@ -28,6 +27,7 @@ KEY: Final = "central-test"
 
 TestSet: TypeAlias = Callable[[UserConfig], Split]
 """Reads the server's test set."""
+EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 def server_test(
@@ -61,8 +61,6 @@ def server_test(
         engine.load(cast_to_layout(state, layout), optimizer=work.averaged, only=work.shared)
         found = evaluate(engine, examples, metrics=client.metrics)
         figures = {"eval_acc" if name == accuracy.name else name: value for name, value in found.values.items()}
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        print(f"round {server_round}, tested at the server: loss {found.loss:.4f}  {shown}", flush=True)  # noqa: T201
         return MetricRecord({"eval_loss": found.loss, **figures})
 
     return test

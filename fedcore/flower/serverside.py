@@ -8,10 +8,9 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.errors import BudgetSpent, EnoughTested
+from fedcore.errors import BudgetSpent, EnoughFound
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.grid import Aggregation, ExchangeBackend, ExchangeGrid
-from fedcore.flower.heard_tests import OnTest, telling_tests
 from fedcore.flower.initial import starting_from
 from fedcore.flower.legacy import legacy_rounds
 from fedcore.flower.loading import load_object
@@ -51,7 +50,6 @@ def run_server_app(
     initial: ModelState | None = None,
     on_refusal: OnRefusal = refuse,
     noised: bool = False,
-    on_test: OnTest | None = None,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -60,7 +58,6 @@ def run_server_app(
     from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply, and
     ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
     code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
-    on_test: hears what the app's own `evaluate_fn` finds, round by round.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
@@ -77,9 +74,9 @@ def run_server_app(
         run_config=dict(run_config),
     )
     try:
-        with legacy_rounds(grid), starting_from(initial, grid), telling_tests(on_test):
+        with legacy_rounds(grid), starting_from(initial, grid):
             load_server_app(app)(grid, context)
-    except (BudgetSpent, EnoughTested) as error:
+    except (BudgetSpent, EnoughFound) as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
     finally:
         grid.tell_figures()

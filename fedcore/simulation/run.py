@@ -22,7 +22,15 @@ from fedcore.attempts import Attempts, attempt_ended, final_reason
 from fedcore.best import BestRule
 from fedcore.codec import AnyEncoding, Decoded, decode, release_of
 from fedcore.config import JobSettings, planned_rounds
-from fedcore.errors import AppError, ConfigurationError, ProtocolViolation, RoundFailed, RunFailed, UpdateTooLarge
+from fedcore.errors import (
+    AppError,
+    ConfigurationError,
+    EnoughFound,
+    ProtocolViolation,
+    RoundFailed,
+    RunFailed,
+    UpdateTooLarge,
+)
 from fedcore.events import (
     ClientDropped,
     EventSink,
@@ -45,7 +53,6 @@ from fedcore.exchange import (
 )
 from fedcore.federation import Member, Policy, Roster
 from fedcore.flower.app import AppBundle, FlowerApp
-from fedcore.flower.heard_tests import OnTest
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
@@ -83,8 +90,8 @@ class Simulation:
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
     initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
-    `results_of` has it, also of a run that failed. on_test: hears what the ServerApp's `evaluate_fn` finds after each
-    round, and ends the run there by returning true. told: the configurations that went with the last secure training.
+    `results_of` has it, also of a run that failed. enough: whether what the ServerApp found ends the run, with the
+    model that it has then. told: the configurations that went with the last secure training.
     best: the best model so far by `best-model`.
     """
 
@@ -102,7 +109,7 @@ class Simulation:
     folder: Path | None = None
     initial: ModelState | None = None
     emit: EventSink = ignore
-    on_test: OnTest | None = None
+    enough: Callable[[FiguresFound], bool] | None = None
     clock: Callable[[], float] = time.monotonic
     results: Results = field(default_factory=dict, init=False)
     told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
@@ -119,6 +126,7 @@ class Simulation:
     _plain_exchanges: PlainSimulation = field(init=False)
     _evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
     _unjudged: str = field(default="", init=False)
+    _enough: str = field(default="", init=False)
     _warned_of_best: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +194,6 @@ class Simulation:
                 initial=self.initial,
                 on_refusal=self.refuse,
                 noised=self._plan.privacy is not None,
-                on_test=self.on_test,
             )
         self._warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
@@ -206,11 +213,18 @@ class Simulation:
     def found(self, figures: FiguresFound) -> None:
         """Tell of what the strategy made of replies; a model may be judged by it."""
         self.emit(figures)
+        if self.enough is not None and self.enough(figures):
+            self._enough = f"what was found in round {figures.server_round} was enough"
         if figures.source == "evaluate" and self._evaluated is not None and self._evaluated[0] == figures.server_round:
             self._judge(figures.metrics)
 
+    def _check_enough(self) -> None:
+        if self._enough:
+            raise EnoughFound(self._enough)
+
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
-        """One exchange, tried again with new dropouts after a failure."""
+        """One exchange, tried again with new dropouts after a failure; raises EnoughFound to end the run."""
+        self._check_enough()
         self._warn_unjudged()
         if self._account.withholds(is_training(request.message_type) or is_query(request.message_type)):
             return []
@@ -276,7 +290,8 @@ class Simulation:
         return failures <= failures_for(self.settings, n, self._least, self.clients, whole=True)
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
-        """One plain exchange."""
+        """One plain exchange; raises EnoughFound to end the run."""
+        self._check_enough()
         try:
             with contextlib.chdir(self._home):
                 return self._plain_exchanges.ask(request)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import EXAMPLES
 from benchmarks.published import main
 from benchmarks.published_cells import MCMAHAN, TABLES, Cell
 from benchmarks.published_report import report
 from benchmarks.published_runs import Outcome, Runner, Shelf, rounds_to
 from fedcore.config import override
+from fedcore.events import FiguresFound
 from fedcore.flower.app import FlowerApp
 
 
@@ -69,6 +69,10 @@ def test_accuracies_are_judged_by_their_errors(tmp_path: Path) -> None:
     assert made(tmp_path, one, [10.0, 98.4])["within 50 %"] == "**no**"
 
 
+def figures_of(number: int, accuracy: float) -> FiguresFound:
+    return FiguresFound(server_round=number, source="server", metrics={"eval_acc": accuracy, "eval_loss": 1.0})
+
+
 def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_path: Path) -> None:
     shelf, run = Shelf(tmp_path), MCMAHAN[0].runs()[0]
     assert shelf.outcome(run) is None
@@ -81,7 +85,7 @@ def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_p
     assert kept.answers(replace(run, target=3.0))
     assert shelf.outcome(replace(run, seed=43)) is None
     runner = Runner(run, shelf, deadline=time.time() + 100)
-    runner.test(0, {"eval_acc": 0.5, "eval_loss": 1.0})
+    runner.test(figures_of(0, 0.5))
     runner._save(None)
     assert shelf.outcome(run) == kept
 
@@ -89,11 +93,11 @@ def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_p
 def test_a_run_ends_at_its_target_or_when_its_time_is_over(tmp_path: Path) -> None:
     run = MCMAHAN[0].runs()[0]
     runner = Runner(run, Shelf(tmp_path), deadline=time.time() + 100)
-    assert not runner.test(0, {"eval_acc": 0.5, "eval_loss": 1.0})
-    assert runner.test(1, {"eval_acc": 0.98, "eval_loss": 1.0})
+    assert not runner.test(figures_of(0, 0.5))
+    assert runner.test(figures_of(1, 0.98))
     assert runner.outcome.ended == "target"
     runner = Runner(run, Shelf(tmp_path / "other"), deadline=0.0)
-    assert runner.test(0, {"eval_acc": 0.5, "eval_loss": 1.0})
+    assert runner.test(figures_of(0, 0.5))
     assert runner.outcome.ended == "time"
 
 
@@ -102,7 +106,7 @@ def test_every_run_sets_what_its_app_has_and_none_is_another(table: str) -> None
     runs = [run for one in TABLES[table].cells for run in one.runs()]
     assert len({run.key for run in runs}) == len(runs)
     for run in runs:
-        app = FlowerApp.load(EXAMPLES / run.app)
+        app = FlowerApp.load(run.folder)
         override(app.run_config, {**run.config, "seed": run.seed, "num-server-rounds": run.rounds}, run.name)
 
 

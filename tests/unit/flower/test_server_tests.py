@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedcore import LocalJob, averaging_server, supervised_app
 from fedcore.config import JobSettings
 from fedcore.data import Split
 from fedcore.errors import ConfigurationError
-from fedcore.flower.heard_tests import OnTest
+from fedcore.events import FiguresFound
 from fedcore.flower.memory_app import opened
 from fedcore.flower.personalized import Personal
 from fedcore.flower.serverside import ServerAppOutcome
@@ -21,6 +21,7 @@ from fedcore.flower.strategies import STRATEGIES
 from fedcore.simulation import Simulation
 from fedcore.training import OptimizerConfig, seeded
 
+Enough = Callable[[FiguresFound], bool]
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
 Y = (X.sum(axis=1) > 0).astype(np.int64)
@@ -42,7 +43,7 @@ def client(**options: Any) -> Any:
 
 
 def run(
-    app: Any, server: Any, on_test: OnTest | None = None, aggregation: str = "secure", **config: Any
+    app: Any, server: Any, enough: Enough | None = None, aggregation: str = "secure", **config: Any
 ) -> tuple[Simulation, ServerAppOutcome]:
     chosen = {
         "num-server-rounds": 3, "local-epochs": 1, "batch-size": 8, "seed": 0, "fraction-evaluate": 0.0,
@@ -54,7 +55,7 @@ def run(
             clients=4,
             run_config=found.app.run_config,
             settings=JobSettings.from_mapping({"aggregation": aggregation}),
-            on_test=on_test,
+            enough=enough,
         )
         return simulation, simulation.run()
 
@@ -69,11 +70,12 @@ def test_the_model_is_tested_before_the_first_round_and_after_each(aggregation: 
     app = client()
     heard: list[tuple[int, float]] = []
 
-    def on_test(number: int, found: Mapping[str, Any]) -> bool:
-        heard.append((number, found["eval_acc"]))
+    def enough(found: FiguresFound) -> bool:
+        assert found.source == "server"
+        heard.append((found.server_round, found.metrics["eval_acc"]))
         return False
 
-    simulation, outcome = run(app, averaging_server(app, test=lambda config: TEST), on_test, aggregation)
+    simulation, outcome = run(app, averaging_server(app, test=lambda config: TEST), enough, aggregation)
     assert [number for number, _ in heard] == [0, 1, 2, 3]
     assert heard[-1][1] == pytest.approx(accuracy(dict(outcome.state.items())))
     assert heard[-1][1] > heard[0][1]
@@ -90,21 +92,24 @@ def test_of_every_strategy_the_model_is_tested(strategy: str) -> None:
     assert found == pytest.approx(accuracy(dict(outcome.state.items())))
 
 
-def test_a_test_that_is_enough_ends_the_run_with_that_rounds_model() -> None:
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+def test_what_is_enough_ends_the_run_with_that_rounds_model(aggregation: str) -> None:
     app = client()
     heard: list[float] = []
 
-    def on_test(number: int, found: Mapping[str, Any]) -> bool:
-        heard.append(found["eval_acc"])
-        return number == 2
+    def enough(found: FiguresFound) -> bool:
+        heard.append(found.metrics["eval_acc"])
+        return found.server_round == 2
 
-    simulation, outcome = run(app, averaging_server(app, test=lambda config: TEST), on_test, num_server_rounds=50)
-    assert outcome.stopped == "the test after round 2 was enough"
+    server = averaging_server(app, test=lambda config: TEST)
+    simulation, outcome = run(app, server, enough, aggregation, num_server_rounds=50)
+    assert outcome.stopped == "what was found in round 2 was enough"
     assert accuracy(dict(outcome.state.items())) == pytest.approx(heard[2])
+    assert len(heard) == 3
     assert len(simulation.results["train"]) == 2
 
 
-def test_of_a_large_test_set_a_fixed_sample_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_large_test_set_a_fixed_sample_is_taken() -> None:
     app = client()
     found = []
     for _ in range(2):
@@ -112,7 +117,6 @@ def test_of_a_large_test_set_a_fixed_sample_is_taken(capsys: pytest.CaptureFixtu
         found.append(simulation.results["server"])
     assert found[0] == found[1]
     assert (found[0]["1"]["eval_acc"] * 8).is_integer()
-    assert "round 1, tested at the server: loss" in capsys.readouterr().out
 
 
 def test_without_the_key_nothing_is_read() -> None:

@@ -1,0 +1,1 @@
+"""MNIST with clients that poison the model."""

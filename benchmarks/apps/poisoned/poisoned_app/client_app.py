@@ -1,0 +1,65 @@
+"""The ClientApp: honest, or one that turns its labels round, or that sends another update than it found."""
+
+import dataclasses
+
+import torch
+
+from fedcore import LocalJob, local_app
+from fedcore.data import Split
+from fedcore.flower.engine_app import Metrics
+from fedcore.training import Engine, derive_seed, evaluate, train
+from fedcore.training.metrics import accuracy
+
+from .task import initial_model, is_poisoned, local_data, optimizer
+
+CLASSES = 10
+
+
+def data(job: LocalJob) -> tuple[Split, Split]:
+    """Training and test part of this node."""
+    node = job.node
+    return local_data(
+        str(job.config["partition"]),
+        int(node["partition-id"]),
+        int(node["num-partitions"]),
+        int(job.config["seed"]),
+    )
+
+
+def fit(engine: Engine, job: LocalJob) -> Metrics:
+    """One round of training, after or before which a poisoned client does what the run config says."""
+    config, node = job.config, int(job.node["partition-id"])
+    poisoned = is_poisoned(node, int(job.node["num-partitions"]), config)
+    kind = str(config["poison"]) if poisoned else "none"
+    examples, _ = data(job)
+    if kind == "labels":
+        examples = dataclasses.replace(examples, y=CLASSES - 1 - examples.y)
+    before = engine.snapshot()
+    summary = train(
+        engine,
+        examples,
+        batch_size=int(config["batch-size"]),
+        epochs=int(config["local-epochs"]),
+        seed=derive_seed("training order", int(config["seed"]), job.server_round, node),
+        rule=job.rule,
+    )
+    if kind in ("signs", "scale"):
+        factor = float(config["strength"]) * (-1 if kind == "signs" else 1)
+        _multiply_update(engine, before, factor)
+    return {"num-examples": summary.examples, "train_loss": summary.loss}
+
+
+@torch.no_grad()
+def _multiply_update(engine: Engine, before: list[torch.Tensor], factor: float) -> None:
+    for now, start in zip(engine.parameters(), before, strict=True):
+        now.copy_(start + factor * (now - start))
+
+
+def check(engine: Engine, job: LocalJob) -> Metrics:
+    """Test on this node's part, as every honest one does."""
+    _, examples = data(job)
+    result = evaluate(engine, examples)
+    return {"num-examples": result.examples, **result.reported(result.examples)}
+
+
+app = local_app(model=initial_model, optimizer=optimizer, train=fit, evaluate=check, data=data, metrics=[accuracy])
