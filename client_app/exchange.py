@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from client_app.answers import KeptAnswer
 from client_app.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
+from client_app.counted import CountedRounds
 from client_app.eligibility import Eligibility
 from client_app.ledger import Ledger, note_asked
 from client_app.output import Output
@@ -87,8 +88,8 @@ Words: TypeAlias = NDArray[np.uint64]
 class LocalWork(Protocol):
     """Who runs the ClientApp: `client_app.ranks.group.RankGroup`."""
 
-    async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
-        """Run one task for at most `task.seconds`; the new model goes to `out`."""
+    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
+        """Run one task for at most `task.seconds`; the new model goes to `out`. counted: as in `ClientRunner`."""
         ...
 
 
@@ -157,12 +158,16 @@ class _Exchange:
     settings: JobSettings
     client: Client
     _started: float = field(init=False)
+    _counted: CountedRounds = field(init=False)
+    _contributes: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._started = self.client.clock()
+        self._counted = CountedRounds(self.client.state_dir)
 
     async def secure(self) -> None:
         """R0 to R4, once the transcript is known to lead up to them."""
+        self._counted.begin(self.task)
         await self._follow_transcript()
         model, model_hash = await self._model()
         encoding = check_encoding(self.task, model)
@@ -188,6 +193,7 @@ class _Exchange:
 
     async def plain(self) -> None:
         """Hand the message to the app, and send what it replies, or why it has no reply."""
+        self._counted.begin(self.task)
         message, _ = await self._model()
         content = message.path if message else None
         await in_thread(check_message, self.task, content, self.client.agreed, self.client.kit.policy)
@@ -207,6 +213,7 @@ class _Exchange:
         digest = await self._send(read_parts(kept.model), size, "sent")
         manifest = ManifestIn(digest=digest, size=size, examples=local.examples, values=dict(local.metrics))
         await self._end_upload(manifest, lambda: read_parts(kept.model))
+        self._counted.note(self.task)
 
     # --- the local work -----------------------------------------------------------------------------------------
 
@@ -253,7 +260,9 @@ class _Exchange:
     async def _update_or_nothing(self, encoding: AnyEncoding, model: ModelState | None) -> Words:
         """The update as words, ready to be masked; words that add nothing to the sum where there is none."""
         try:
-            return await self._encode(encoding, model, await self._work(model))
+            words = await self._encode(encoding, model, await self._work(model))
+            self._contributes = True
+            return words
         except Exception as error:
             # Whatever it was: an error that nobody foresaw may depend on the data as well.
             if tells_failures(self.task, self.client.kit.policy):
@@ -284,7 +293,8 @@ class _Exchange:
 
     async def _run_on(self, sent: Path | None) -> LocalAnswer:
         """Run the app on the model, or on the message of a plain exchange; ends where the machine may not train."""
-        work = self.client.work.run(self.task, sent, self.client.kept.model)
+        counted = self._counted.last(self.task.run)
+        work = self.client.work.run(self.task, sent, self.client.kept.model, counted=counted)
         return await guarded(work, self.client.eligibility.lost())
 
     async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Words:
@@ -384,6 +394,8 @@ class _Exchange:
         await in_thread(transcript.complete, record, outcome, signatures)
         # On disk before it is on the wire: no restart can make these shares leave twice.
         await in_thread(ledger.unmask, self.task.run, self.task.exchange)
+        if self._contributes:
+            self._counted.note(self.task)
         await self._put("unmask", conversions.unmask_to_wire(released))
         self._trace("unmask", started)
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)

@@ -171,14 +171,16 @@ class RankGroup(ABC):
         self.settings = replace(self.settings, app=app, app_sha256=app_sha256)
         await self.start()
 
-    async def run(self, task: Task, model: Path | None, out: Path) -> LocalAnswer:
+    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
         """Run the ClientApp on one task, on all ranks, for at most `task.seconds`; rank 0 writes the state to `out`.
+
+        counted: the round of this client's last training whose update was in its sum, 0 for none.
 
         Raises AppFailed, AppError (wrong records), StorageFull, or RankFailed after a death, a timeout or a lack of
         memory. When the caller is cancelled the ranks are ended, since nothing else stops user code.
         """
         made = (self.settings.scratch or self.private) / f"new-{secrets.token_hex(8)}.safetensors"
-        request = RankTask(task=task, model=str(model) if model else None, out=str(made))
+        request = RankTask(task=task, model=str(model) if model else None, out=str(made), counted=counted)
         try:
             answer = await self._ask(request, Limit.of(task.seconds))
             if answer.trained:

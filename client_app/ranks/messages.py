@@ -35,7 +35,8 @@ class RankTask(Message):
     """Agent to rank: run the ClientApp once.
 
     model: path of the global model, None where there is none. out: where rank 0 puts the new one. model_bytes: size
-    of the model, for machines that have yet to receive it.
+    of the model, for machines that have yet to receive it. counted: the round of the client's last training whose
+    update was in its sum, 0 for none.
     """
 
     op: Literal["task"] = "task"
@@ -43,6 +44,7 @@ class RankTask(Message):
     model: str | None
     out: str
     model_bytes: int = 0
+    counted: int = 0
 
 
 class Ready(Message):

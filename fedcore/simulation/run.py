@@ -193,7 +193,7 @@ class Simulation:
                 on_results=self.results.update,
                 initial=self.initial,
                 on_refusal=self.refuse,
-                noised=self._plan.privacy is not None,
+                noised=self.settings.private,
             )
         self._warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))

@@ -14,7 +14,6 @@ from fedcore.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.plain_exchange import NODE_UNAVAILABLE, PlainReply, Question, reply_error
 from fedcore.plain_json import to_plain
-from fedcore.privacy import PrivacyPlan
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.wire import ModelRef, is_query, is_training
@@ -109,7 +108,7 @@ class RunOrchestrator:
             aggregation=plan.settings.aggregation,
             question=None if plan.question is None else to_plain(QUESTION, plan.question),
             initial=None if initial is None else str(initial),
-            noised=PrivacyPlan.of(plan.settings) is not None,
+            noised=plan.settings.private,
         )
 
     async def _listen(self, app: AppConnection) -> FromApp:

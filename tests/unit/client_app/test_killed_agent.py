@@ -63,4 +63,4 @@ async def test_killed_after_any_line(
             async with script.serving(), agent_running(again) as running:
                 await until(lambda: script.decoded and ledger.open_exchange is None, running)
             assert [w.check for w in script.withdrawals] == ["restarted"] * (was_open is not None)
-        assert files_of(folder) == {"ledger.jsonl", "transcript.jsonl", "model", "now.json"}
+        assert files_of(folder) == {"ledger.jsonl", "transcript.jsonl", "model", "now.json", "counted.json"}

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, ConfigRecord
 from support.simulated import Absences
 from torch import nn
 
 from fedcore.config import JobSettings
 from fedcore.data import Split
+from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.engine_app import LocalApp, LocalJob, local_app
 from fedcore.flower.memory_app import opened
 from fedcore.flower.records import state_from_arrays
+from fedcore.flower.secure_grid import SecureGrid
+from fedcore.flower.strategies import make_strategy
+from fedcore.simulation import Simulation
 from fedcore.state import ModelState
 from fedcore.training import OptimizerConfig, evaluate, train
 
@@ -221,3 +226,109 @@ def test_every_round_is_that_of_the_paper(strategy: str, aggregation: str) -> No
     scale = np.abs(expected).max()
     # float32 in plain sums, and the codec's steps in secure ones: 64-bit fields, then 32 bits for small tensors.
     np.testing.assert_allclose(found, expected, rtol=0, atol=scale * (3e-6 if aggregation == "plain" else 1e-5))
+
+
+# --- what the papers say of them ------------------------------------------------------------------------------------
+
+
+def optimum(weight: Mapping[int, float]) -> np.ndarray:
+    """Where the weighted mean of the clients' gradients is zero."""
+    hessian = sum(weight[i] * 2 / len(X[i]) * X[i].T @ X[i] for i in CLIENTS)
+    return np.asarray(np.linalg.solve(hessian, sum(weight[i] * 2 / len(X[i]) * X[i].T @ Y[i] for i in CLIENTS)))
+
+
+def distance_after(
+    strategy: str,
+    rounds: int,
+    target: np.ndarray,
+    *,
+    rate: float = RATE / 2,
+    begin: np.ndarray | None = None,
+    **options: Any,
+) -> float:
+    """From the optimum, of a run in which everybody takes part in every round."""
+    config = {"strategy": strategy, "num-server-rounds": rounds, "fraction-evaluate": 0.0, **options}
+    with opened(app(optimizer=lambda config: OptimizerConfig(lr=rate)), config) as found:
+        run = Simulation(
+            app=found.app,
+            clients=4,
+            run_config=found.app.run_config,
+            settings=JobSettings.from_mapping({"w-max": 32, "field-bits": 32}),
+            initial=None if begin is None else ModelState.from_arrays({"weight": begin.reshape(1, 3).astype("f4")}),
+        )
+        state = run.run().state
+    assert state is not None
+    return float(np.linalg.norm(state["weight"].reshape(3) - target))
+
+
+def test_fednova_stays_at_the_optimum_that_unequal_steps_leave() -> None:
+    """Wang et al. 2020, theorem 1: FedAvg weighs a client by its steps as well. They are small: this is no drift."""
+    n = sum(EXAMPLES.values())
+    target = optimum({i: EXAMPLES[i] / n for i in CLIENTS})
+    fedavg, fednova = (
+        distance_after(strategy, 5, target, rate=RATE / 100, begin=target) for strategy in ("fedavg", "fednova")
+    )
+    assert fednova < 0.1 * fedavg
+
+
+def test_scaffold_and_feddyn_have_no_client_drift() -> None:
+    """Karimireddy et al. 2020, theorem III: local steps of unlike clients end up off the optimum, corrected in it."""
+    target = optimum(dict.fromkeys(CLIENTS, 1.0))
+    fedavg = distance_after("fedavg", 15, target, begin=target)  # which leaves the optimum for its own fixed point
+    assert distance_after("scaffold", 15, target, begin=target) < 0.1 * fedavg
+    assert distance_after("feddyn", 15, target, begin=target, **{"feddyn-alpha": 3.0}) < 0.2 * fedavg
+
+
+# --- what cannot be true is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["fednova", "adaptive-clipping"])
+def test_a_strategy_that_reads_metrics_is_refused_under_differential_privacy(strategy: str) -> None:
+    made = make_strategy({"strategy": strategy}, trained=["weight"], min_available_nodes=1)
+    grid = SecureGrid(cast(Any, None), run_id=1, noised=True)
+    with pytest.raises(ConfigurationError, match=rf"strategy {strategy} reads .* unset dp-epsilon"):
+        made.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+
+
+def test_an_app_that_does_not_pass_the_rule_on_is_told_so() -> None:
+    def deaf(engine: Any, job: LocalJob) -> dict[str, float]:
+        summary = train(engine, data_of(job.client), batch_size=0, steps=1, seed=0)
+        return {"num-examples": summary.examples}
+
+    with pytest.raises(AppError, match=r"strategy scaffold changes the local steps.*rule=job.rule"):
+        simulated("scaffold", "secure", client=app(train=deaf))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_an_optimizer_whose_steps_have_no_length_is_refused(name: str) -> None:
+    adaptive = app(optimizer=lambda config: OptimizerConfig(name=name, lr=RATE))
+    with pytest.raises(ConfigurationError, match=r"strategy fednova counts how far each gradient moves .* Adam"):
+        simulated("fednova", "secure", client=adaptive)
+
+
+def test_momentum_that_outlives_a_round_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r'strategy scaffold needs .*optimizer_state = "reset"'):
+        simulated("scaffold", "secure", client=app(optimizer_state="keep"))
+
+
+# --- beside other parts of a model ----------------------------------------------------------------------------------
+
+
+def with_statistics(config: Any) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(3, affine=False), linear(config))
+
+
+@pytest.mark.parametrize("strategy", REFERENCES)
+def test_running_statistics_are_averaged_as_ever(strategy: str) -> None:
+    """They are no gradient's doing: the algorithm is about parameters."""
+    plain = simulated("fedavg", "secure", client=app(model=with_statistics), **{"num-server-rounds": 1})[-1]
+    found = simulated(strategy, "secure", client=app(model=with_statistics), **{"num-server-rounds": 1})[-1]
+    assert found.layout == plain.layout
+    weights_one = strategy != "fednova"
+    for name in ("0.running_mean", "0.running_var"):
+        expected = plain[name]
+        if weights_one:  # FedAvg weighs by examples, these do not
+            assert not np.allclose(found[name], expected, rtol=1e-3)
+        else:
+            np.testing.assert_allclose(found[name], expected, rtol=1e-4)
+    assert not np.allclose(found["1.weight"], plain["1.weight"], rtol=1e-3)
