@@ -2,7 +2,8 @@
 
 Federated data differ from client to client, and how they differ decides how hard learning is. `partition` divides a
 data set by the rules that papers compare on: evenly (iid), by labels drawn from a Dirichlet distribution, by shards of
-one label each, or by the owners that the data come with. It is a pure function of the seed. The training and the test
+one label each, with so many labels a client, in unequal sizes (`skews`), by the owners that the data come with, or by
+Flower's own (`flower_partitioners`). It is a pure function of the seed. The training and the test
 half are divided by one rule, so that each client is tested on data like its own, and the parts of a half are disjoint
 and cover it.
 

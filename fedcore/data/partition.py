@@ -1,4 +1,4 @@
-"""Who holds which rows: IID, Dirichlet, pathological shards, natural.
+"""Who holds which rows: IID, Dirichlet, pathological shards, k labels, unequal sizes, natural.
 
 Every partitioner is a pure function. It takes the training half and the test half and divides both
 by one rule, so that each client is tested on data like the data it trains on. The parts of a half
@@ -16,6 +16,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.data import skews
+from fedcore.data.flower_partitioners import flower_partition
 from fedcore.data.types import Dataset, Integers, Split
 from fedcore.errors import ConfigurationError, DataError
 
@@ -23,6 +25,15 @@ from fedcore.errors import ConfigurationError, DataError
 MIN_TRAIN_EXAMPLES = 10
 MIN_TEST_EXAMPLES = 1
 _DRAWS = 1000
+_SIZES = {
+    "quantity": skews.dirichlet_sizes,
+    "lognormal": skews.lognormal_sizes,
+    "power-law": skews.power_law_sizes,
+}
+_KNOWN = (
+    "iid, dirichlet:0.5, shards:2, labels:2, quantity:0.5, lognormal:1, power-law:1.5, natural, or one of "
+    "flwr-datasets, as in flower:DirichletPartitioner:alpha=0.5"
+)
 
 _Number = TypeVar("_Number", int, float)
 
@@ -93,11 +104,27 @@ def natural(train: Split, test: Split, *, clients: int) -> list[ClientRows]:
     return _guarded(_joined(*halves), f"natural owners over {clients} clients", min_train=1)
 
 
+def k_labels(train: Split, test: Split, *, clients: int, seed: int, per_client: int) -> list[ClientRows]:
+    """`per_client` labels for each client (`skews.labels`)."""
+    _class_labels(train), _class_labels(test)
+    halves = skews.labels(train, test, clients=clients, seed=seed, per_client=per_client)
+    return _guarded(_joined(*halves), f"{per_client} labels for each of {clients} clients")
+
+
+def unequal(train: Split, test: Split, *, seed: int, shares: NDArray[np.float64]) -> list[ClientRows]:
+    """Quantity skew: both halves shuffled and cut by `shares` [clients]; what is left beside each client's least."""
+    return _joined(
+        skews.by_sizes(train, shares, [seed, 1], MIN_TRAIN_EXAMPLES),
+        skews.by_sizes(test, shares, [seed, 2], MIN_TEST_EXAMPLES),
+    )
+
+
 def partition(spec: str, dataset: Dataset, *, clients: int, seed: int) -> list[ClientRows]:
     """The parts of `clients` clients by a rule written as text.
 
-    spec: "iid", "dirichlet:ALPHA", "shards:COUNT" or "natural". Raises ConfigurationError for a
-    rule that does not exist or does not fit the data, DataError if a part would be too small.
+    spec: "iid", "dirichlet:ALPHA", "shards:COUNT", "labels:COUNT", "quantity:ALPHA", "lognormal:SIGMA",
+    "power-law:EXPONENT", "natural", or "flower:NAME:KEY=VALUE,..." for a partitioner of flwr-datasets. Raises
+    ConfigurationError for a rule that does not exist or does not fit the data, DataError if a part would be too small.
     """
     if clients < 1:
         raise ConfigurationError(f"a partition needs at least one client, not {clients}")
@@ -116,7 +143,16 @@ def partition(spec: str, dataset: Dataset, *, clients: int, seed: int) -> list[C
         case "shards":
             count = _positive(spec, value, int)
             return shards(train, test, clients=clients, seed=seed, per_client=count)
-    raise ConfigurationError(f"unknown partition {spec!r}: use iid, dirichlet:0.5, shards:2 or natural")
+        case "labels":
+            count = _positive(spec, value, int)
+            return k_labels(train, test, clients=clients, seed=seed, per_client=count)
+        case "quantity" | "lognormal" | "power-law":
+            shares = _SIZES[name](clients, seed, _positive(spec, value, float))
+            return unequal(train, test, seed=seed, shares=shares)
+        case "flower":
+            rows = flower_partition(value, train, test, clients=clients, seed=seed)
+            return _guarded(_joined(*rows), f"{value} over {clients} clients", min_train=1)
+    raise ConfigurationError(f"unknown partition {spec!r}: use {_KNOWN}")
 
 
 def client_data(dataset: Dataset, spec: str, *, client: int, clients: int, seed: int) -> tuple[Split, Split]:

@@ -1,5 +1,7 @@
 """Partitions: disjoint, complete, repeatable, large enough, and true to their rule."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,6 +32,9 @@ RULES = st.one_of(
     st.sampled_from(["iid", "natural"]),
     st.floats(0.3, 100).map(lambda alpha: f"dirichlet:{alpha}"),
     st.integers(1, 4).map(lambda count: f"shards:{count}"),
+    st.floats(0.3, 100).map(lambda alpha: f"quantity:{alpha}"),
+    st.floats(0.1, 3).map(lambda sigma: f"lognormal:{sigma}"),
+    st.floats(0.1, 3).map(lambda exponent: f"power-law:{exponent}"),
 )
 
 
@@ -156,3 +161,95 @@ def test_windows_of_text_have_no_class_to_divide_by():
     with pytest.raises(ConfigurationError, match="use iid or natural"):
         partition("shards:2", data, clients=2, seed=0)
     assert len(partition("iid", data, clients=2, seed=0)) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_k_labels_gives_every_client_k_labels_and_divides_each_evenly(count):
+    data = dataset(1000, classes=5)
+    parts = partition(f"labels:{count}", data, clients=10, seed=3)
+    for half, name in ((data.train, "train"), (data.test, "test")):
+        rows = [getattr(part, name) for part in parts]
+        assert sorted(np.concatenate(rows).tolist()) == list(range(len(half)))
+        held = np.array([np.bincount(half.y[part], minlength=5) for part in rows])
+        assert ((held > 0).sum(axis=1) == count).all()
+        for of_label in held.T:
+            assert np.ptp(of_label[of_label > 0]) <= 1
+        if name == "train":
+            owned = held > 0
+        else:
+            np.testing.assert_array_equal(held > 0, owned)
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "message"),
+    [
+        ("labels:6", 10, "cannot have 6 of 5 labels"),
+        ("labels:1", 4, "leave some of 5 labels to nobody"),
+    ],
+)
+def test_k_labels_that_cannot_be_are_refused(rule, clients, message):
+    with pytest.raises(ConfigurationError, match=message):
+        partition(rule, dataset(1000), clients=clients, seed=0)
+
+
+def test_sizes_follow_the_power_law_beside_each_clients_least():
+    data = dataset(10_000)
+    sizes = sorted((len(part.train) for part in partition("power-law:2", data, clients=8, seed=1)), reverse=True)
+    shares = np.arange(1, 9.0) ** -2
+    expected = MIN_TRAIN_EXAMPLES + shares / shares.sum() * (10_000 - 8 * MIN_TRAIN_EXAMPLES)
+    np.testing.assert_allclose(sizes, expected, atol=1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shares"),
+    [
+        ("lognormal:2", lambda z: np.exp(2 * np.random.default_rng(4).standard_normal(20))),
+        ("quantity:0.5", lambda z: np.random.default_rng(4).dirichlet(np.full(20, 0.5))),
+    ],
+)
+def test_sizes_are_those_of_the_distribution_in_both_halves(rule, shares):
+    data = dataset(40_000, test_share=2)
+    parts, drawn = partition(rule, data, clients=20, seed=4), shares(None)
+    for name, whole, least in (("train", 40_000, MIN_TRAIN_EXAMPLES), ("test", 20_000, 1)):
+        expected = least + drawn / drawn.sum() * (whole - 20 * least)
+        np.testing.assert_allclose([len(getattr(part, name)) for part in parts], expected, atol=1)
+
+
+@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # of pyarrow, in datasets
+class TestFlowersOwn:
+    def test_without_the_extra_it_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+        with pytest.raises(ConfigurationError, match=r"pip install 'fedcore\[flower-datasets\]'"):
+            partition("flower:IidPartitioner", dataset(400), clients=3, seed=0)
+
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            "IidPartitioner",
+            "LinearPartitioner",
+            "DirichletPartitioner:alpha=0.7,self_balancing=true",
+            "PathologicalPartitioner:num_classes_per_partition=2,class_assignment_mode=deterministic",
+            "ShardPartitioner:num_shards_per_partition=2,keep_incomplete_shard=true",
+        ],
+    )
+    def test_its_parts_are_disjoint_and_complete(self, rule):
+        pytest.importorskip("flwr_datasets", reason="the extra flower-datasets is not installed")
+        data = dataset(1000)
+        parts = partition(f"flower:{rule}", data, clients=5, seed=2)
+        for name, whole in (("train", data.train), ("test", data.test)):
+            rows = np.concatenate([getattr(part, name) for part in parts])
+            assert sorted(rows.tolist()) == list(range(len(whole)))
+
+    @pytest.mark.parametrize(
+        ("rule", "error"),
+        [
+            ("DirichletPartitoner:alpha=1", "did you mean 'DirichletPartitioner'"),
+            ("DirichletPartitioner:alhpa=1", "did you mean 'alpha'"),
+            ("DirichletPartitioner:alpha", "is no KEY=VALUE"),
+            ("DirichletPartitioner", "does not work"),
+        ],
+    )
+    def test_what_it_does_not_have_is_refused(self, rule, error):
+        pytest.importorskip("flwr_datasets", reason="the extra flower-datasets is not installed")
+        with pytest.raises(ConfigurationError, match=error):
+            partition(f"flower:{rule}", dataset(400), clients=3, seed=0)
