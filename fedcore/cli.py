@@ -29,8 +29,8 @@ from fedcore.errors import FedcoreError
 GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
 ORDER: Final = (
-    "demo", "new", "check", "provision", "federation", "server", "client", "run", "runs", "stats", "transcript",
-    "simulate", "compare", "predict", "export", "card",
+    "demo", "new", "check", "partition", "provision", "federation", "server", "client", "run", "runs", "stats",
+    "transcript", "simulate", "compare", "predict", "export", "card",
 )  # fmt: skip
 
 AppFolder = Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app.")]
@@ -134,6 +134,7 @@ class _Commands(TyperGroup):
         own = {"provision": "fedcore.cli:provision_command", "simulate": "fedcore.simulation.command:simulate"}
         own["demo"] = "fedcore.demo.command:demo"
         own |= {"compare": "fedcore.compare.command:compare", "check": "fedcore.checking.command:check"}
+        own |= {"partition": "fedcore.checking.partition_command:partition"}
         own |= {name: f"fedcore.trained.command:{name}" for name in ("predict", "export", "card")}
         own["new"] = "fedcore.templates.command:new"
         ours = (EntryPoint(name=name, value=value, group=GROUP) for name, value in own.items())

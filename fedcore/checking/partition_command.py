@@ -1,0 +1,107 @@
+"""The command `fedcore partition`: who has how many of which label."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from fedcore.cli import AppFolder, AsJson, DataFolder, RunConfig
+
+if TYPE_CHECKING:
+    from fedcore.flower.parts import LabelCounts
+
+_BARS: Final = 50
+"""Most clients that get a bar each; more become rows of a heat map."""
+_SHOWN_LABELS: Final = 20
+
+
+def partition(
+    app: AppFolder,
+    clients: Annotated[int, typer.Option(min=1, help="Among how many clients.")] = 10,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it: a picture, .svg, .png or .pdf by its name.")
+    ] = None,
+    run_config: RunConfig = None,
+    data_dir: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how an app's data are divided: who has how many examples of which label.
+
+    Example: fedcore partition examples/digits --clients 8 --run-config 'partition="labels:2"' --out parts.svg
+
+    The app's own data function is asked for each client, so this is what a run with this run config trains on.
+    """
+    import contextlib
+    import json
+    import sys
+
+    from fedcore.api.arguments import data_folder
+    from fedcore.config import override, parse_assignments
+    from fedcore.errors import ConfigurationError
+    from fedcore.flower.memory_app import opened
+    from fedcore.flower.parts import label_counts
+
+    if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
+        raise ConfigurationError(f"--out {out}: a picture is .svg, .png or .pdf")
+    with contextlib.redirect_stdout(sys.stderr), data_folder(data_dir), opened(app, {}) as found:
+        given = parse_assignments(run_config) if run_config else {}
+        counts = label_counts(found.app, override(found.app.run_config, given, "the run config"), clients)
+    if as_json:
+        typer.echo(json.dumps(counts.to_plain()))
+    else:
+        _print(counts)
+    if out is not None:
+        draw(counts, out)
+        typer.echo(f"drawn: {out}", err=True)
+
+
+def draw(counts: LabelCounts, out: Path) -> None:
+    """A bar for each client, in colours for its labels; for many clients or labels a map of both."""
+    import matplotlib as mpl
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    clients, kinds = counts.train.shape
+    bars = clients <= _BARS and kinds <= _SHOWN_LABELS
+    with mpl.rc_context({"svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}):
+        height = 1.2 + (0.24 * clients if bars else min(0.06 * clients, 6.0) + 1)
+        figure = Figure(figsize=(6.4, height), layout="constrained")
+        axes = figure.add_subplot()
+        if bars:
+            colours = mpl.colormaps["tab20" if kinds > 10 else "tab10"]
+            ends = counts.train.cumsum(axis=1)
+            for label in range(kinds):
+                name = str(counts.labels[label]) if counts.labels else None
+                held = counts.train[:, label]
+                axes.barh(np.arange(clients) + 1, held, left=ends[:, label] - held, color=colours(label), label=name)
+            axes.set(xlabel="training examples", yticks=np.arange(clients) + 1)
+            axes.invert_yaxis()
+            if counts.labels:
+                figure.legend(title="label", loc="outside right upper", frameon=False)
+        else:
+            drawn = axes.imshow(counts.train, aspect="auto", interpolation="nearest", cmap="viridis")
+            axes.set(xlabel="label")
+            figure.colorbar(drawn, label="training examples")
+        axes.set_ylabel("client")
+        figure.savefig(out)
+
+
+def _print(counts: LabelCounts) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = counts.labels[:_SHOWN_LABELS]
+    title = "training examples by label" if shown else None
+    table = Table(box=box.SIMPLE, pad_edge=False, title=title, title_style="")
+    for heading in ("client", "train", "test", *(str(label) for label in shown)):
+        table.add_column(heading, justify="right")
+    for number, (train, test) in enumerate(zip(counts.train, counts.test, strict=True), start=1):
+        labels = [str(train[label]) if train[label] else "." for label in shown]
+        table.add_row(str(number), str(train.sum()), str(test.sum()), *labels)
+    console = Console()
+    console.print(table)
+    if len(counts.labels) > len(shown):
+        console.print(f"{len(counts.labels)} labels; --json has all of them, --out draws them")
