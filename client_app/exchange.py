@@ -39,7 +39,14 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
 from fedcore.admission.spending import Spending
-from fedcore.admission.tasks import check_encoding, check_frequency, check_task, derive_parameters, follow_scales
+from fedcore.admission.tasks import (
+    BUFFER_OFF_SETTINGS,
+    check_encoding,
+    check_frequency,
+    check_task,
+    derive_parameters,
+    follow_scales,
+)
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
@@ -137,6 +144,8 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
     check_frequency(task, client.kit.policy, client.ledger)
     client.ledger.enter(task.run, task.exchange)
     settings = check_task(task, client.kit, client.app_sha256, client.agreed)
+    if settings.buffered:
+        raise ProtocolViolation(BUFFER_OFF_SETTINGS, "this client keeps no updates for sums that are made later")
     exchange = _Exchange(task=task, settings=settings, client=client)
     try:
         async with asyncio.timeout(task.seconds + client.others_seconds):

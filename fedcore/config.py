@@ -23,9 +23,13 @@ SERVER_SETTINGS: Final = frozenset(
     {
         "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
         "step-seconds", "liveness-seconds", "max-attempts", "app-seconds", "over-selection", "best-model",
+        "buffer-size", "concurrency",
     }
 )  # fmt: skip
 """Settings of a run that a client need not know, or sees in other fields of its task. All others bind it."""
+
+MOST_STALENESS: Final = 100
+"""Most models that an update may have begun before the newest: one counts at most ten times as much as another then."""
 
 # A key, and a value in which spaces stand only within quotes or brackets.
 _ASSIGNMENT = re.compile(r"""("[^"]+"|[^\s="]+)\s*=\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[])*)(?=\s|$)""")
@@ -61,6 +65,13 @@ class JobSettings:
     max_attempts: how often a failed exchange is tried before the run fails.
     over_selection: fraction of clients asked beyond those that the strategy wants; once as many as it wants have sent
         their updates, the others are not waited for. Only with secure aggregation, and without differential privacy.
+    asynchrony: "none", where a round waits for its clients, or "buffered" (FedBuff): clients train from the newest
+        model whenever they are free, and as soon as buffer_size updates are there, their sum makes the next one. Only
+        in a simulation, with secure aggregation, and without differential privacy (docs/asynchrony.md).
+    buffer_size: updates that make a new model; 0 for as few as the clients' policies let a sum be made of.
+    concurrency: clients that train at the same time at most; 0 for all.
+    staleness: what an update counts that began t models before the newest: "sqrt" for 1 / sqrt(1 + t), or "constant".
+    max_staleness: an update that began longer ago is not used, and its client begins anew; 100 at most.
     best_model: "NAME:max" or "NAME:min" of a metric of the evaluations: the best model so far is kept beside the last
         one (fedcore/best.py). Only with secure aggregation.
 
@@ -96,6 +107,11 @@ class JobSettings:
     app_seconds: float = 3600.0
     max_attempts: int = 3
     over_selection: float = 0.0
+    asynchrony: Literal["none", "buffered"] = "none"
+    buffer_size: int = 0
+    concurrency: int = 0
+    staleness: Literal["sqrt", "constant"] = "sqrt"
+    max_staleness: int = 10
     best_model: str = ""
     dp_epsilon: float = 0.0
     dp_delta: float = 1e-5
@@ -114,6 +130,7 @@ class JobSettings:
                 raise ConfigurationError(f"{_kebab(name)} must be greater than 0")
         defaulted = (
             "clip_norm", "quorum", "min_clients", "dp_epsilon", "dp_noise_multiplier", "dp_rounds", "dp_metric_bound",
+            "buffer_size", "concurrency",
         )  # fmt: skip
         for name in defaulted:
             if getattr(self, name) < 0:
@@ -123,6 +140,7 @@ class JobSettings:
                 raise ConfigurationError(f"{_kebab(name)} must be at least 0 and less than a third")
         if self.over_selection:
             self._check_over_selection()
+        self._check_asynchrony()
         if not 0 < self.dp_delta < 1:
             raise ConfigurationError("dp-delta must be greater than 0 and less than 1; below 1 / clients is usual")
         for name in ("train_metrics", "evaluate_metrics"):
@@ -136,6 +154,11 @@ class JobSettings:
     def dropout(self) -> float:
         """The fraction of a cohort that drops out as expected, those included that are asked beyond what is wanted."""
         return (self.max_dropout + self.over_selection) / (1 + self.over_selection)
+
+    @property
+    def buffered(self) -> bool:
+        """Whether no training waits for its slowest client."""
+        return self.asynchrony == "buffered"
 
     @property
     def private(self) -> bool:
@@ -157,6 +180,24 @@ class JobSettings:
                 "best-model with differential privacy needs dp-metric-bound: without it clients are asked for no "
                 "evaluation, since nothing unnoised may say which model fits their data"
             )
+
+    def _check_asynchrony(self) -> None:
+        if not 0 <= self.max_staleness <= MOST_STALENESS:
+            raise ConfigurationError(
+                f"max-staleness must be from 0 to {MOST_STALENESS}: what an update counts is public and falls with its "
+                "age, so a sum of very old ones and a new one would be that of the new one"
+            )
+        if not self.buffered:
+            if only := [_kebab(name) for name in ("buffer_size", "concurrency") if getattr(self, name)]:
+                raise ConfigurationError(f'{only[0]} is for asynchrony = "buffered"; otherwise the strategy decides it')
+            return
+        if self.aggregation != "secure":
+            raise ConfigurationError('asynchrony = "buffered" needs aggregation = "secure": a buffer is a secure sum')
+        for name, given in (("over-selection", bool(self.over_selection)), ("differential privacy", self.private)):
+            if given:
+                raise ConfigurationError(
+                    f'{name} cannot be used with asynchrony = "buffered": who is in a sum depends on how fast it is'
+                )
 
     def _check_over_selection(self) -> None:
         if self.over_selection < 0:

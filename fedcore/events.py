@@ -150,7 +150,8 @@ class ExchangeDone(Message):
     seconds: its duration. virtual_seconds: the same on the virtual clock of simulated devices, with what was waited
     before it since the last one that was completed; None without such a clock. stage_seconds: by stage. bytes_up,
     bytes_down: sent and received by each client, by name. epsilon_spent: of the whole run up to here, None without
-    differential privacy.
+    differential privacy. staleness: of a buffered training, how many models came between a survivor's start
+    and its sum.
     """
 
     kind: Literal["exchange-done"] = "exchange-done"
@@ -171,6 +172,7 @@ class ExchangeDone(Message):
     bytes_up: dict[str, int] = Field(default_factory=dict)
     bytes_down: dict[str, int] = Field(default_factory=dict)
     epsilon_spent: float | None = None
+    staleness: dict[str, int] = Field(default_factory=dict)
 
     @property
     def trains(self) -> bool:

@@ -32,7 +32,7 @@ from fedcore.errors import ConfigurationError, EncodingError, UsageError
 from fedcore.privacy import PrivacyPlan
 from fedcore.secagg import Agreement, RoundParameters, cohort_graph, corrupt_clients, default_quorum
 from fedcore.state import Layout, ModelState
-from fedcore.wire import MetricValue, ModelRef, Protection, Scalar, Task, is_query, is_training
+from fedcore.wire import Buffer, MetricValue, ModelRef, Protection, Scalar, Task, is_query, is_training
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0
@@ -269,11 +269,12 @@ def make_task(
     members: int | None = None,
     whole: bool = False,
     previous: str = "",
+    buffer: Buffer | None = None,
 ) -> Task:
     """The announcement of one exchange to its cohort.
 
     `least_cohort`, `members` and `whole` as in `quorum_for`; `roster` is the version of the roster in use, `previous`
-    the hash of the last record of the federation's transcript.
+    the hash of the last record of the federation's transcript. `buffer`: of a buffered exchange.
     """
     seconds = min(settings.train_seconds, request.timeout or settings.train_seconds)
     return Task(
@@ -296,7 +297,43 @@ def make_task(
         encoding=encoding,
         roster=roster,
         previous=previous,
+        buffer=buffer,
         seconds=seconds,
+    )
+
+
+def make_work(
+    request: ExchangeRequest,
+    *,
+    settings: JobSettings,
+    run: str,
+    exchange: int,
+    app_sha256: str,
+    run_config: Mapping[str, Scalar],
+    model: ModelRef | None,
+    roster: int = 1,
+) -> Task:
+    """What clients are asked to train for later sums (`fedcore.buffered`); `exchange` is the next one's number."""
+    return Task(
+        run=run,
+        exchange=exchange,
+        attempt=1,
+        server_round=request.server_round,
+        message_type=request.message_type,
+        aggregation=settings.aggregation,
+        app_sha256=app_sha256,
+        run_config=dict(run_config),
+        settings=settings.for_clients(),
+        arrays_key=request.arrays_key,
+        configs={key: dict(value) for key, value in request.configs.items()},
+        weight_key=request.weight_key,
+        model=model,
+        cohort=sorted(request.nodes),
+        quorum=1,
+        protection=None,
+        encoding=None,
+        roster=roster,
+        seconds=min(settings.train_seconds, request.timeout or settings.train_seconds),
     )
 
 

@@ -11,6 +11,8 @@ import base64
 import binascii
 import hashlib
 import json
+import math
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -63,6 +65,18 @@ ClientId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 MetricValue = float | list[float]
 Scalar = bool | int | float | str
+
+
+Updates = dict[tuple[int, str], float]
+"""(client, SHA-256 of the model that it trained from) -> what the update of that training counts in a sum."""
+
+
+def staleness_factor(staleness: int, rule: object) -> float:
+    """What an update counts that began so many models before the newest: FedBuff (arXiv 2106.06639), section 5.
+
+    rule: "sqrt" for 1 / sqrt(1 + staleness), anything else for 1. One below 0 counts as 0.
+    """
+    return 1 / math.sqrt(1 + max(0, staleness)) if rule == "sqrt" else 1.0
 
 
 def is_training(message_type: str) -> bool:
@@ -217,6 +231,23 @@ class Protection(Message):
     agreement: Name
 
 
+class Version(Message):
+    """A model of a run that clients train from. number: how many there were before it, from 0 on."""
+
+    number: int = Field(ge=0)
+    sha256: Sha256
+
+
+class Buffer(Message):
+    """What the updates of a buffered exchange began from (`fedcore.buffered`).
+
+    newest: the number of the run's newest model. starts: a version for each client of the cohort, in its order.
+    """
+
+    newest: int = Field(ge=0)
+    starts: list[Version] = Field(min_length=1, max_length=MAX_COHORT)
+
+
 def _encoding_or_none(value: object, validate: ValidatorFunctionWrapHandler) -> AnyEncoding | None:
     """What is no encoding becomes None, as which every client refuses a secure exchange and can say why it leaves."""
     try:
@@ -254,8 +285,15 @@ class Task(Message):
     encoding: Annotated[AnyEncoding | None, WrapValidator(_encoding_or_none)]
     roster: int = Field(ge=1, description="version of the roster that the exchange uses")
     previous: Sha256 | Literal[""] = Field("", description="hash of the last record of the transcript")
+    buffer: Buffer | None = Field(None, description="secure: updates that were made before, and what they began from")
     seconds: float = Field(gt=0, description="time that is left for the local work")
     message: MessageHead | None = Field(None, description="plain: the message to this client alone")
+
+    @model_validator(mode="after")
+    def _one_start_each(self) -> Self:
+        if self.buffer is not None and len(self.buffer.starts) != len(self.cohort):
+            raise ValueError("a buffer names one version for each client of the cohort")
+        return self
 
     @property
     def trains(self) -> bool:
@@ -282,13 +320,25 @@ class Task(Message):
         """What the sums of one purpose are about, as they are counted: the model's SHA-256.
 
         "" for a query, whatever model comes along: it is about a client's data, and all else in it is the server's to
-        choose.
+        choose. And "" for a buffered exchange, which is about several models (`updates_of`).
         """
-        return "" if self.queries else self.model_sha256
+        return "" if self.queries or self.buffer is not None else self.model_sha256
+
+    def updates_of(self, clients: Iterable[int]) -> Updates:
+        """The updates that these clients of the cohort put into a sum, and what each of them counts there."""
+        if self.buffer is None:
+            return dict.fromkeys(((client, self.model_sha256) for client in clients), 1.0)
+        starts, rule = dict(zip(self.cohort, self.buffer.starts, strict=True)), self.settings.get("staleness")
+        newest = self.buffer.newest
+        return {
+            (client, starts[client].sha256): staleness_factor(newest - starts[client].number, rule)
+            for client in clients
+        }
 
     def content(self) -> dict[str, Any]:
-        """Everything that all clients of the cohort must have been told alike, as JSON."""
-        return self.model_dump(mode="json", exclude={"attempt", "seconds", "message"})
+        """Everything that all clients of the cohort must have been told alike, as JSON; a buffer where there is one."""
+        absent = {name for name in ("buffer",) if getattr(self, name) is None}
+        return self.model_dump(mode="json", exclude={"attempt", "seconds", "message", *absent})
 
     def digest(self) -> bytes:
         """SHA-256 over `content`, 32 bytes."""

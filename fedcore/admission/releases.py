@@ -13,12 +13,17 @@ those sums differ by a client: whose update does not fit locks the sum (`fedcore
 it whole. Where elements are cut off instead, other scales cut off others, and too small ones count as a failure: there
 the scales have to stay.
 
+An update of a buffered exchange (`fedcore.buffered`) is in the sum of one set of updates only, of all runs: no other
+sum holds it, whatever the ledger or the transcript has, so there is nothing to subtract. Only that very sum may be
+asked for again, where it stayed closed. An update is who made it, and the SHA-256 of the model that it began from.
+
 Queries have no model that they could be told apart by, and everything else in them is the server's to choose. So the
 sums of all queries count together, whatever they ask (docs/adr/0023).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Set
 from dataclasses import replace
@@ -30,10 +35,11 @@ from fedcore.codec import AnyEncoding, Encoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.transcript import Chain
-from fedcore.wire import Task
+from fedcore.wire import Task, Updates
 
 DIFFERENCING: Final = "differencing"
 TOO_MANY_RELEASES: Final = "too-many-releases"
+UPDATE_REUSED: Final = "update-reused"
 MOST_SCALES: Final = MOST_REPEATS + 1
 """Sets of scales at which a sum of one model over the same clients may be asked for, in all runs."""
 
@@ -74,11 +80,12 @@ def agree(
     chain: the transcript that the task goes on from. here: who takes part, as their keys that were signed show.
     """
     scales, bounds = _scales_and_bounds(encoding)
+    updates = task.updates_of(survivors)
     asked = Released(
         run=task.run,
         exchange=task.exchange,
         purpose=task.purpose,
-        model=task.asked_of,
+        model=_name_of(updates) if task.buffer is not None else task.asked_of,
         survivors=ids_to_text(survivors),
         scales=scales,
         bounds=bounds,
@@ -87,12 +94,35 @@ def agree(
         earlier = ledger.released(asked.purpose, asked.model)
         if not task.queries:  # numbers are not rounded to scales
             _check_scales(earlier, asked)
+        if task.trains:
+            _check_once(task, updates, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
         summed = chain.sums(asked.purpose, asked.model, here=here if task.queries else None)
         known = {ids_from_text(released.survivors) for released in earlier} | summed
         corrupt = task.protection.corrupt if task.protection else 0
         _check_groups(known, frozenset(survivors), policy.min_cohort, corrupt, task.queries)
     ledger.release(asked)
+
+
+def _name_of(updates: Updates) -> str:
+    """SHA-256, hex, over a set of updates and what each counts."""
+    text = "".join(f"{client} {start} {factor!r}\n" for (client, start), factor in sorted(updates.items()))
+    return hashlib.sha256(b"fedcore/updates/v1\x00" + text.encode("ascii")).hexdigest()
+
+
+def _check_once(task: Task, updates: Updates, chain: Chain) -> None:
+    """Refuse a second sum with an update of a buffered exchange, this one or an earlier one."""
+    for link in chain.links:
+        if link.purpose != task.purpose or not (link.buffered or task.buffer is not None):
+            continue
+        summed = link.updates
+        again = updates.keys() & summed.keys()
+        if again and not (link.buffered and task.buffer is not None and summed == updates):
+            raise ProtocolViolation(
+                UPDATE_REUSED,
+                f"{len(again)} of the updates are in the sum of exchange {link.exchange} of run {link.run[:32]!r} too: "
+                "two sums with one update could tell it. Start from another model",
+            )
 
 
 def smallest_group(sums: Iterable[frozenset[int]]) -> int:

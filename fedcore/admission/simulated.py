@@ -16,7 +16,14 @@ from fedcore.admission.owner import Released
 from fedcore.admission.refusals import describe, refused_by_all, refused_by_some
 from fedcore.admission.releases import agree
 from fedcore.admission.spending import Spending
-from fedcore.admission.tasks import check_encoding, check_frequency, check_task, follow_scales
+from fedcore.admission.tasks import (
+    check_encoding,
+    check_frequency,
+    check_start,
+    check_task,
+    check_work,
+    follow_scales,
+)
 from fedcore.codec import AnyEncoding, ScaleMemory, release_of
 from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation, RoundFailed
@@ -24,18 +31,22 @@ from fedcore.federation import Policy, Roster
 from fedcore.privacy import Accountant
 from fedcore.secagg import Outcome
 from fedcore.state import ModelState
-from fedcore.transcript import Attempt, Chain, Link, record_hash
-from fedcore.wire import Task
+from fedcore.transcript import Attempt, Chain, Link, buffered_of, record_hash
+from fedcore.wire import Task, Version
 
 
 @dataclass(slots=True)
 class MemoryHistory:
-    """A `History` of `owner` that lasts as long as its simulation, which is taken to be less than a day."""
+    """A `History` of `owner` that lasts as long as its simulation, which is taken to be less than a day.
+
+    kept: what the update began from that the client has made and that is in no sum yet.
+    """
 
     entered: int = 0
     sums: list[Released] = field(default_factory=list)
     memories: dict[tuple[str, str], ScaleMemory] = field(default_factory=dict)
     noised: list[Attempt] = field(default_factory=list)
+    kept: Version | None = None
 
     def entered_in(self, run: str) -> int:
         """How many exchanges were entered; there is one run."""
@@ -116,6 +127,18 @@ class SimulatedOwners:
     def __post_init__(self) -> None:
         self._histories = {client: MemoryHistory() for client in self.roster.keys}
 
+    def take_work(self, task: Task, version: Version, clients: Collection[int]) -> None:
+        """What every agent checks before it trains from a version, for a sum that is made later."""
+        for client in clients:
+            member = SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)
+            check_work(task, member, self.app_sha256, self.agreed)
+            self._histories[client].kept = version
+
+    def drop_work(self, clients: Collection[int]) -> None:
+        """Updates of these clients are in a sum that was signed, or too old: they are gone."""
+        for client in clients:
+            self._histories[client].kept = None
+
     def admit(self, task: Task, model: ModelState | None) -> AdmittedExchange:
         """What every agent of the cohort checks before it answers anything."""
         histories = {client: self._histories[client] for client in task.cohort}
@@ -127,6 +150,8 @@ class SimulatedOwners:
         admitted = self._admitted = AdmittedExchange(
             task=task, settings=settings, policy=self.policy, chain=self.chain, histories=histories
         )
+        for client, history in histories.items():
+            check_start(task, client, history.kept)
         if task.aggregation == "secure":
             admitted.encoding = check_encoding(task, model)
             admitted.check_sum()
@@ -208,6 +233,7 @@ class AdmittedExchange:
                 threshold=protection.threshold,
                 corrupt=protection.corrupt,
                 full_graph=protection.degree == len(self.task.cohort) - 1,
+                buffered=buffered_of(self.task, outcome.survivors),
             )
         )
 

@@ -36,6 +36,9 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | message-missing         | a plain exchange without a message                                             |
 | model-digest            | another model than the announced one                                           |
 | model-malformed         | a model that is no safetensors file                                            |
+| buffer-off-settings     | updates that are too old, or a buffer where the settings have none, or none     |
+| start-mismatch          | an update that is said to begin from another model than it did                 |
+| update-reused           | an update of a buffer in a second sum (`releases`)                             |
 | exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |
 
 The agent and the simulator call the same functions. How the local work failed has fixed names too:
@@ -60,7 +63,7 @@ from fedcore.federation.roster import GAP, ROLLBACK
 from fedcore.privacy import Accountant, PrivacyPlan, Release
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
-from fedcore.wire import Task
+from fedcore.wire import Task, Version
 
 MODEL_TOO_LARGE: Final = "model-too-large"
 TOO_MANY_TENSORS: Final = "too-many-tensors"
@@ -77,6 +80,8 @@ PRIVACY_REQUIRED: Final = "privacy-required"
 NOISE_SHARES: Final = "noise-shares"
 TOO_LITTLE_NOISE: Final = "too-little-noise"
 PRIVACY_BUDGET: Final = "privacy-budget"
+BUFFER_OFF_SETTINGS: Final = "buffer-off-settings"
+START_MISMATCH: Final = "start-mismatch"
 _LEAST_TIME: Final = 0.5
 """Share of train-seconds that is left of it at least when a client hears of a task."""
 _ENDLESS: Final = 1e18
@@ -117,11 +122,40 @@ def check_task(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> JobSe
         if not kit.policy.allow_plain:
             raise _no_plain()
         return settings
+    _check_buffer(task, settings)
     _check_protection(task, kit)
     _check_settings(task, _sound_encoding(task), settings)
     # What the parameters say of each other does not depend on the model's bytes, which come next.
     derive_parameters(task, kit, None)
     return settings
+
+
+def check_work(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> None:
+    """Refuse work for a later sum, as `check_task` refuses an exchange; raises ProtocolViolation."""
+    _check_app(task, app_sha256)
+    _check_roster(task, kit)
+    settings = agreed.check(task, kit.policy)
+    _check_bounds(task, kit.policy, settings)
+    if task.aggregation != "secure" or not settings.buffered:
+        raise ProtocolViolation(BUFFER_OFF_SETTINGS, "the run's settings have no work for later sums")
+    if not task.trains or task.model is None:
+        raise ProtocolViolation("model-missing", "work for a later sum is a training, and names its model")
+
+
+def check_start(task: Task, client: int, own: Version | None) -> None:
+    """Refuse a buffered exchange unless it says of this client's update what it began from; raises ProtocolViolation.
+
+    own: that; None where this client has no update that it could give.
+    """
+    if task.buffer is None:
+        return
+    said = task.buffer.starts[task.cohort.index(client)]
+    if said != own:
+        has = f"from version {own.number}" if own is not None else "none"
+        raise ProtocolViolation(
+            START_MISMATCH,
+            f"the exchange counts on an update from version {said.number} ({said.sha256[:12]}…), this client has {has}",
+        )
 
 
 def refused_choices(
@@ -170,6 +204,21 @@ def follow_scales(task: Task, encoding: AnyEncoding, ledger: History) -> None:
     except EncodingError as error:
         raise ProtocolViolation(SCALES_OFF_RULE, str(error)) from None
     ledger.remember_scales(task.run, layout, memory)
+
+
+def _check_buffer(task: Task, settings: JobSettings) -> None:
+    """A training of a buffered run sums updates that were made before, none of them too old."""
+    if (task.buffer is not None) != (task.trains and settings.buffered):
+        raise ProtocolViolation(BUFFER_OFF_SETTINGS, "the task and the settings disagree on what updates are summed")
+    if (buffer := task.buffer) is None:
+        return
+    for start in buffer.starts:
+        if not 0 <= buffer.newest - start.number <= settings.max_staleness:
+            raise ProtocolViolation(
+                BUFFER_OFF_SETTINGS,
+                f"the sum holds an update from version {start.number}, the newest is {buffer.newest}; max-staleness is "
+                f"{settings.max_staleness}",
+            )
 
 
 def _check_settings(task: Task, encoding: AnyEncoding, settings: JobSettings) -> None:

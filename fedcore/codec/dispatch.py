@@ -13,6 +13,7 @@ from fedcore.codec.decoder import Decoded
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.private import AnyEncoding, PrivateEncoding
+from fedcore.errors import UsageError
 from fedcore.state import ModelState
 
 
@@ -26,12 +27,16 @@ def encode(
     randomness: Callable[[int], bytes],
     out: NDArray[np.uint64] | None = None,
     threads: int = 1,
+    factor: float = 1.0,
 ) -> Encoded:
     """One client's words: `encoder.encode`, or `noised.encode_noised`, where every client weighs the same.
 
-    `threads` share the work of the former; the words do not depend on their number.
+    `threads` share the work of the former; the words do not depend on their number. `factor` as there; noised updates
+    have none.
     """
     if isinstance(encoding, PrivateEncoding):
+        if factor != 1:
+            raise UsageError("an update with noise is not scaled")
         return noised.encode_noised(encoding, base=base, local=local, metrics=metrics, randomness=randomness, out=out)
     return encoder.encode(
         encoding,
@@ -42,6 +47,7 @@ def encode(
         randomness=randomness,
         out=out,
         threads=threads,
+        factor=factor,
     )
 
 

@@ -57,11 +57,13 @@ def encode(
     randomness: Callable[[int], bytes],
     out: NDArray[np.uint64] | None = None,
     threads: int = 1,
+    factor: float = 1.0,
 ) -> Encoded:
-    """Encode local - base, weighted by examples, and metrics; both states None without a layout.
+    """Encode factor * (local - base), weighted by examples, and metrics; both states None without a layout.
 
-    `randomness(k)` returns k secret random bytes. `out` ([encoding.words], uint64, contiguous)
-    takes the words where it is given; after an error its content is meaningless. The result does not
+    `factor`, from 0 to 1, scales floating point tensors, after the L2 clip, and neither the weight that the sum is
+    divided by nor tensors of integers. `randomness(k)` returns k secret random bytes. `out` ([encoding.words], uint64,
+    contiguous) takes the words where it is given; after an error its content is meaningless. The result does not
     depend on `threads`.
 
     An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
@@ -93,7 +95,7 @@ def encode(
         shrink = update.shrink_factor()
         shrunk = shrink < 1
         words[sections["shrunk"]] = int(shrunk)
-        weight = shrink * count / encoding.settings.w_max
+        weight = factor * shrink * count / encoding.settings.w_max
         clipped = _encode_floats(update, words, weight, randomness)
         encode_integers(encoding, words[sections["integers"]], base=base, local=local, examples=count)
         overflowed = clipped > 0 and not encoding.settings.clips

@@ -53,12 +53,19 @@ class AlgorithmStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """FedAvg's messages, with what the clients have to know; raises ConfigurationError under privacy noise."""
+        """FedAvg's messages, with what the clients have to know; raises ConfigurationError under privacy noise,
+        and in a run in which no round waits for its clients."""
         if self.needs and isinstance(grid, ExchangeGrid) and grid.noised:
             raise ConfigurationError(
                 f"strategy {self.strategy} reads {self.needs} of the training, and the metrics of a training have no "
                 "noise, so differential privacy leaves them out of the sum: unset dp-epsilon, or take a strategy that "
                 "reads the model alone (fedavg, fedavgm, fedprox, diloco, scaffold, ...)"
+            )
+        if self.tells_clients and isinstance(grid, ExchangeGrid) and grid.buffered:
+            raise ConfigurationError(
+                f"strategy {self.strategy} relates what clients make in one round, and in a run with asynchrony = "
+                '"buffered" a sum holds updates of several: take fedbuff, or a strategy that reads the mean alone '
+                "(fedavg, fedavgm, fedadam, diloco, ...)"
             )
         self.model = arrays
         if self.tells_clients:

@@ -61,14 +61,16 @@ class ExchangeGrid(Grid):
 
     weight_key: the metric with the number of examples. found: by Flower's own loop that used this grid last, so far.
     most_nodes: that there can ever be; None where others may come. noised: whether sums have privacy noise, and none
-    of the metrics of a training. ahead: message type -> how many nodes the strategy will ask, while it has its first
-    message. awaits_start: whether a model lies ready that no strategy has started from yet.
+    of the metrics of a training. buffered: whether a training sums updates of several rounds. ahead: message type ->
+    how many nodes the strategy will ask, while it has its first message. awaits_start: whether a model lies ready that
+    no strategy has started from yet.
     """
 
     backend: ExchangeBackend
     run_id: int = field(kw_only=True)
     most_nodes: int | None = field(default=None, kw_only=True)
     noised: bool = field(default=False, kw_only=True)
+    buffered: bool = field(default=False, kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
     found: Result | History | None = field(default=None, init=False)
     ahead: Mapping[str, int] = field(default_factory=dict, init=False)

@@ -31,6 +31,22 @@ class KeptResults:
             self._results[client] = self._keep(client, made)
             yield client, self._results[client]
 
+    def has(self, client: int) -> bool:
+        """Whether the client's app has run."""
+        return client in self._results
+
+    def drop(self, client: int) -> None:
+        """Forget what the client's app gave: it is to run anew."""
+        self._results.pop(client, None)
+        if self._folder is not None:
+            (self._folder / f"{client}.safetensors").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._results.clear()
+        self._stack.close()
+        self._folder = None
+
     def _keep(self, client: int, made: LocalResult) -> LocalResult:
         if made.layout is None or made.write is None:
             return made
@@ -48,5 +64,4 @@ class KeptResults:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._results.clear()
-        self._stack.close()
+        self.close()

@@ -50,6 +50,7 @@ def run_server_app(
     initial: ModelState | None = None,
     on_refusal: OnRefusal = refuse,
     noised: bool = False,
+    buffered: bool = False,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -58,11 +59,14 @@ def run_server_app(
     from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply, and
     ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
     code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
+    buffered: whether a training sums updates of several rounds.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
     grid: ExchangeGrid = (
-        SecureGrid(backend, run_id=run_id, most_nodes=most_nodes, on_refusal=on_refusal, noised=noised)
+        SecureGrid(
+            backend, run_id=run_id, most_nodes=most_nodes, on_refusal=on_refusal, noised=noised, buffered=buffered
+        )
         if aggregation == "secure"
         else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes)
     )

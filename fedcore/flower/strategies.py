@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower import algorithm_strategies as ours
+from fedcore.flower.buffered import FedBuff
 from fedcore.flower.engine_app import LocalApp
 from fedcore.flower.metric_aggregation import finish
 from fedcore.flower.personal_strategies import DITTO_KEY, LAYERS_KEY
@@ -63,6 +64,7 @@ STRATEGIES: Mapping[str, _Choice] = {
         {"clip-first": "first", "clip-quantile": "quantile", "clip-rate": "rate"},
         ("clip-first", "clip-quantile", "clip-rate"),
     ),
+    "fedbuff": _Choice(FedBuff, {SERVER_RATE: "server_learning_rate", "server-momentum": "server_momentum"}),
     "ditto": _Choice(flower.FedAvg, {}, client_keys=(DITTO_KEY,)),
     "fedbn": _Choice(flower.FedAvg, {}),
     "fedper": _Choice(flower.FedAvg, {}, client_keys=(LAYERS_KEY,)),

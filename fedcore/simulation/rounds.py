@@ -22,6 +22,14 @@ SIMULATED: Final = "simulated dropout"
 Work: TypeAlias = Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The model that a client trained from, and what its update is multiplied by, from 0 to 1."""
+
+    model: ModelState | None
+    factor: float = 1.0
+
+
 @dataclass(slots=True, kw_only=True)
 class MemoryRound:
     """One secure round between real sessions and a real ServerRound, step by step, with dropouts.
@@ -42,8 +50,12 @@ class MemoryRound:
         encoding: AnyEncoding,
         model: ModelState | None,
         work: Work,
+        starts: Mapping[int, Start] | None = None,
     ) -> NDArray[np.uint64]:
-        """R0 to R2: the sum of all masked vectors, uint64 [words]. work: what clients' apps give, in any order."""
+        """R0 to R2: the sum of all masked vectors, uint64 [words]. work: what clients' apps give, in any order.
+
+        starts: what clients trained from, where that is not `model`.
+        """
         for client in self._present("advertise"):
             self.server.receive_advertisement(self.sessions[client].advertise())
         self.server.close_stage()
@@ -55,7 +67,8 @@ class MemoryRound:
         for client in present:
             self.sessions[client].receive_shares(self.server.delivery(client))
         for client, result in work(self._in_time(present, work)):
-            words = encoded(encoding, model, result)
+            start = Start(model=model) if starts is None else starts[client]
+            words = encoded(encoding, start.model, result, factor=start.factor)
             self.admitted.before_upload(client, self.sessions[client].heard)
             self.sessions[client].mask(words)
             np.add(total, words, out=total)
@@ -109,8 +122,10 @@ class MemoryRound:
         return sorted(self.server.expected)
 
 
-def encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResult) -> NDArray[np.uint64]:
-    """What a client sends before it is masked, uint64 [words]."""
+def encoded(
+    encoding: AnyEncoding, model: ModelState | None, result: LocalResult, *, factor: float = 1.0
+) -> NDArray[np.uint64]:
+    """What a client sends before it is masked, uint64 [words]; `factor` as in `encode`."""
     return encode(
         encoding,
         base=model if encoding.layout else None,
@@ -118,4 +133,5 @@ def encoded(encoding: AnyEncoding, model: ModelState | None, result: LocalResult
         examples=result.examples,
         metrics=result.metrics,
         randomness=os.urandom,
+        factor=factor,
     ).words

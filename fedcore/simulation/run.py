@@ -20,6 +20,7 @@ from fedcore.admission.simulated import SimulatedOwners
 from fedcore.admission.tasks import refused_choices
 from fedcore.attempts import Attempts, attempt_ended, final_reason
 from fedcore.best import BestRule
+from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, Decoded, decode, release_of
 from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import (
@@ -49,6 +50,7 @@ from fedcore.exchange import (
     ExchangeRequest,
     failures_for,
     make_task,
+    make_work,
     round_parameters,
 )
 from fedcore.federation import Member, Policy, Roster
@@ -64,6 +66,7 @@ from fedcore.operator_wire import RunStatus
 from fedcore.plain_exchange import PlainReply
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, verifies
+from fedcore.simulation.buffered import Floor, usual_devices
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.devices import Devices
 from fedcore.simulation.fates import Fates, RandomDrops
@@ -84,8 +87,9 @@ class Simulation:
 
     drop: probability that a client drops out of an exchange, at a step drawn at random; `seed` repeats it. fates: who
     drops out in place of that. devices: how fast the clients are and when they are there, on the virtual clock; None
-    for no such clock. crew: who runs the clients' apps; None for this process, where `clients_at_once` of them train at
-    once (0: as many as pay, 1: one by one) if the app allows it. emit: takes the events.
+    for no such clock, or `usual_devices` where no round waits for its clients (asynchrony = "buffered"). crew: who runs
+    the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay, 1: one
+    by one) if the app allows it. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
     read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
@@ -127,6 +131,7 @@ class Simulation:
     _evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
     _unjudged: str = field(default="", init=False)
     _enough: str = field(default="", init=False)
+    _floor: Floor | None = field(default=None, init=False)
     _warned_of_best: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -149,8 +154,10 @@ class Simulation:
             check_needs(self.settings, self.clients, self._least)
         self._plan = EncodingPlan(self.settings, self._least)
         self._account = PrivacyBudget(self._plan.privacy)
-        if self.devices is not None:
-            self._virtual = VirtualTime(devices=self.devices, settings=self.settings, run_config=self.run_config)
+        devices = self.devices or (usual_devices(self.seed) if self.settings.buffered else None)
+        if devices is not None:
+            self._virtual = VirtualTime(devices=devices, settings=self.settings, run_config=self.run_config)
+            self._floor = self._new_floor(self._virtual) if self.settings.buffered else None
         self._plain_exchanges = PlainSimulation(
             run=RUN,
             crew=self._crew,
@@ -182,7 +189,10 @@ class Simulation:
             )
         if self.policy is None:
             self._warn_of_choices()
-        with contextlib.chdir(self.folder or self._home):
+        with contextlib.ExitStack() as stack:
+            if self._floor is not None:
+                stack.callback(self._floor.close)
+            stack.enter_context(contextlib.chdir(self.folder or self._home))
             outcome = run_server_app(
                 self.app,
                 backend=self,
@@ -194,6 +204,7 @@ class Simulation:
                 initial=self.initial,
                 on_refusal=self.refuse,
                 noised=self.settings.private,
+                buffered=self.settings.buffered,
             )
         self._warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
@@ -205,7 +216,7 @@ class Simulation:
 
     def nodes(self) -> list[int]:
         members = list(range(1, self.clients + 1))
-        if self._virtual is None:
+        if self._virtual is None or self._floor is not None:  # who comes later is given work then
             return members
         least = least_clients(self.settings, self.clients, self._least)
         return self._virtual.nodes(members, least=least, wanted=waited_for())
@@ -234,11 +245,17 @@ class Simulation:
                 self._check_asked(nodes, message_type)
         attempts = Attempts(settings=self.settings, has_room=self._has_room)
         trained: set[int] = set()
+        floor = self._floor if is_training(request.message_type) else None
         with KeptResults() as kept, contextlib.chdir(self._home):
+            if floor is not None:
+                self._publish(floor, request)
             for number in itertools.count(1):
+                cohort, whole = attempts.same or request.nodes, attempts.whole
+                if floor is not None and attempts.same is None:
+                    cohort, whole = floor.cohort(request.nodes), whole or bool(floor.named)
+                asked = replace(request, nodes=cohort)
                 self._exchange += 1
-                asked = request if attempts.same is None else replace(request, nodes=attempts.same)
-                attempt = _Attempt(number=number, whole=attempts.whole, kept=kept, trained=trained)
+                attempt = _Attempt(number=number, whole=whole, kept=kept, trained=trained, floor=floor)
                 try:
                     asked = self._present(asked, attempt, again=attempts.same is not None)
                     return self._secure(asked, attempt)
@@ -246,6 +263,8 @@ class Simulation:
                     raise self._refused(request, refusal) from refusal
                 except RoundFailed as error:
                     again = attempts.go_on(error, asked.nodes, attempt.survivors, free=False)
+                    if floor is not None and attempts.same is None:
+                        self._keep_or_spend(floor)
                     if not self._try_again(request, attempt, error, again and not self._owners.all_refused):
                         raise RunFailed(self._final_reason(request, attempt, error)) from error
         raise AssertionError("there is always another number")
@@ -255,7 +274,7 @@ class Simulation:
 
         again: a sum of the same clients is repeated.
         """
-        if self._virtual is None or again:
+        if self._virtual is None or again or attempt.floor is not None:
             return request
         wanted = len(request.nodes)
         least = least_of(wanted, self.settings, self.clients, self._least)
@@ -266,9 +285,50 @@ class Simulation:
 
     def _stage(self, task: Task, attempt: _Attempt, down: int) -> UpdateStage | None:
         """How the updates of a training exchange are waited for."""
-        if self._virtual is None or not task.trains:
+        if self._virtual is None or not task.trains or attempt.floor is not None:
             return None
         return UpdateStage(time=self._virtual, task=task, down=down, enough=attempt.enough, trained=attempt.trained)
+
+    def _new_floor(self, virtual: VirtualTime) -> Floor:
+        """The clients at work, of a run in which no round waits for them."""
+        return Floor.of(
+            virtual,
+            self.clients,
+            self._least,
+            crew=self._crew,
+            seed=self.seed,
+            take=self._owners.take_work,
+            drop=self._lost_work,
+        )
+
+    def _publish(self, floor: Floor, request: ExchangeRequest) -> None:
+        """The strategy's model is the newest version from here on."""
+        if request.model is None:
+            raise RunFailed('a training names no model, and asynchrony = "buffered" sums changes of one')
+        work = make_work(
+            request,
+            settings=self.settings,
+            run=RUN,
+            exchange=self._exchange + 1,
+            app_sha256=self._owners.app_sha256,
+            run_config=self.run_config,
+            model=model_ref(request.model),
+        )
+        floor.publish(request.model, work)
+        floor.up = floor.up or 8 * sum(spec.size for spec in request.model.layout.specs)  # a first exchange's fields
+
+    def _keep_or_spend(self, floor: Floor) -> None:
+        """After an attempt without a sum: updates that were named can only be in the very same sum, asked for once."""
+        last = self._owners.chain.links[-1] if self._owners.chain.links else None
+        if floor.named:
+            for client in floor.give_up_named():
+                self._lost_work(client, "its update was in a sum that stayed closed, and can be in no other")
+        elif last is not None and last.exchange == self._exchange:
+            floor.named = tuple(sorted(client for client, _, _ in last.buffered))
+
+    def _lost_work(self, client: int, why: str) -> None:
+        self._owners.drop_work([client])
+        self._dropped(None, client, "train", why)
 
     def _check_asked(self, nodes: int, message_type: str) -> None:
         check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type)
@@ -306,7 +366,15 @@ class Simulation:
         for content in contents:
             check_message(task, content, self._owners.agreed, self._owners.policy)
 
-    def _task(self, request: ExchangeRequest, encoding: AnyEncoding | None, *, attempt: int, whole: bool) -> Task:
+    def _task(
+        self,
+        request: ExchangeRequest,
+        encoding: AnyEncoding | None,
+        *,
+        attempt: int,
+        whole: bool,
+        floor: Floor | None = None,
+    ) -> Task:
         return make_task(
             request,
             settings=self.settings,
@@ -322,6 +390,7 @@ class Simulation:
             least_cohort=self._least,
             members=self.clients,
             previous=self._owners.chain.head,
+            buffer=floor.book.starts(sorted(request.nodes)) if floor is not None else None,
         )
 
     def _secure(self, request: ExchangeRequest, attempt: _Attempt) -> list[ExchangeReply]:
@@ -330,7 +399,7 @@ class Simulation:
         size = len(request.nodes)
         encoding = self._plan.encoding(request.message_type, layout, size, self.clients, whole=attempt.whole)
         self._account.admit(release_of(encoding))
-        task = self._task(request, encoding, attempt=attempt.number, whole=attempt.whole)
+        task = self._task(request, encoding, attempt=attempt.number, whole=attempt.whole, floor=attempt.floor)
         admitted = self._owners.admit(task, request.model)
         parameters = self._parameters(task)
         stage = self._stage(task, attempt, request.model.layout.nbytes if request.model else 0)
@@ -345,8 +414,9 @@ class Simulation:
             late=None if stage is None else partial(stage.late, up=encoding.words * 8),
         )
         work = partial(attempt.results, self._crew, task, request.model)
+        starts = attempt.floor.starts(task) if attempt.floor is not None else None
         with stage or contextlib.nullcontext():
-            total = round_.collect(encoding, request.model, work)
+            total = round_.collect(encoding, request.model, work, starts)
             self._account.spend(release_of(encoding))
             attempt.survivors = survivors = round_.unmask(total)
         base = request.model if layout else None
@@ -356,10 +426,18 @@ class Simulation:
             self._plan.learn_overflow(request.message_type, encoding, error.statistics)
             raise
         self._plan.learn(request.message_type, encoding, decoded)
-        if task.trains:
+        staleness: dict[int, int] = {}
+        if attempt.floor is not None:
+            staleness = attempt.floor.staleness(survivors)
+            decoded = replace(decoded, metrics={**decoded.metrics, **staleness_metrics(staleness.values())})
+            attempt.floor.spend(survivors, counted=True)
+            attempt.floor.up = encoding.words * 8
+            attempt.floor.summed()
+            self._owners.drop_work(survivors)
+        elif task.trains:
             self._crew.count(request.server_round, survivors)
         self.told = task.configs if task.trains else self.told
-        self._done(request, survivors, decoded.examples, decoded.metrics, started, encoding.words * 8, decoded=decoded)
+        self._done(request, survivors, decoded, started, encoding.words * 8, staleness)
         if not task.trains and not task.queries and request.model is not None:
             self._evaluated = (request.server_round, request.model)
             self._judge(decoded.metrics)
@@ -442,11 +520,10 @@ class Simulation:
         self,
         request: ExchangeRequest,
         survivors: Sequence[int],
-        examples: int,
-        metrics: Mapping[str, Any],
+        decoded: Decoded,
         started: float,
         size: int,
-        decoded: Decoded | None = None,
+        staleness: Mapping[int, int],
     ) -> None:
         names = [client_name(i) for i in survivors]
         down = request.model.layout.nbytes if request.model else 0
@@ -457,17 +534,18 @@ class Simulation:
                 message_type=request.message_type,
                 aggregation=self.settings.aggregation,
                 survivors=names,
-                examples=examples,
-                metrics=dict(metrics),
-                clipped=sum(decoded.statistics.clipped) if decoded else 0,
-                lost_norm=decoded.lost_norm if decoded else 0.0,
-                failures=decoded.failures if decoded else 0,
-                metrics_agree=decoded is None or decoded.names is not None,
+                examples=decoded.examples,
+                metrics=dict(decoded.metrics),
+                clipped=sum(decoded.statistics.clipped),
+                lost_norm=decoded.lost_norm,
+                failures=decoded.failures,
+                metrics_agree=decoded.names is not None,
                 seconds=self.clock() - started,
                 virtual_seconds=None if self._virtual is None else self._virtual.lap(),
                 bytes_up=dict.fromkeys(names, size),
                 bytes_down=dict.fromkeys(names, down),
                 epsilon_spent=self._account.epsilon_spent,
+                staleness={client_name(client): count for client, count in staleness.items()},
             )
         )
 
@@ -477,6 +555,7 @@ class _Attempt:
     """One attempt at an exchange. whole: all have to survive. survivors: whose updates were in its sum.
 
     trained: in this attempt or before it, on the virtual clock. enough: with how many updates no more are waited for.
+    floor: where updates were made before.
     """
 
     number: int
@@ -484,12 +563,15 @@ class _Attempt:
     kept: KeptResults
     trained: set[int]
     enough: int = 0
+    floor: Floor | None = None
     survivors: Sequence[int] = ()
 
     def results(
         self, crew: Crew, task: Task, model: ModelState | None, clients: Sequence[int]
     ) -> Iterator[tuple[int, LocalResult]]:
         """What clients' apps give, run once for all attempts; in any order."""
+        if self.floor is not None:
+            return self.floor.results(clients)
         return self.kept.results(clients, lambda others: crew.run(task, model, others))
 
 

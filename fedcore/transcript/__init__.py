@@ -6,7 +6,7 @@ task names the hash of the record before it, so a record also vouches for all th
 """
 
 from fedcore.transcript.attempts import Attempt, never_unmasked
-from fedcore.transcript.chain import Chain, Keys, Link, keys_of
+from fedcore.transcript.chain import Chain, Keys, Link, buffered_of, keys_of
 from fedcore.transcript.records import (
     TRANSCRIPT_FORGED,
     TRANSCRIPT_FORK,
@@ -28,6 +28,7 @@ __all__ = [
     "Link",
     "SignedRecord",
     "TranscriptOut",
+    "buffered_of",
     "keys_of",
     "never_unmasked",
     "record_hash",

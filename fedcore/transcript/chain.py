@@ -10,7 +10,7 @@ from typing import TypeAlias
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Roster
 from fedcore.transcript.records import TRANSCRIPT_FORGED, TRANSCRIPT_GAP, SignedRecord, check_signatures, name_of
-from fedcore.wire import Task
+from fedcore.wire import Task, Updates
 
 Keys: TypeAlias = Callable[[str], Mapping[int, bytes] | None]
 """SHA-256 of a roster -> client id -> raw Ed25519 public key; None for a roster that is not known."""
@@ -28,7 +28,8 @@ class Link:
 
     signers: who stood at its end and signed. purpose: as the task has it. model: `Task.asked_of`. survivors: ids of 4
     bytes each, a small part of what a set of them would take. cohort: likewise. threshold, corrupt, full_graph: as an
-    `Attempt` has them.
+    `Attempt` has them. buffered: of a buffered exchange, what was summed: client, SHA-256 of
+    the model that it began from, and what its update counts (`Task.updates_of`).
     """
 
     hash: str
@@ -43,6 +44,7 @@ class Link:
     threshold: int
     corrupt: int
     full_graph: bool
+    buffered: tuple[tuple[int, str, float], ...] = ()
 
     @classmethod
     def of(cls, record_hash: str, task: Task, signed: SignedRecord) -> Link:
@@ -60,7 +62,15 @@ class Link:
             threshold=task.protection.threshold if task.protection else 0,
             corrupt=task.protection.corrupt if task.protection else 0,
             full_graph=task.protection is not None and task.protection.degree == len(task.cohort) - 1,
+            buffered=buffered_of(task, signed.record.survivors),
         )
+
+    @property
+    def updates(self) -> Updates:
+        """What was summed, as `Task.updates_of` has it."""
+        if self.buffered:
+            return {(client, start): factor for client, start, factor in self.buffered}
+        return dict.fromkeys(((client, self.model) for client in array("I", self.survivors)), 1.0)
 
     def closed_for(self, elsewhere: Set[int]) -> bool:
         """Whether the sum is proven to stay masked for good, by those of its cohort who went `elsewhere`.
@@ -71,6 +81,13 @@ class Link:
         cohort = array("I", self.cohort)
         gone = sum(client in elsewhere for client in cohort)
         return not self.complete and self.full_graph and gone > len(cohort) - self.threshold + self.corrupt
+
+
+def buffered_of(task: Task, survivors: Iterable[int]) -> tuple[tuple[int, str, float], ...]:
+    """What `Link.buffered` says of a task's sum."""
+    if task.buffer is None:
+        return ()
+    return tuple((client, start, factor) for (client, start), factor in task.updates_of(survivors).items())
 
 
 @dataclass(slots=True)

@@ -88,6 +88,11 @@ class RunPlan:
 
     def check(self, members: int, min_cohort: int) -> None:
         """Refuse a run that cannot work among `members` clients with their policies; raises ConfigurationError."""
+        if self.settings.buffered:
+            raise ConfigurationError(
+                'asynchrony = "buffered" runs in a simulation only so far (fedcore simulate APP --set '
+                "asynchrony=buffered): a server waits for the clients of each round, with over-selection not for all"
+            )
         check_needs(self.settings, members, min_cohort)
 
 

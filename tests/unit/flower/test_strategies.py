@@ -5,6 +5,7 @@ from flwr.serverapp import strategy as flower
 
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower import algorithm_strategies as ours
+from fedcore.flower.buffered import FedBuff
 from fedcore.flower.memory_app import READ_TOO
 from fedcore.flower.strategies import STRATEGIES, STRATEGY_KEYS, _participation, make_strategy
 
@@ -18,6 +19,7 @@ from fedcore.flower.strategies import STRATEGIES, STRATEGY_KEYS, _participation,
         ("fedadam", flower.FedAdam, {"eta": 0.5, "beta_1": 0.125, "beta_2": 0.625, "tau": 0.0625}),
         ("fedyogi", flower.FedYogi, {"eta": 0.5, "beta_1": 0.125, "beta_2": 0.625, "tau": 0.0625}),
         ("fedadagrad", flower.FedAdagrad, {"eta": 0.5, "tau": 0.0625}),
+        ("fedbuff", FedBuff, {"server_learning_rate": 0.5, "server_momentum": 0.75}),
         ("scaffold", ours.Scaffold, {"server_rate": 0.5}),
         ("feddyn", ours.FedDyn, {"alpha": 0.375}),
         ("diloco", ours.DiLoCo, {"server_rate": 0.5, "server_momentum": 0.75}),

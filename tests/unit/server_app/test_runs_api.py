@@ -184,3 +184,9 @@ async def test_models_that_nobody_claims_do_not_fill_the_disk(here: Site, tmp_pa
         ModelState.from_arrays({"w": np.full(3, number, np.float32)}).save(path)
         await put(here, path.read_bytes())
     assert len(list(here.services.settings.spool_dir.iterdir())) == MOST_UNCLAIMED
+
+
+async def test_a_run_that_no_server_leads_is_refused(here: Site) -> None:
+    said = await problem(here.submit({"asynchrony": "buffered", "buffer-size": 3}), "bad-configuration")
+    assert "runs in a simulation only" in said
+    assert (await listed(here)).runs == []

@@ -1,0 +1,261 @@
+"""Buffered asynchrony on a virtual clock: who trains from which model, and when, and the real sums of what they made.
+
+A queue of events in virtual time decides who is done when; the apps really train, each from the version that it was
+given, and every buffer is a real secure exchange. Since what a client makes does not depend on when it is looked at,
+clients that were given one version are trained together, once one of them is needed: a pool has more to do then. The
+exchanges themselves, and evaluations, take no virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import Self
+
+from fedcore.buffered import WorkBook, buffer_size
+from fedcore.compare.measure.network import trips_seconds
+from fedcore.errors import RunFailed
+from fedcore.flower.kept_results import KeptResults
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.simulation.clock import EventQueue
+from fedcore.simulation.crew import Crew
+from fedcore.simulation.device_words import Distribution, DrawnDevices
+from fedcore.simulation.devices import Devices, Work, work_of
+from fedcore.simulation.rounds import Start
+from fedcore.simulation.waiting import VirtualTime
+from fedcore.state import ModelState
+from fedcore.wire import Task, Version
+
+
+def usual_devices(seed: int) -> Devices:
+    """Devices whose work takes 1 + |N(0, 1)| times as long as its examples, drawn anew for each piece of work.
+
+    With half-normal delays FedBuff (section 5) was tested.
+    """
+    return Devices(DrawnDevices(vary=Distribution("halfnormal", (1.0,))), seed=seed)
+
+
+class _Event(Enum):
+    """What happens to a client: it is done; its work is taken back; it is done with that, and there again."""
+
+    DONE = auto()
+    LATE = auto()
+    BACK = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Handed:
+    """A version as it was given out. task: what the apps are asked."""
+
+    version: Version
+    model: ModelState
+    task: Task
+
+
+@dataclass(slots=True, kw_only=True)
+class Floor:
+    """The clients of a buffered run at work.
+
+    crew: runs their apps. book: who has what. virtual: the clock, and the devices that decide when they are there and
+    how long they take. seed: draws who gets work where not all can. take: told of everybody who takes work. drop: told
+    of work that comes to nothing, and why.
+    """
+
+    crew: Crew
+    book: WorkBook
+    virtual: VirtualTime
+    seed: int
+    take: Callable[[Task, Version, Collection[int]], None]
+    drop: Callable[[int, str], None]
+    up: float = field(default=0.0, init=False)
+    """Bytes of an update, as far as is known."""
+    named: tuple[int, ...] = field(default=(), init=False)
+    """The survivors of a sum that broke off when they were named: their updates can be in this sum or in none."""
+    _kept: KeptResults = field(default_factory=KeptResults, init=False)
+    _versions: dict[int, _Handed] = field(default_factory=dict, init=False)
+    _events: EventQueue[tuple[int, _Event, int]] = field(default_factory=EventQueue, init=False)
+    """The client, what happens, and for which of its pieces of work."""
+    _away: set[int] = field(default_factory=set, init=False)
+    """Clients that are not there, or go on with work that was taken back from them."""
+    _pieces: dict[int, int] = field(default_factory=dict, init=False)
+    _current: dict[int, int] = field(default_factory=dict, init=False)
+    """The piece of work that each client is at; what happens to an earlier one is of no account."""
+    _examples: dict[int, int] = field(default_factory=dict, init=False)
+    _chance: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(self.seed)  # noqa: S311 - who gets work is no secret
+
+    @classmethod
+    def of(
+        cls,
+        virtual: VirtualTime,
+        clients: int,
+        min_cohort: int,
+        *,
+        crew: Crew,
+        seed: int,
+        take: Callable[[Task, Version, Collection[int]], None],
+        drop: Callable[[int, str], None],
+    ) -> Self:
+        """For the run of this clock; raises ConfigurationError where no buffer could be filled, or be summed."""
+        settings = virtual.settings
+        book = WorkBook(
+            size=buffer_size(settings, clients, min_cohort),
+            concurrency=settings.concurrency or clients,
+            max_staleness=settings.max_staleness,
+        )
+        return cls(crew=crew, book=book, virtual=virtual, seed=seed, take=take, drop=drop)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the run began."""
+        return self.virtual.clock.now
+
+    @property
+    def limit(self) -> float:
+        """Virtual seconds after which work is taken back."""
+        return self.virtual.settings.train_seconds
+
+    def publish(self, model: ModelState, task: Task) -> None:
+        """There is a new version: `model`. task: what clients are asked to do with it, by its hash."""
+        before = self.book.in_hand
+        old = self.book.publish(task.model_sha256)
+        version = self.book.version
+        for client in old:
+            age = version.number - before[client].number
+            self._forget(client, f"its work began {age} versions ago, max-staleness is {self.book.max_staleness}")
+        self._versions[version.number] = _Handed(version=version, model=model, task=task)
+        held = {start.number for start in self.book.in_hand.values()} | {version.number}
+        self._versions = {number: handed for number, handed in self._versions.items() if number in held}
+
+    def cohort(self, clients: Sequence[int]) -> tuple[int, ...]:
+        """Whose updates make the next version, ascending, once there are enough; until then virtual time goes on.
+
+        clients: who may be given work. Raises RunFailed where they do not come together.
+        """
+        return self.named or tuple(sorted(self._fill(clients)))
+
+    def _fill(self, clients: Sequence[int]) -> tuple[int, ...]:
+        wait = self.limit + self.virtual.settings.join_seconds
+        deadline = self.now + wait
+        self._hand_out(clients)
+        while not (members := self.book.buffer()):
+            if self._events.next_time > deadline:
+                raise RunFailed(
+                    f"{len(self.book.ready)} of the {self.book.size} updates of a buffer were there after "
+                    f"{wait:g} s (train-seconds and join-seconds), {self.book.training} clients "
+                    "train. Lower buffer-size, let more clients train at once (concurrency), or wait longer"
+                )
+            self._step()
+            self._hand_out(clients)
+        return members
+
+    def starts(self, task: Task) -> dict[int, Start]:
+        """What each update of a cohort began from, and what it counts in its sum."""
+        factors = {client: factor for (client, _), factor in task.updates_of(task.cohort).items()}
+        return {client: Start(model=self._of(client).model, factor=factors[client]) for client in task.cohort}
+
+    def results(self, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """What the apps of ready clients made, in any order; trained now where nobody needed it before."""
+        held = self.book.in_hand
+        for number in sorted({held[client].number for client in clients}):
+            handed = self._versions[number]
+            alike = [client for client in clients if held[client].number == number]
+            if not all(self._kept.has(client) for client in alike):
+                # Who is not done in time has nothing to give; all others of this version are asked sooner or later.
+                self._train(handed, sorted({c for c, start in held.items() if start.number == number} - self._away))
+            yield from self._kept.results(alike, lambda others: ())
+
+    def _train(self, handed: _Handed, clients: Sequence[int]) -> None:
+        """Run the apps of these clients, but for those that have run."""
+        for client, result in self._kept.results(clients, partial(self.crew.run, handed.task, handed.model)):
+            self._examples[client] = result.examples
+
+    def staleness(self, clients: Sequence[int]) -> dict[int, int]:
+        """For each of these ready clients, how many versions were made since the one that it trained from."""
+        held = self.book.in_hand
+        return {client: self.book.version.number - held[client].number for client in clients}
+
+    def spend(self, clients: Sequence[int], *, counted: bool = False) -> None:
+        """The updates of these clients are in a sum, or can be in no other; counted: it was opened."""
+        if counted:
+            for client in clients:
+                self.crew.count(self._of(client).task.server_round, [client])
+        self.book.spend(clients)
+        self.named = ()
+        for client in clients:
+            self._kept.drop(client)
+
+    def summed(self) -> None:
+        """A sum is there, after as many trips over the network as it takes."""
+        self.virtual.clock.advance_to(self.now + sum(trips_seconds(self.virtual.devices.network, secure=True)))
+
+    def give_up_named(self) -> tuple[int, ...]:
+        """Their sum does not come about: these updates come to nothing."""
+        named = self.named
+        self.spend(named)
+        return named
+
+    def close(self) -> None:
+        """Remove what is kept."""
+        self._kept.close()
+
+    def _of(self, client: int) -> _Handed:
+        return self._versions[self.book.in_hand[client].number]
+
+    def _hand_out(self, clients: Sequence[int]) -> None:
+        free = []
+        for client in self.book.free(clients) if self.book.room else ():
+            if client not in self._away and not self.virtual.devices.is_there(client, self.now):
+                self._leave(client, self.virtual.devices.next_there(client, self.now))
+            if client not in self._away:
+                free.append(client)
+        chosen = self._chance.sample(free, min(len(free), self.book.room))
+        for client in chosen:
+            version = self.book.hand_out(client)
+            self.take(self._of(client).task, version, [client])
+            self._pieces[client] = self._current[client] = self._pieces.get(client, 0) + 1
+        # How much a client has to do is known once it has done it.
+        if new := [client for client in chosen if client not in self._examples]:
+            self._train(self._of(new[0]), sorted(new))
+        for client in chosen:
+            self._plan(client)
+
+    def _plan(self, client: int) -> None:
+        """When the work that a client was given ends."""
+        steps, samples = work_of(self.virtual.run_config, self._examples[client])
+        down = self._of(client).model.layout.nbytes
+        work, piece = Work(steps=steps, samples=samples, down=down, up=self.up), self._pieces[client]
+        end, finish = self.now + self.limit, self.virtual.devices.finish_time(client, work, self.now, piece)
+        if finish <= end:
+            self._events.push(finish, (client, _Event.DONE, piece))
+            return
+        self._events.push(end, (client, _Event.LATE, piece))
+        self._leave(client, max(end, finish if math.isfinite(finish) else self.virtual.devices.next_there(client, end)))
+
+    def _leave(self, client: int, until: float) -> None:
+        self._away.add(client)
+        self._events.push(until, (client, _Event.BACK, 0))
+
+    def _step(self) -> None:
+        """Go on to the next event."""
+        time, (client, event, piece) = self._events.pop()
+        self.virtual.clock.advance_to(max(time, self.now))
+        if event is _Event.BACK:
+            self._away.discard(client)
+        elif self._current.get(client) == piece:
+            if event is _Event.DONE:
+                self.book.finish(client)
+            else:
+                self.book.forget([client])
+                self._forget(client, f"its work was not done after {self.limit:g} s (train-seconds)")
+
+    def _forget(self, client: int, why: str) -> None:
+        self._current.pop(client, None)
+        self._kept.drop(client)
+        self.drop(client, why)
