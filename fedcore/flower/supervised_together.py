@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from flwr.app import UserConfig
-from torch import Tensor
 
 from fedcore.config import EngineConfig
 from fedcore.data.types import Split
@@ -20,15 +19,17 @@ from fedcore.flower import telling
 from fedcore.flower.engine_app import SupervisedApp, Warm, proximal_mu, split_examples
 from fedcore.flower.local_algorithms import STRATEGY, weighed
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp
-from fedcore.state import ModelState, StateSink
+from fedcore.state import Layout, ModelState, StateSink
 from fedcore.training.batched import TrainedClient, clients_that_pay, difference_found, train_together, why_not
-from fedcore.training.engines import Engine
+from fedcore.training.engines import Engine, World
 from fedcore.training.engines.transfer import Entry, save_entries
 from fedcore.training.loop import TrainingPlan, refuse_missing
 
 _TESTED_TOGETHER: Final = 64
 _CHECKED: Final = 2
 """Clients whose first steps are compared with those one by one."""
+
+_Sent: TypeAlias = list[tuple[Entry, str]]
 
 
 @dataclass(slots=True)
@@ -89,8 +90,9 @@ class Together:
                 if not self._agrees(warm.engine, plans, mu):
                     return {}
                 trained = train_together(warm.engine, plans, mu=mu)
+                layout, sent = warm.personalization.layout(), _sent(warm)
                 for (client, plan), found in zip(clients.items(), trained, strict=True):
-                    if result := _result(app, warm, plan, found):
+                    if result := _result(app, plan, found, layout, sent):
                         results[client] = weighed(result, jobs[client].message)
         except Exception as error:  # the app's own model and loss, under vmap: anything can come out of it
             self._give_up(warm, f"vmap cannot do it: {_first_line(error)}")
@@ -170,31 +172,32 @@ def _alike(plans: Mapping[int, TrainingPlan]) -> list[dict[int, TrainingPlan]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _result(app: SupervisedApp, warm: Warm, plan: TrainingPlan, found: TrainedClient) -> LocalResult | None:
+def _result(
+    app: SupervisedApp, plan: TrainingPlan, found: TrainedClient, layout: Layout, sent: _Sent
+) -> LocalResult | None:
     """What one client reports; None where its data are to blame, which is said in its own turn."""
     try:
         refuse_missing(found.summary.loss, plan.data)
     except DataError:
         return None
     examples, metrics = split_examples(app.reported(found.summary))
-    entries = _entries(warm, found.parameters)
 
     def write(sink: StateSink | None) -> None:
-        save_entries(entries, sink, warm.engine.world)
+        """This client's trained tensors, the others as they were sent."""
+        own = [(entry, found.parameters.get(name)) for entry, name in sent]
+        entries = [entry if tensor is None else Entry(entry.spec, tensor) for entry, tensor in own]
+        save_entries(entries, sink, World())
 
-    return LocalResult(examples=examples, metrics=metrics, layout=warm.personalization.layout(), write=write)
+    return LocalResult(examples=examples, metrics=metrics, layout=layout, write=write)
 
 
-def _entries(warm: Warm, trained: Mapping[str, Tensor]) -> list[Entry]:
-    """The tensors that go to the server: this client's trained ones, the others as they were sent."""
+def _sent(warm: Warm) -> _Sent:
+    """The tensors that go to the server, each with the name of its parameter: a tied one has two names in a state."""
     module = warm.engine.module
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     tensors = module.state_dict(keep_vars=True)
-    entries = []
-    for entry in warm.engine.entries(only=warm.personalization.shared):
-        own = trained.get(names.get(id(tensors[entry.spec.name]), ""))
-        entries.append(entry if own is None else Entry(entry.spec, own, nonnegative=entry.nonnegative))
-    return entries
+    entries = warm.engine.entries(only=warm.personalization.shared)
+    return [(entry, names.get(id(tensors[entry.spec.name]), "")) for entry in entries]
 
 
 def _test(app: SupervisedApp, warm: Warm, jobs: Mapping[int, LocalJob]) -> dict[int, LocalResult]:
