@@ -23,6 +23,8 @@ from support.own_tasks import leaving_nothing
 
 TESTS = Path(__file__).parent
 FIRST_LAYER = ("unit", "architecture")
+LONGEST = 1800
+"""Seconds after which a test that starts processes hangs; a quick one does after those of pyproject.toml."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 """Audit events of a process that starts another one."""
 LATE = ("dp_accounting.rdp", "matplotlib.pyplot", "pandas", "sklearn.datasets")
@@ -54,7 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(item.path.relative_to(TESTS).parts[0])
+    item.add_marker(layer := item.path.relative_to(TESTS).parts[0])
+    if layer not in FIRST_LAYER and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(LONGEST))
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = leaving_nothing(item.obj)
 

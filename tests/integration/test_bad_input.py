@@ -14,8 +14,6 @@ from support.tiny import TINY
 
 Spoil = Callable[[Path], None]
 
-pytestmark = pytest.mark.timeout(600)  # the first command waits for all imports of the fork server
-
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,8 +18,6 @@ from fedcore.state import ModelState
 COMMANDS = ("provision", "server", "client", "run", "stats", "simulate", "compare")
 INTERRUPTED = 130
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:

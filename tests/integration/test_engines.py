@@ -35,8 +35,6 @@ STARTING = 300.0
 ROUNDING = 2e-5
 """How far the weights of different engines may be apart after eight steps in float32."""
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:

@@ -18,8 +18,6 @@ from fedcore.federation.requests import Request
 
 NEW = ["north", "south"]
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 def enrol(federation: Deployment) -> None:
     """Two join, client-2 replaces its key, client-3 is revoked: four rosters, as four commands would sign them."""

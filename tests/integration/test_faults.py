@@ -13,7 +13,6 @@ from support.replicas import Replicas
 
 __all__ = ["postgres"]
 
-pytestmark = pytest.mark.timeout(600)
 CLIENTS = ["client-1", "client-2", "client-3"]
 WITH_CLOCK = Path(__file__).parents[1] / "support" / "client_with_clock.py"
 TWO_HOURS = 7200

@@ -23,7 +23,6 @@ STEPS = {"client-1": 5, "client-2": 7, "client-3": 8, "client-4": 9}
 """Of a round."""
 
 # Ten processes import torch; on a busy machine each of them takes long.
-pytestmark = pytest.mark.timeout(900)
 
 
 def made(folder: Path, *, seed: int, hold: str = "", **changes: Any) -> PlannedRun:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.flower_processes import in_processes
 from support.flower_rows import APPS, MODES, ROWS, Outcome, Row, verdict
 
@@ -17,7 +16,6 @@ def verdict_of(row: Row, outcome: Outcome, mode: str) -> str:
     return verdict(row, mode, outcome, Outcome.from_json(KEPT["flower"][row.key]))
 
 
-@pytest.mark.timeout(600)
 def test_apps_do_in_processes_what_is_written_of_them(tmp_path: Path) -> None:
     """The kept outcomes of the others were made in the same way."""
     found = in_processes(CHECKED, tmp_path)

@@ -19,8 +19,6 @@ TOLD = "the server's disk is full"
 SIZE, KEPT = "96m", 32 << 20
 """The whole disk, and what the tests leave free of it: less than the server keeps in reserve."""
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 @dataclass(frozen=True, slots=True)
 class Cramped:

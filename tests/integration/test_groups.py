@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from support.deployment import Deployment, wait_until
 from support.tiny import NAMES, load_problem, step_of
 
@@ -17,8 +16,6 @@ from fedcore.compare.local_federation import free_port
 
 NAMESPACE = "fedcore-test"
 HERE, THERE = "10.213.7.1", "10.213.7.2"
-
-pytestmark = pytest.mark.timeout(1200)
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ def _make_namespace() -> bool:
 
 
 def _run(command: str) -> bool:
-    return subprocess.run(command.split(), capture_output=True, check=False, timeout=10).returncode == 0
+    return subprocess.run(command.split(), capture_output=True, check=False, timeout=600).returncode == 0
 
 
 def assert_round_without(name: str, federation: Deployment, node: str) -> None:

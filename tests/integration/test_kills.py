@@ -19,8 +19,6 @@ from fedcore.state import ModelState
 problem = load_problem()
 ALL_FOUR = {"min-clients": 4}
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 def assert_sum_is_of(done: Ended, names: Sequence[str]) -> None:
     """After a run of one round the model is the mean over exactly these clients, within the codec's bound."""

@@ -6,10 +6,7 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
-from support.deployment import Deployment, fedcore, wait_until
-
-pytestmark = pytest.mark.timeout(600)
+from support.deployment import PATIENCE, Deployment, fedcore, wait_until
 
 
 def test_a_lost_terminal_loses_no_run(tmp_path: Path) -> None:
@@ -18,7 +15,7 @@ def test_a_lost_terminal_loses_no_run(tmp_path: Path) -> None:
         submitted = federation.submit(gated=True, settings={"min-clients": 3}, num_server_rounds=1)
         submitted.wait_for_training()
         submitted.process.send_signal(signal.SIGHUP)
-        assert submitted.process.wait(60) == -signal.SIGHUP
+        assert submitted.process.wait(PATIENCE) == -signal.SIGHUP
         operator = ("--operator", federation.federation.operator)
         shown = {}
 

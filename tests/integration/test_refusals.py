@@ -15,8 +15,6 @@ from fedcore.compare.local_federation import LocalFederation
 OTHERS = ["client-1", "client-2", "client-4"]
 SECRET = "patient 17 is in this message"
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 @pytest.mark.parametrize(
     ("fault", "log", "reason"),

@@ -16,8 +16,6 @@ UNEVEN = Path(__file__).parents[1] / "apps" / "uneven"
 ROUNDS = [1, 2, 3]
 LARGE = {"large_round": 3, "large_site": 3, "large_by": 1e4}
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 @pytest.fixture
 def uneven(tmp_path: Path) -> Iterator[Deployment]:

@@ -15,7 +15,6 @@ from support.replicas import SERVERS, Replicas
 
 __all__ = ["postgres"]
 
-pytestmark = pytest.mark.timeout(600)
 NOT_LEADING = "urn:fedcore:problem:not-leading"
 CLIENTS = ["client-1", "client-2", "client-3"]
 

@@ -18,8 +18,6 @@ from columns_app.table import table  # noqa: E402
 
 ROWS, SITES = 40, 3
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:

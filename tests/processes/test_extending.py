@@ -19,7 +19,6 @@ from fedcore.events import EventSink, ignore
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 # The fork server may need long to import torch.
-pytestmark = pytest.mark.timeout(600)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def loaded_by(statement: str, *words: str, **environment: str) -> tuple[str, lis
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=600,
         check=False,
     )
     said, _, loaded = done.stdout.rpartition("loaded:")

@@ -29,7 +29,6 @@ from server_app.runs.app_process import AppProcess
 __all__ = ["federation", "kit", "kits", "log", "make_task"]
 
 pytestmark = [
-    pytest.mark.timeout(400),
     pytest.mark.skipif(landlock.abi() < 6, reason="the kernel does not restrict all that is tried"),
 ]
 

@@ -95,8 +95,7 @@ class Play:
     async def attempt(self, step: str, client: int, body: Message) -> bool:
         """Send something that may be refused; whether it was taken."""
         try:
-            async with asyncio.timeout(5):
-                await self._send(step, client, body)
+            await self._send(step, client, body)
         except (FedcoreError, Gone):
             return False
         return True

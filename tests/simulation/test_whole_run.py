@@ -55,7 +55,6 @@ def deaths_of(number: int, writes: int) -> list[int]:
     return [writes * number // RUNS + draw.randrange(writes // RUNS + 1), draw.randint(3, 60), draw.randint(3, 60)]
 
 
-@pytest.mark.timeout(1200)
 async def test_killed_after_any_write_a_run_ends_with_the_same_bits(
     federation: FederationFolder, tmp_path: Path
 ) -> None:
@@ -90,7 +89,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_planted_fault_is_found(
     federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.deployment import PATIENCE
 from support.doc_blocks import PAGES, ROOT, blocks, runs, script
 from support.ports import reserved_port
 
@@ -51,7 +52,7 @@ def do_page(name: str, folder: Path) -> None:
             start_new_session=True,
         )
         try:
-            status = process.wait(380)
+            status = process.wait(PATIENCE)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

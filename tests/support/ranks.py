@@ -23,7 +23,7 @@ import torch.distributed as dist
 from tests.support.forking import CONTEXT
 
 # Longer than a test may take: a rank that waits for a slow one is told so by the test's own deadline.
-COLLECTIVE_SECONDS = 300.0
+COLLECTIVE_SECONDS = 900.0
 
 
 class RankFailed(AssertionError):
@@ -36,7 +36,7 @@ class Ranks:
     After a failure all ranks are ended, and the next `run` starts a new group.
     """
 
-    def __init__(self, size: int, *, seconds: float = 90.0) -> None:
+    def __init__(self, size: int, *, seconds: float = 600.0) -> None:
         self.size = size
         self.seconds = seconds
         self._processes: list[Any] = []

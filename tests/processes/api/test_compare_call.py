@@ -26,7 +26,6 @@ print(sorted(path.name for path in result.save(sys.argv[2]).iterdir()))
 """
 
 
-@pytest.mark.timeout(600)
 def test_a_script_without_a_guard_compares(tmp_path: Path):
     """Workers would import it, and each would begin the comparison all over again."""
     script = tmp_path / "compare_it.py"

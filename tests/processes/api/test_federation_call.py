@@ -19,7 +19,6 @@ from fedcore.trained.card_command import from_server
 QUICK = {"join-seconds": 240, "train-seconds": 240, "step-seconds": 240}
 
 
-@pytest.mark.timeout(900)
 def test_a_local_federation_runs_and_ends_with_its_block(tmp_path: Path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     federation = fedcore.Federation.local(TINY, clients=2)

@@ -81,11 +81,10 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 async def read_until(process: asyncio.subprocess.Process, text: str) -> list[str]:
     assert process.stdout is not None
     lines: list[str] = []
-    async with asyncio.timeout(100):
-        while not lines or text not in lines[-1]:
-            line = await process.stdout.readline()
-            assert line, (lines, await process.stderr.read() if process.stderr else b"")
-            lines.append(line.decode())
+    while not lines or text not in lines[-1]:
+        line = await process.stdout.readline()
+        assert line, (lines, await process.stderr.read() if process.stderr else b"")
+        lines.append(line.decode())
     return lines
 
 
@@ -98,7 +97,6 @@ def sleepy(script: Script, make_task: Callable[..., Task], app_dir: Path) -> Cal
     return task
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 async def test_serves_until_a_signal_and_leaves_in_good_order(
     script: Script, kit: Path, app_dir: Path, sleepy: Callable[..., Task], number: signal.Signals, status: int

@@ -32,8 +32,6 @@ from fedcore.wire import Task
 
 ADDRESS = "127.0.0.2"
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture
 def size() -> Iterator[GroupSize]:

@@ -17,7 +17,7 @@ LOCK = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fc
 def test_two_agents_cannot_share_a_folder(tmp_path: Path) -> None:
     def lock_elsewhere() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-S", "-c", LOCK, str(tmp_path)]
-        return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
 
     with Ledger(tmp_path):
         with pytest.raises(ConfigurationError, match="another agent uses"):

@@ -27,8 +27,6 @@ from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.wire import Task
 
-pytestmark = pytest.mark.timeout(400)
-
 SUM_OF_TWO = 3.0  # 1 of rank 0 and 2 of rank 1
 
 

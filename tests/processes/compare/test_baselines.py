@@ -27,7 +27,6 @@ from fedcore.record import RunRecord
 from fedcore.state import ModelState
 
 # The fork server may need long to import torch.
-pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[3]
 SITES = 2

@@ -20,7 +20,6 @@ from fedcore.events import EventSink, ignore
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 # The fork server may need long to import torch.
-pytestmark = pytest.mark.timeout(600)
 
 
 @contextlib.contextmanager

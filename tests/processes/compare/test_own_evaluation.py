@@ -15,7 +15,6 @@ from fedcore.compare.judging import JudgedBy, Wanted
 from fedcore.events import EventSink, ignore
 
 # The fork server may need long to import torch.
-pytestmark = pytest.mark.timeout(900)
 
 
 @contextlib.contextmanager

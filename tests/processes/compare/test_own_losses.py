@@ -21,7 +21,6 @@ from fedcore.training import evaluate, local_engine
 from fedcore.training.metrics import c_index
 
 # The fork server may need long to import torch.
-pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[3]
 SURVIVAL = ROOT / "tests" / "apps" / "survival"

@@ -17,7 +17,6 @@ from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 
 # The fork server may need long to import torch.
-pytestmark = pytest.mark.timeout(600)
 
 APP = Path(__file__).parents[2] / "apps" / "blobs"
 STRAGGLERS = "bandwidth=10Mbit,latency=1ms,transient=0.2:10,slow=2:2,seed=4"

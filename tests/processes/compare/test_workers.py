@@ -17,7 +17,6 @@ from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, W
 from fedcore.errors import EnvironmentFailure
 
 # The fork server may need long to import torch.
-pytestmark = pytest.mark.timeout(600)
 
 SECONDS = 60.0
 """What may take a moment may take long on a busy machine."""

@@ -18,7 +18,7 @@ import pytest
 from support.deployment import ENVIRONMENT
 
 ROOT = Path(__file__).parents[3]
-LONG = 240
+LONG = 900
 
 
 @pytest.fixture

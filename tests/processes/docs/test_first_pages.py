@@ -8,7 +8,6 @@ import pytest
 from support.doc_pages import FIRST, do_page
 
 # A page with a federation starts a server and its clients, each of which imports torch.
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize("page", FIRST)

@@ -7,10 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.tiny import TINY
-
-pytestmark = pytest.mark.timeout(300)
 
 WATCHED = """
 import sys

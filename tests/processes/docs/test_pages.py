@@ -8,7 +8,6 @@ import pytest
 from support.doc_pages import do_page, others
 
 # A page with a federation starts a server and its clients, each of which imports torch.
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize("page", others())

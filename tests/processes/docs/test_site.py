@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-pytestmark = pytest.mark.timeout(400)
-
 ELSEWHERE = re.compile(
     r"""<(?:script|img|iframe|source|audio|video|embed|object)\b[^>]*\b(?:src|data|srcset)=["']?(?:https?:)?//[^"'>]+"""
     r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//[^"'>]+"""

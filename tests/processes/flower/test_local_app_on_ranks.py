@@ -19,7 +19,6 @@ from fedcore.training import OptimizerConfig, evaluate, seeded, train
 from tests.support.ranks import RankFailed, Ranks
 
 # The first test waits for the fork server and its imports.
-pytestmark = pytest.mark.timeout(300)
 ENGINES = ("ddp", "fsdp", "pp")
 CONFIG = {"lr": 0.1}
 RNG = np.random.default_rng(0)
@@ -34,7 +33,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    with Ranks(2, seconds=250) as ranks:
+    with Ranks(2) as ranks:
         yield ranks
 
 

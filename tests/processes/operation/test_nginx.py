@@ -42,7 +42,7 @@ def nginx(folder: Path, name: str, **changes: str) -> Iterator[subprocess.Popen[
         yield process
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=600)
         assert "emerg" not in errors, errors
 
 
@@ -97,7 +97,7 @@ def http_changes(made: Deployment, port: int, other: int) -> dict[str, str]:
 def page_is_live(kit: OperatorKit) -> None:
     """The page comes, its cookie is kept, and a stream's first event is here while the stream goes on."""
     trusted = ssl.create_default_context(cafile=str(kit.ca_file))
-    with httpx.Client(base_url=kit.servers[0], verify=trusted, timeout=60, headers={"X-Fedcore": "1"}) as browser:
+    with httpx.Client(base_url=kit.servers[0], verify=trusted, timeout=600, headers={"X-Fedcore": "1"}) as browser:
         assert "<title>fedcore</title>" in browser.get("/").text
         assert browser.get("/v1/session").status_code == 401
         assert browser.post("/v1/session", json={"token": kit.token}).status_code == 204

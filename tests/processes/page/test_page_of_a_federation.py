@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import expect
 from support.browser import Watched, chromium, needs_browser
 from support.deployment import QUICK, Deployment, fedcore
@@ -15,7 +14,7 @@ from support.tiny import TINY
 from fedcore.federation import OperatorKit
 from fedcore.state import read_facts
 
-pytestmark = [needs_browser, pytest.mark.timeout(600)]
+pytestmark = needs_browser
 
 
 def start_run(federation: Deployment, gate: Path) -> str:

@@ -18,7 +18,7 @@ from support.ports import reserved_port
 
 from fedcore.federation import OperatorKit, Policy, provision
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 600.0
 """For what should come at once, on a machine that is busy."""
 
 

@@ -25,7 +25,7 @@ from fedcore.federation import FederationFolder, OperatorKit, Policy, provision
 from server_app.runs.app_messages import Start
 from server_app.runs.app_process import AppProcess
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 600.0
 """For what should come at once, on a machine that is busy."""
 
 # --- the ServerApp's process --------------------------------------------------------------------

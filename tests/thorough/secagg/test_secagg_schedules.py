@@ -14,7 +14,6 @@ from support.lies import LIES
 from support.schedules import run_until, verdict_on, verdict_on_server
 
 # A search may have to begin several times, and a machine may be busy.
-pytestmark = pytest.mark.timeout(600)
 SEED = 7
 COSTLY = [name for name, fault in FAULTS.items() if fault.costs_an_update]
 

@@ -98,11 +98,10 @@ def train_compiled(case):
     return outcome, counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 def test_compiled_blocks_train_alike():
     case = Case(engine={"engine": "fsdp", "compile": True, "checkpoint": True}, steps=5)
-    with Ranks(1, seconds=450) as ranks:
+    with Ranks(1) as ranks:
         ((found, graphs),) = ranks.run(train_compiled, case)
     expected = train(case.single())
     assert graphs == 3
