@@ -79,6 +79,8 @@ class ClientRunner:
     In a group of ranks every one of them has a runner, and all do the same tasks. engine: how the ranks work together,
     for an app that leaves it to us. local_folder: where the client's own model stays; without one, in the Context.
     counted: the round of the client's last training whose update was in its sum, 0 for none; None where nobody knows.
+    began: a record file with the Context's state that the first run begins with, which another runner has left.
+    durable: whether the files that it writes outlive a power failure.
     """
 
     app: FlowerApp
@@ -87,6 +89,8 @@ class ClientRunner:
     engine: EngineConfig | None = None
     local_folder: Path | None = None
     counted: int | None = None
+    began: Path | None = None
+    durable: bool = True
     _client_app: ClientApp = field(init=False)
     _run: str = field(default="", init=False)
     _context: Context | None = field(default=None, init=False)
@@ -100,6 +104,21 @@ class ClientRunner:
     def hands_model_out(self) -> bool:
         """Whether rank 0 alone needs the model that is sent, because the app's engine hands it to the others."""
         return isinstance(self._client_app, TensorApp)
+
+    @property
+    def stays_in_process(self) -> bool:
+        """Whether the app keeps something of a client beside its Context, so that no other process can go on."""
+        return isinstance(self._client_app, TensorApp) and self._client_app.stays_in_process
+
+    def leave(self, state: Path) -> bool:
+        """Write the Context's state to a record file, for another runner of this client; False where there is none.
+
+        Raises StorageFull.
+        """
+        if self._context is None or not (len(self._context.state) or state.exists()):
+            return False
+        save_records(state, self._context.state, durable=self.durable)
+        return True
 
     def run(self, task: Task, model: ModelState | None) -> LocalResult:
         """Run the ClientApp on one task; raises AppError for wrong records, and what the user's code raises.
@@ -135,7 +154,7 @@ class ClientRunner:
         if reply.has_error():
             return Answer(error=reply_error(reply.error.code, reply.error.reason))
         if out is not None:
-            save_records(out, reply.content)
+            save_records(out, reply.content, durable=self.durable)
         return Answer.telling(_merged(reply.content.metric_records.values()), task.weight_key)
 
     def local_app(self, task: Task) -> TensorApp | None:
@@ -163,7 +182,8 @@ class ClientRunner:
     def reply(self, question: LocalQuestion, result: LocalResult, out: Path | None) -> Answer:
         """The reply to such a message, its records in the file `out`."""
         told = {EXAMPLES: result.examples, **result.metrics}
-        result.save_reply(out, StoredValues(key="metrics", kind="metric", values=cast(Any, told)), question.key)
+        values = StoredValues(key="metrics", kind="metric", values=cast(Any, told))
+        result.save_reply(out, values, question.key, durable=self.durable)
         return Answer.telling(told, EXAMPLES)
 
     def _answer_local(self, app: TensorApp, task: Task, content: Path, out: Path | None) -> Answer:
@@ -191,12 +211,12 @@ class ClientRunner:
 
     def _context_of(self, task: Task) -> Context:
         if self._context is None or self._run != task.run:
-            self._run = task.run
+            began, self.began, self._run = self.began, None, task.run
             self._context = Context(
                 run_id=run_id_of(task.run),
                 node_id=self.client_id,
                 node_config=dict(self.node_config),
-                state=RecordDict(),
+                state=load_records(began) if began is not None else RecordDict(),
                 run_config=dict(task.run_config),
             )
         return self._context

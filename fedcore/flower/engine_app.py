@@ -173,6 +173,11 @@ class LocalApp(TensorApp):
         """What the model is trained and tested by."""
         return self.definition.loss
 
+    @property
+    def stays_in_process(self) -> bool:
+        """Momenta that a client keeps are those of an optimizer in this process."""
+        return self.definition.optimizer_state == "keep"
+
     def check_engine(self, config: EngineConfig) -> None:
         """Raise ConfigurationError for an engine that would cut the batches of a loss over the batch."""
         self.loss.check_engine(config, World.current().size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +10,8 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from fedcore.flower.tensor_app import LocalResult, write_state
-from fedcore.state import FileSink, ModelState
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.state import FileSink
 
 
 class KeptResults:
@@ -53,10 +54,12 @@ class KeptResults:
         if self._folder is None:
             self._folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="fedcore-simulate-")))
         path = self._folder / f"{client}.safetensors"
-        with FileSink(path, made.layout, durable=False) as sink:
-            made.write(sink)
-        state = ModelState.open(path)
-        return LocalResult(examples=made.examples, metrics=made.metrics, layout=made.layout, write=write_state(state))
+        if made.file is not None:
+            shutil.move(made.file, path)
+        else:
+            with FileSink(path, made.layout, durable=False) as sink:
+                made.write(sink)
+        return LocalResult.in_file(made.examples, made.metrics, path)
 
     def __enter__(self) -> Self:
         return self

@@ -17,9 +17,9 @@ class Content:
 
     records: RecordDict
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, durable: bool = True) -> None:
         """Write the records; raises AppError where their values take too much, StorageFull."""
-        save_records(path, self.records)
+        save_records(path, self.records, durable=durable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ StoredRecord: TypeAlias = StoredArrays | StoredValues
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def write_records(path: Path, records: Sequence[StoredRecord]) -> None:
+def write_records(path: Path, records: Sequence[StoredRecord], *, durable: bool = True) -> None:
     """Write a record file, whole or not at all. Raises AppError where its header grows too long, StorageFull."""
     arrays = {
         _tensor(place, index): array.values
@@ -82,12 +82,18 @@ def write_records(path: Path, records: Sequence[StoredRecord]) -> None:
     }
     header = _Header(records)
     state = ModelState.from_arrays({**arrays, BYTES: header.bytes_tensor()})
-    with FileSink(path, state.layout, header.metadata()) as sink:
+    with FileSink(path, state.layout, header.metadata(), durable=durable) as sink:
         state.write_to(sink)
 
 
 def write_result(
-    path: Path, values: StoredValues, key: str, layout: Layout, write: Callable[[StateSink], None]
+    path: Path,
+    values: StoredValues,
+    key: str,
+    layout: Layout,
+    write: Callable[[StateSink], None],
+    *,
+    durable: bool = True,
 ) -> None:
     """Write the records of a trained model: `values` first, then an ArrayRecord `key` that `write` hands over.
 
@@ -102,7 +108,8 @@ def write_result(
     header = _Header((values, StoredArrays(key=key, arrays=arrays)))
     tail = ModelState.from_arrays({BYTES: header.bytes_tensor()})
     specs = tuple(replace(spec, name=names[spec.name]) for spec in layout.specs)
-    with FileSink(path, Layout(specs=specs + tail.layout.specs), header.metadata()) as sink:
+    whole = Layout(specs=specs + tail.layout.specs)
+    with FileSink(path, whole, header.metadata(), durable=durable) as sink:
         write(_Renaming(sink, names))
         tail.write_to(sink)
 

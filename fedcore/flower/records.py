@@ -69,9 +69,9 @@ def arrays_from_state(state: ModelState) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in state.items()})
 
 
-def save_records(path: Path, content: RecordDict) -> None:
+def save_records(path: Path, content: RecordDict, *, durable: bool = True) -> None:
     """Write all records of a message as a record file; raises AppError where they take too much, StorageFull."""
-    write_records(path, [_stored(key, record) for key, record in content.items()])
+    write_records(path, [_stored(key, record) for key, record in content.items()], durable=durable)
 
 
 def load_records(path: Path) -> RecordDict:

@@ -32,44 +32,54 @@ Write = Callable[[StateSink | None], None]
 class LocalResult:
     """The examples, the metrics without them, and the new model: its layout (None unless it trained) and its writer.
 
-    The model is what the next task will overwrite, so it has to be written before that.
+    The model is what the next task will overwrite, so it has to be written before that. file: a safetensors file that
+    holds it already, and now belongs to whoever has the result.
     """
 
     examples: int
     metrics: Mapping[str, MetricValue]
     layout: Layout | None = None
     write: Write | None = None
+    file: Path | None = None
+
+    @classmethod
+    def in_file(cls, examples: int, metrics: Mapping[str, MetricValue], file: Path) -> LocalResult:
+        """With a model that lies in a file, mapped; raises PeerError for what is no intact one."""
+        state = ModelState.open(file)
+        return cls(examples=examples, metrics=metrics, layout=state.layout, write=write_state(state), file=file)
 
     @property
     def trained(self) -> bool:
         return self.layout is not None
 
     def state(self) -> ModelState | None:
-        """The new model in memory."""
+        """The new model in memory; one that lies in a file is mapped."""
         if self.layout is None or self.write is None:
             return None
+        if self.file is not None:
+            return ModelState.open(self.file)
         sink = MemorySink(self.layout)
         self.write(sink)
         return sink.state()
 
-    def save(self, path: Path | None) -> None:
+    def save(self, path: Path | None, *, durable: bool = True) -> None:
         """Write the new model to a safetensors file; a rank without a path only helps. Raises StorageFull."""
         if self.layout is None or self.write is None:
             return
         if path is None:
             self.write(None)
             return
-        with FileSink(path, self.layout) as sink:
+        with FileSink(path, self.layout, durable=durable) as sink:
             self.write(sink)
 
-    def save_reply(self, path: Path | None, values: StoredValues, key: str) -> None:
+    def save_reply(self, path: Path | None, values: StoredValues, key: str, *, durable: bool = True) -> None:
         """Write a record file of `values` and the new model, if there is one, as ArrayRecord `key`; as `save`."""
         if path is None:
             self.save(None)
         elif self.layout is None or self.write is None:
-            write_records(path, (values,))
+            write_records(path, (values,), durable=durable)
         else:
-            write_result(path, values, key, self.layout, self.write)
+            write_result(path, values, key, self.layout, self.write, durable=durable)
 
 
 def write_state(state: ModelState) -> Write:
@@ -116,6 +126,11 @@ class LocalJob:
 
 class TensorApp(ClientApp, ABC):
     """A Flower ClientApp that fedcore calls by `run`, on every rank of a client."""
+
+    @property
+    def stays_in_process(self) -> bool:
+        """Whether something of a client is kept beside what `store` holds, in this process alone."""
+        return False
 
     @abstractmethod
     def run(

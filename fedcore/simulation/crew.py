@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clients_at_once import ClientsAtOnce, ignore_line
 from fedcore.flower.clientside import Answer, ClientRunner
 from fedcore.flower.tensor_app import LocalResult
+from fedcore.simulation.states import Runners
 from fedcore.state import ModelState
-from fedcore.wire import Scalar, Task
+from fedcore.system.files import make_private_folder
+from fedcore.wire import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,12 @@ class Crew(Protocol):
     """Runs the apps of clients, each with a Context of its own that lasts as long as the run.
 
     Results come in any order, each as soon as it is there. What a client's app keeps, it finds again in the next task.
+    A context manager, which closes it.
     """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """What the apps of `clients` make of one task; raises AppError, and what the user's code raises."""
@@ -47,7 +56,7 @@ class Crew(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, weakref_slot=True)
 class OneByOne:
     """All clients in this process, in the order of their ids. clients: how many there are.
 
@@ -58,12 +67,21 @@ class OneByOne:
     clients: int
     at_once: int = 1
     warn: Callable[[str], None] = ignore_line
-    _runners: dict[int, ClientRunner] = field(default_factory=dict, init=False)
+    _runners: Runners = field(init=False)
     _at_once: ClientsAtOnce = field(init=False)
 
     def __post_init__(self) -> None:
+        folder = make_private_folder()
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._runners = Runners(app=self.app, clients=self.clients, folder=folder, shared=False)
         self._at_once = ClientsAtOnce(runner=self.runner, at_once=self.at_once, warn=self.warn)
         self.runner(1)  # an app that cannot be loaded is known before the run begins
+
+    def __enter__(self) -> OneByOne:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """In the order of `clients`."""
@@ -75,15 +93,12 @@ class OneByOne:
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Told to their runners."""
-        for client in clients:
-            self.runner(client).counted = server_round
+        self._runners.counted.update(dict.fromkeys(clients, server_round))
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Remove the states of clients that are not in memory."""
+        shutil.rmtree(self._runners.folder, ignore_errors=True)
 
     def runner(self, client: int) -> ClientRunner:
-        """The one runner of a client."""
-        if client not in self._runners:
-            config: dict[str, Scalar] = {"partition-id": client - 1, "num-partitions": self.clients}
-            self._runners[client] = ClientRunner(app=self.app, client_id=client, node_config=config, counted=0)
-        return self._runners[client]
+        """The runner of a client."""
+        return self._runners.of(client)

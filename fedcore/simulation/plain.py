@@ -177,7 +177,7 @@ def _questions(request: PlainRequest, folder: Path) -> dict[int, Question]:
     paths = [folder / f"message-{place}" for place in range(len(request.contents))]
     references = []
     for path, content in zip(paths, request.contents, strict=True):
-        content.save(path)
+        content.save(path, durable=False)
         references.append(ModelRef(sha256=sha256_file(path), size=path.stat().st_size))
     return {
         one.node: Question(

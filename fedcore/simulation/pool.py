@@ -1,0 +1,162 @@
+"""A crew of processes: each has the app loaded, and runs one client after the other.
+
+What goes between this process and a worker are JSON lines over a socket. Models lie in safetensors files: the global
+one once for all workers, which map it, each new one until it is in the sum. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from fedcore.errors import ConfigurationError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.clientside import Answer
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.plain_exchange import app_raised
+from fedcore.simulation.crew import Asked
+from fedcore.simulation.pool_messages import Answered, Ask, Begin, Exchange, FromWorker, Made, Question, Raised, Train
+from fedcore.simulation.pool_processes import Processes, error_of
+from fedcore.simulation.scheduling import Costs, Homes, Queue
+from fedcore.state import FileSink, ModelState
+from fedcore.system.files import make_private_folder
+from fedcore.wire import Task
+
+_AHEAD: Final = 2
+"""Chunks that a worker has at a time, so that it need not wait for this process."""
+
+Order: TypeAlias = Callable[[Sequence[int]], Train | Ask]
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(slots=True, kw_only=True, weakref_slot=True)
+class ProcessCrew:
+    """Runs the clients of a simulation in `workers` processes; a context manager, at whose end they are gone.
+
+    app: in a folder. clients: how many the simulation has. workers: 0 for one a core. The processes share the cores:
+    where OMP_NUM_THREADS is not set, each gets its part of them for its threads. They begin to load the app at once.
+    """
+
+    app: FlowerApp
+    clients: int
+    workers: int = 0
+    _folder: Path = field(init=False)
+    _processes: Processes = field(init=False)
+    _costs: Costs = field(default_factory=Costs, init=False)
+    _homes: Homes = field(init=False)
+    _exchanges: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigurationError("a pool needs at least 1 worker")
+        count = min(self.workers or cores(), self.clients)
+        self._homes = Homes(count)
+        self._folder = make_private_folder()
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        states = self._folder / "states"
+        states.mkdir()
+        begin = Begin(app=self.app.folder, clientapp=self.app.clientapp, clients=self.clients, states=states)
+        self._processes = Processes(begin, count=count, threads=max(1, cores() // count))
+
+    def __enter__(self) -> ProcessCrew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """In the order in which they end; a file that a result lies in is removed unless it is taken before the next.
+
+        Raises AppError for what the app's code raises, WorkerDied.
+        """
+        with self._exchange(task, model) as folder:
+            for client, found in self._work(task, clients, lambda chunk: Train(clients=list(chunk))):
+                if isinstance(found, Raised):
+                    raise error_of(found)
+                assert isinstance(found, Made)  # noqa: S101 - the answer to Train
+                if found.file is None:
+                    yield client, LocalResult(examples=found.examples, metrics=found.metrics)
+                else:
+                    yield client, LocalResult.in_file(found.examples, found.metrics, folder / found.file.name)
+                    found.file.unlink(missing_ok=True)
+
+    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+        """In the order in which they come; raises WorkerDied."""
+        if not asked:
+            return
+        task = next(iter(asked.values())).task
+        questions = {client: _question(client, one) for client, one in asked.items()}
+        with self._exchange(task, None):
+            for client, found in self._work(
+                task, list(asked), lambda chunk: Ask(questions=[questions[client] for client in chunk])
+            ):
+                if isinstance(found, Raised):
+                    yield client, Answer(error=app_raised(found.line))
+                    continue
+                assert isinstance(found, Answered)  # noqa: S101 - the answer to Ask
+                yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
+
+    def close(self) -> None:
+        """End the workers and what they started, at once, and remove their files."""
+        self._processes.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _exchange(self, task: Task, model: ModelState | None) -> Iterator[Path]:
+        """Tell all workers of an exchange; the folder of its results, which ends with the block."""
+        self._homes.pinned = self._processes.ready()
+        self._processes.settle()  # an exchange that failed may have left some at work
+        self._exchanges += 1
+        folder = self._folder / f"exchange-{self._exchanges}"
+        folder.mkdir()
+        try:
+            file = None
+            if model is not None:
+                file = folder / "model.safetensors"
+                with FileSink(file, model.layout, durable=False) as sink:
+                    model.write_to(sink)
+            self._processes.tell_all(Exchange(task=task, model=file, out=folder))
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _work(self, task: Task, clients: Sequence[int], order: Order) -> Iterator[tuple[int, FromWorker]]:
+        """Have all clients worked on; what comes of each."""
+        queue = Queue(self._costs.expected(task.message_type, clients), self._homes)
+        for _ in range(_AHEAD):
+            for worker in range(self._homes.workers):
+                self._hand_out(queue, worker, order)
+        for worker, client, found in self._processes.results():
+            if isinstance(found, Made | Answered):
+                self._costs.learn(task.message_type, client, found.seconds, found.examples or 0)
+            if self._processes.chunks(worker) < _AHEAD:
+                self._hand_out(queue, worker, order)
+            yield client, found
+
+    def _hand_out(self, queue: Queue, worker: int, order: Order) -> None:
+        if chunk := queue.take(worker):
+            self._processes.tell(worker, order(chunk), chunk)
+
+
+def _question(client: int, asked: Asked) -> Question:
+    task = asked.task
+    assert task.message is not None  # noqa: S101 - of a plain exchange
+    assert task.model is not None  # noqa: S101 - likewise
+    return Question(
+        client=client,
+        message_type=task.message_type,
+        head=task.message,
+        reference=task.model,
+        content=asked.content,
+        out=asked.out,
+    )

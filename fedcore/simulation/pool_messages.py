@@ -1,0 +1,118 @@
+"""What a simulation and the workers of its pool say to each other: JSON lines, and paths of safetensors files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from fedcore.wire import MessageHead, MetricValue, ModelRef, ReplyError, Task
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+# --- to a worker ----------------------------------------------------------------------------------------------------
+
+
+class Begin(_Line):
+    """The first message. clients: of the simulation. states: folder where the clients' Contexts stay."""
+
+    kind: Literal["begin"] = "begin"
+    app: Path
+    clientapp: str
+    clients: int
+    states: Path
+
+
+class Exchange(_Line):
+    """What the messages after this one are about. model: a safetensors file. out: folder for the results."""
+
+    kind: Literal["exchange"] = "exchange"
+    task: Task
+    model: Path | None = None
+    out: Path
+
+
+class Train(_Line):
+    """These clients do the task of the exchange, in this order."""
+
+    kind: Literal["train"] = "train"
+    clients: list[int]
+
+
+class Question(_Line):
+    """What one client of a plain exchange is asked; the rest of its task is that of the exchange."""
+
+    client: int
+    message_type: str
+    head: MessageHead
+    reference: ModelRef
+    content: Path
+    out: Path
+
+
+class Ask(_Line):
+    """These clients answer their messages, in this order."""
+
+    kind: Literal["ask"] = "ask"
+    questions: list[Question]
+
+
+TO_WORKER: Final[TypeAdapter[Begin | Exchange | Train | Ask]] = TypeAdapter(
+    Annotated[Begin | Exchange | Train | Ask, Field(discriminator="kind")]
+)
+
+
+# --- from a worker --------------------------------------------------------------------------------------------------
+
+
+class Ready(_Line):
+    """The app is loaded. pinned: it keeps something of its clients in this process."""
+
+    kind: Literal["ready"] = "ready"
+    pinned: bool
+
+
+class Made(_Line):
+    """What came of one client's task. file: the new model, where it trained. seconds: that it took."""
+
+    kind: Literal["made"] = "made"
+    client: int
+    examples: int
+    metrics: dict[str, MetricValue]
+    file: Path | None
+    seconds: float
+
+
+class Answered(_Line):
+    """A client's reply is in the file that the question named, or `error` is its reply."""
+
+    kind: Literal["answered"] = "answered"
+    client: int
+    examples: int | None
+    metrics: dict[str, MetricValue]
+    error: ReplyError | None
+    seconds: float
+
+
+class Raised(_Line):
+    """An exception. client: whose app raised it, None before the first task.
+
+    fedcore: its name in `fedcore.errors`, "" for one that is not ours. text: what it says; line: the last of its
+    traceback.
+    """
+
+    kind: Literal["raised"] = "raised"
+    client: int | None
+    fedcore: str
+    text: str
+    line: str
+
+
+FROM_WORKER: Final[TypeAdapter[Ready | Made | Answered | Raised]] = TypeAdapter(
+    Annotated[Ready | Made | Answered | Raised, Field(discriminator="kind")]
+)
+FromWorker: TypeAlias = Ready | Made | Answered | Raised

@@ -1,0 +1,157 @@
+"""A worker of a pool: one process that has the app loaded, and runs one client after the other.
+
+    python -m fedcore.simulation.pool_worker FD
+
+FD is the socket to the simulation; when that closes, the process ends, whatever the app is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedcore import errors
+from fedcore.config import JobSettings
+from fedcore.errors import FedcoreError
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.output import quiet_flower
+from fedcore.simulation.pool_messages import TO_WORKER, Answered, Ask, Begin, Exchange, Made, Question, Raised, Ready, Train
+from fedcore.simulation.states import Runners
+from fedcore.state import ModelState
+from fedcore.system.json_lines import BlockingConnection
+from fedcore.wire import Task
+
+Result = TypeVar("Result", Made, Answered)
+
+@dataclass(slots=True)
+class Worker:
+    """The clients of one exchange after the other, as a process runs them."""
+
+    runners: Runners
+    _task: Task | None = None
+    _model: ModelState | None = None
+    _out: Path | None = None
+
+    @classmethod
+    def of(cls, told: Begin) -> Worker:
+        """Load the app; raises AppError, and what its own code raises."""
+        app = FlowerApp(
+            folder=told.app, name="", serverapp="", clientapp=told.clientapp, run_config={}, settings=JobSettings()
+        )
+        worker = cls(Runners(app=app, clients=told.clients, folder=told.states, shared=True))
+        worker.runners.of(1)
+        return worker
+
+    @property
+    def pinned(self) -> bool:
+        """Whether its clients cannot go on elsewhere."""
+        return self.runners.of(1).stays_in_process
+
+    def begin(self, told: Exchange) -> None:
+        """What the next messages are about; the model is mapped, so that all workers share its pages."""
+        self._task, self._out = told.task, told.out
+        self._model = None if told.model is None else ModelState.open(told.model)
+
+    def train(self, clients: Sequence[int]) -> Iterator[Made | Raised]:
+        """What the clients make of the task, one after the other."""
+        for client in clients:
+            yield self._run(client, partial(self._made, client))
+
+    def ask(self, questions: Sequence[Question]) -> Iterator[Answered | Raised]:
+        """What the clients answer; an exception is the answer of one."""
+        for asked in questions:
+            yield self._run(asked.client, partial(self._answered, asked))
+
+    def _run(self, client: int, work: Callable[[], Result]) -> Result | Raised:
+        """One client's task. What it keeps is in its place before anybody hears of the end: another may go on."""
+        try:
+            try:
+                return work()
+            finally:
+                self.runners.done(client)
+        except BaseException as error:  # an app may raise SystemExit too
+            return raised(error, client)
+
+    def _made(self, client: int) -> Made:
+        started = time.monotonic()
+        result = self.runners.of(client).run(self._now, self._model)
+        file = None
+        if result.trained:
+            assert self._out is not None  # noqa: S101 - an exchange has begun
+            file = self._out / f"{client}.safetensors"
+            result.save(file, durable=False)
+        seconds = time.monotonic() - started
+        return Made(client=client, examples=result.examples, metrics=dict(result.metrics), file=file, seconds=seconds)
+
+    def _answered(self, asked: Question) -> Answered:
+        started = time.monotonic()
+        change = {"message_type": asked.message_type, "message": asked.head, "model": asked.reference}
+        task = self._now.model_copy(update=change)
+        answer = self.runners.of(asked.client).answer(task, asked.content, asked.out)
+        return Answered(
+            client=asked.client,
+            examples=answer.examples,
+            metrics=dict(answer.metrics),
+            error=answer.error,
+            seconds=time.monotonic() - started,
+        )
+
+    @property
+    def _now(self) -> Task:
+        assert self._task is not None  # noqa: S101 - an exchange has begun
+        return self._task
+
+
+def raised(error: BaseException, client: int | None) -> Raised:
+    """An exception in words; of one that is not ours the traceback goes to standard error."""
+    kind = type(error)
+    ours = isinstance(error, FedcoreError) and getattr(errors, kind.__name__, None) is kind
+    if not ours:
+        traceback.print_exception(error)
+    line = traceback.format_exception_only(error)[-1].strip()
+    return Raised(client=client, fedcore=kind.__name__ if ours else "", text=str(error), line=line)
+
+
+def main() -> None:
+    """Take messages until the simulation hangs up."""
+    quiet_flower()
+    connection = BlockingConnection(socket.socket(fileno=int(sys.argv[1])), TO_WORKER, gone=_end)
+    begin = connection.receive()
+    assert isinstance(begin, Begin)  # noqa: S101 - the pool's own first message
+    try:
+        worker = Worker.of(begin)
+        _send(connection, Ready(pinned=worker.pinned))
+    except BaseException as error:
+        _send(connection, raised(error, None))
+    while True:
+        told = connection.receive()
+        if isinstance(told, Exchange):
+            worker.begin(told)
+        elif isinstance(told, Train | Ask):
+            for made in worker.train(told.clients) if isinstance(told, Train) else worker.ask(told.questions):
+                _send(connection, made)
+
+
+def _send(connection: BlockingConnection[Any], message: Made | Answered | Raised | Ready) -> None:
+    """Send a message, after what the app has printed meanwhile."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    connection.send(message)
+
+
+def _end() -> None:
+    """End this process and what the app has started, its data loaders among it."""
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

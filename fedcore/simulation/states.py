@@ -1,0 +1,72 @@
+"""What simulated clients keep between their tasks: in memory those that worked last, all others in files."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from fedcore.flower.app import FlowerApp
+from fedcore.flower.clientside import ClientRunner
+from fedcore.wire import Scalar
+
+MOST_WARM: Final = 256
+"""Runners of one process that stay in memory with the Contexts of their clients."""
+
+_Version: TypeAlias = tuple[int, int] | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Runners:
+    """The clients of a simulation as one process runs them: any of them, and the same one again where it left off.
+
+    clients: how many the simulation has. folder: where the states of Contexts lie, a record file for each client that
+    has one. shared: other processes run the same clients in turn, so each state is written after every task; else only
+    that of a client which makes room for another. most: how many stay in memory.
+    """
+
+    app: FlowerApp
+    clients: int
+    folder: Path
+    shared: bool
+    most: int = MOST_WARM
+    _warm: OrderedDict[int, tuple[ClientRunner, _Version]] = field(default_factory=OrderedDict, init=False)
+
+    def of(self, client: int) -> ClientRunner:
+        """The runner of a client, with the Context as the client's last task left it."""
+        file = self._file(client)
+        version = _version(file)
+        found, seen = self._warm.pop(client, (None, None))
+        if found is None or (self.shared and seen != version):
+            found = self._made(client, file if version else None)
+        self._warm[client] = found, version
+        if len(self._warm) > self.most:
+            oldest, (runner, _) = self._warm.popitem(last=False)
+            if not self.shared:
+                runner.leave(self._file(oldest))
+        return found
+
+    def done(self, client: int) -> None:
+        """A task of the client has ended, however it did."""
+        if self.shared:
+            runner, _ = self._warm[client]
+            file = self._file(client)
+            runner.leave(file)
+            self._warm[client] = runner, _version(file)
+
+    def _made(self, client: int, state: Path | None) -> ClientRunner:
+        config: dict[str, Scalar] = {"partition-id": client - 1, "num-partitions": self.clients}
+        return ClientRunner(app=self.app, client_id=client, node_config=config, began=state, durable=False)
+
+    def _file(self, client: int) -> Path:
+        return self.folder / f"{client}.state"
+
+
+def _version(file: Path) -> _Version:
+    """Tells one writing of a file from another: each is a new file that takes the place of the one before."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,1 @@
+"""An app whose clients count their rounds in their Contexts."""

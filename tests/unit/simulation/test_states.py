@@ -1,0 +1,72 @@
+"""What clients keep between tasks follows them: out of memory, and from one process to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from fedcore.flower.app import FlowerApp
+from fedcore.simulation.states import Runners
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+COUNTING = Path(__file__).parents[2] / "apps" / "counting"
+MODEL = ModelState.from_arrays({"value": np.ones(3, np.float32)})
+
+
+def runners(folder: Path, **options: Any) -> Runners:
+    return Runners(app=FlowerApp.load(COUNTING), clients=9, folder=folder, **options)
+
+
+@pytest.fixture
+def task(training_task: Task) -> Task:
+    return training_task
+
+
+def rounds(held: Runners, client: int, task: Task) -> Any:
+    try:
+        return held.of(client).run(task, MODEL).metrics["rounds"]
+    finally:
+        held.done(client)
+
+
+def test_those_that_make_room_come_back_as_they_were(tmp_path: Path, task: Task):
+    held = runners(tmp_path, shared=False, most=2)
+    for turn in (1, 2, 3):
+        assert [rounds(held, client, task) for client in (1, 2, 3, 4, 5)] == [turn] * 5
+    assert len(held._warm) == 2
+
+
+def test_two_processes_that_take_turns_go_on_where_the_other_stopped(tmp_path: Path, task: Task):
+    one, other = runners(tmp_path, shared=True), runners(tmp_path, shared=True)
+    turns = [one, other, other, one, one, other]
+    assert [rounds(held, 3, task) for held in turns] == [1, 2, 3, 4, 5, 6]
+    assert rounds(one, 4, task) == 1
+
+
+def test_a_runner_whose_state_nobody_touched_stays_warm(tmp_path: Path, task: Task):
+    held = runners(tmp_path, shared=True)
+    rounds(held, 3, task)
+    first = held.of(3)
+    rounds(held, 3, task)
+    assert held.of(3) is first
+    rounds(runners(tmp_path, shared=True), 3, task)
+    assert held.of(3) is not first
+
+
+def test_arrays_survive_bit_for_bit(tmp_path: Path, task: Task):
+    one, other = (runners(tmp_path, shared=True) for _ in range(2))
+    one.of(1).run(task, MODEL)
+    kept = np.array([np.nan, -0.0, 1e-42], np.float32)
+    context: Any = one.of(1)._context
+    context.state["kept"] = ArrayRecord({"value": Array(kept)})
+    one.done(1)
+    found: Any = other.of(1)
+    found._context_of(task)
+    assert found._context.state["kept"]["value"].numpy().tobytes() == kept.tobytes()
+    assert isinstance(context, SimpleNamespace) is False
