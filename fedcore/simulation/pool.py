@@ -21,7 +21,7 @@ from fedcore.flower.clientside import Answer
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.plain_exchange import app_raised
 from fedcore.simulation.crew import Asked
-from fedcore.simulation.pool_messages import Answered, Ask, Begin, Exchange, FromWorker, Made, Question, Raised, Train
+from fedcore.simulation.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train
 from fedcore.simulation.pool_processes import Processes, error_of
 from fedcore.simulation.scheduling import Costs, Homes, Queue
 from fedcore.state import FileSink, ModelState
@@ -65,8 +65,7 @@ class ProcessCrew:
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         states = self._folder / "states"
         states.mkdir()
-        begin = Begin(app=self.app.folder, clientapp=self.app.clientapp, clients=self.clients, states=states)
-        self._processes = Processes(begin, count=count, threads=max(1, cores() // count))
+        self._processes = Processes(self.app, clients=self.clients, states=states, count=count, threads=_threads(count))
 
     def __enter__(self) -> ProcessCrew:
         return self
@@ -146,6 +145,12 @@ class ProcessCrew:
     def _hand_out(self, queue: Queue, worker: int, order: Order) -> None:
         if chunk := queue.take(worker):
             self._processes.tell(worker, order(chunk), chunk)
+
+
+def _threads(workers: int) -> int:
+    """Of each worker: what the environment says, or its part of the cores."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdecimal() and int(said) else max(1, cores() // workers)
 
 
 def _question(client: int, asked: Asked) -> Question:

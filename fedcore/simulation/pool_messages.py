@@ -18,13 +18,18 @@ class _Line(BaseModel):
 
 
 class Begin(_Line):
-    """The first message. clients: of the simulation. states: folder where the clients' Contexts stay."""
+    """What the processes are started with. clients: of the simulation. states: folder where their Contexts stay.
 
-    kind: Literal["begin"] = "begin"
+    threads: of each process. connections: descriptors, one a worker. control: where `Ended` goes.
+    """
+
     app: Path
     clientapp: str
     clients: int
     states: Path
+    threads: int
+    connections: list[int]
+    control: int
 
 
 class Exchange(_Line):
@@ -61,8 +66,8 @@ class Ask(_Line):
     questions: list[Question]
 
 
-TO_WORKER: Final[TypeAdapter[Begin | Exchange | Train | Ask]] = TypeAdapter(
-    Annotated[Begin | Exchange | Train | Ask, Field(discriminator="kind")]
+TO_WORKER: Final[TypeAdapter[Exchange | Train | Ask]] = TypeAdapter(
+    Annotated[Exchange | Train | Ask, Field(discriminator="kind")]
 )
 
 
@@ -110,6 +115,13 @@ class Raised(_Line):
     fedcore: str
     text: str
     line: str
+
+
+class Ended(_Line):
+    """A worker's process has ended. status: its exit status, or less than 0 for a signal."""
+
+    worker: int
+    status: int
 
 
 FROM_WORKER: Final[TypeAdapter[Ready | Made | Answered | Raised]] = TypeAdapter(

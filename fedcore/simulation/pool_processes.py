@@ -13,13 +13,26 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from fedcore import errors
 from fedcore.errors import AppError, WorkerDied
-from fedcore.simulation.pool_messages import FROM_WORKER, Answered, Ask, Begin, FromWorker, Made, Raised, Ready, Train
+from fedcore.flower.app import FlowerApp
+from fedcore.simulation.pool_messages import (
+    FROM_WORKER,
+    Answered,
+    Ask,
+    Begin,
+    Ended,
+    FromWorker,
+    Made,
+    Raised,
+    Ready,
+    Train,
+)
 
 _READ_BYTES: Final = 1 << 20
 _STOP_SECONDS: Final = 10.0
@@ -27,32 +40,29 @@ _STOP_SECONDS: Final = 10.0
 
 @dataclass(slots=True)
 class _Worker:
-    """One process. chunks: the clients that it was given, chunk by chunk, less those that it has done."""
+    """The connection to one process. chunks: the clients that it has, chunk by chunk, less those that it has done."""
 
-    process: subprocess.Popen[bytes]
     connection: socket.socket
     chunks: deque[deque[int]] = field(default_factory=deque)
     ready: bool = False
     _rest: bytes = b""
 
     @property
-    def clients(self) -> list[int]:
-        return [client for chunk in self.chunks for client in chunk]
+    def place(self) -> str:
+        """Where its process is."""
+        for chunk in self.chunks:
+            return f"while it worked for client {chunk[0]}"
+        return "while it waited" if self.ready else "while it started"
 
     def send(self, message: BaseModel) -> None:
-        try:
-            self.connection.sendall(message.model_dump_json().encode() + b"\n")
-        except OSError:
-            raise self.died() from None
+        """Send a message; raises OSError."""
+        self.connection.sendall(message.model_dump_json().encode() + b"\n")
 
     def receive(self) -> list[FromWorker]:
-        """The messages that have arrived whole; raises WorkerDied."""
-        try:
-            found = self.connection.recv(_READ_BYTES)
-        except OSError:
-            found = b""
+        """The messages that have arrived whole; raises OSError at the end of the stream."""
+        found = self.connection.recv(_READ_BYTES)
         if not found:
-            raise self.died()
+            raise ConnectionResetError
         *lines, self._rest = (self._rest + found).split(b"\n")
         return [FROM_WORKER.validate_json(line) for line in lines]
 
@@ -62,80 +72,66 @@ class _Worker:
         if not self.chunks[0]:
             self.chunks.popleft()
 
-    def died(self) -> WorkerDied:
-        """Says of which client, and how the process ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_STOP_SECONDS)
-        code = self.process.poll()
-        how = f"with exit status {code}" if code is None or code >= 0 else f"by {signal.Signals(-code).name}"
-        at = f"while it worked for client {self.clients[0]}" if self.clients else "while it started"
-        if not self.clients and self.ready:
-            at = "while it waited"
-        memory = "; if the machine ran out of memory, try fewer --workers" if code == -signal.SIGKILL else ""
-        return WorkerDied(f"a worker of the simulation ended {how} {at}{memory}")
-
-    def end(self) -> None:
-        """End the process and what it started."""
-        self.connection.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
 
 class Processes:
-    """`count` processes that have been told how to begin. threads: of each, where the environment does not say."""
+    """`count` workers with `threads` each. app, clients, states: as `Begin` has them."""
 
-    def __init__(self, begin: Begin, *, count: int, threads: int) -> None:
-        self._workers: list[_Worker] = []
-        self._selector = selectors.DefaultSelector()
+    def __init__(self, app: FlowerApp, *, clients: int, states: Path, count: int, threads: int) -> None:
+        with contextlib.ExitStack() as theirs:
+            pairs = [socket.socketpair() for _ in range(count + 1)]
+            ends = [theirs.enter_context(their).fileno() for _, their in pairs]
+            self._control, *ours = (our for our, _ in pairs)
+            begin = Begin(
+                app=app.folder,
+                clientapp=app.clientapp,
+                clients=clients,
+                states=states,
+                threads=threads,
+                connections=ends[1:],
+                control=ends[0],
+            )
+            self._process = _started(begin, _environment(threads, forks=count > 1))
         self._pinned = False
-        environment = _environment(threads)
-        try:
-            for number in range(count):
-                worker = _start(environment)
-                self._workers.append(worker)
-                self._selector.register(worker.connection, selectors.EVENT_READ, number)
-                worker.send(begin)
-        except BaseException:
-            self.close()
-            raise
-        outputs = [stream for worker in self._workers for stream in (worker.process.stdout, worker.process.stderr)]
-        self._printing = threading.Thread(target=_print_on, args=(outputs,), name="pool-output", daemon=True)
+        self._workers = [_Worker(connection) for connection in ours]
+        self._selector = selectors.DefaultSelector()
+        for place, connection in enumerate(ours):
+            self._selector.register(connection, selectors.EVENT_READ, place)
+        self._printing = threading.Thread(target=_print_on, args=(self._process,), name="pool-output", daemon=True)
         self._printing.start()
 
     def ready(self) -> bool:
         """Wait until all have loaded the app; whether it ties clients to processes. Raises what the loading raised."""
         while not all(worker.ready for worker in self._workers):
-            for worker, message in self._arrived():
+            for place, message in self._arrived():
                 if isinstance(message, Raised):
                     raise error_of(message)
                 assert isinstance(message, Ready)  # noqa: S101 - a worker's first message
-                worker.ready = True
+                self._workers[place].ready = True
                 self._pinned = message.pinned
         return self._pinned
 
     def tell_all(self, message: BaseModel) -> None:
         """Send one message to every worker; raises WorkerDied."""
-        for worker in self._workers:
-            worker.send(message)
+        for place in range(len(self._workers)):
+            self._send(place, message)
 
-    def tell(self, worker: int, message: Train | Ask, clients: Sequence[int]) -> None:
+    def tell(self, place: int, message: Train | Ask, clients: Sequence[int]) -> None:
         """Give a worker clients to work for; raises WorkerDied."""
-        self._workers[worker].chunks.append(deque(clients))
-        self._workers[worker].send(message)
+        self._workers[place].chunks.append(deque(clients))
+        self._send(place, message)
 
-    def chunks(self, worker: int) -> int:
+    def chunks(self, place: int) -> int:
         """How many chunks a worker has not ended."""
-        return len(self._workers[worker].chunks)
+        return len(self._workers[place].chunks)
 
     def results(self) -> Iterator[tuple[int, int, FromWorker]]:
         """Worker, client and what came of it, until no worker has anything to do; raises WorkerDied."""
         while any(worker.chunks for worker in self._workers):
-            for worker, message in self._arrived():
+            for place, message in self._arrived():
                 assert isinstance(message, Made | Answered | Raised)  # noqa: S101 - all are ready
                 assert message.client is not None  # noqa: S101 - likewise
-                worker.took(message.client)
-                yield self._workers.index(worker), message.client, message
+                self._workers[place].took(message.client)
+                yield place, message.client, message
 
     def settle(self) -> None:
         """Wait for whatever still works, and forget what comes of it."""
@@ -143,75 +139,101 @@ class Processes:
             pass
 
     def close(self) -> None:
-        """End all processes now; does nothing the second time."""
-        for worker in self._workers:
-            worker.end()
-        if self._workers:
-            self._printing.join(_STOP_SECONDS)
-            self._selector.close()
-        self._workers.clear()
+        """End all processes now, and what they started; does nothing the second time."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._selector.close()
+        for connection in (self._control, *(worker.connection for worker in self._workers)):
+            connection.close()
+        self._printing.join(_STOP_SECONDS)
 
-    def _arrived(self) -> Iterator[tuple[_Worker, FromWorker]]:
+    def _send(self, place: int, message: BaseModel) -> None:
+        try:
+            self._workers[place].send(message)
+        except OSError:
+            raise self._died(place) from None
+
+    def _arrived(self) -> Iterator[tuple[int, FromWorker]]:
         for key, _ in self._selector.select():
-            worker = self._workers[key.data]
-            for message in worker.receive():
-                yield worker, message
+            try:
+                messages = self._workers[key.data].receive()
+            except OSError:
+                raise self._died(key.data) from None
+            for message in messages:
+                yield key.data, message
+
+    def _died(self, place: int) -> WorkerDied:
+        """Says how the process ended, and for whom it worked."""
+        status = self._status(place)
+        how = f"with exit status {status}" if status is None or status >= 0 else f"by {signal.Signals(-status).name}"
+        memory = "; if the machine ran out of memory, try fewer workers" if status == -signal.SIGKILL else ""
+        return WorkerDied(f"a worker of the simulation ended {how} {self._workers[place].place}{memory}")
+
+    def _status(self, place: int) -> int | None:
+        """The exit status of a worker that has ended, as whoever started it tells; None where that is gone, too."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if len(self._workers) == 1:
+                return self._process.wait(_STOP_SECONDS)
+            self._control.settimeout(_STOP_SECONDS)
+            with self._control.makefile("rb") as lines:
+                for line in lines:
+                    ended = Ended.model_validate_json(line)
+                    if ended.worker == place:
+                        return ended.status
+        return None
 
 
 def error_of(found: Raised) -> Exception:
     """One of our errors as it was; for any other, whose traceback was printed, one that says whose app raised it."""
     kind = getattr(errors, found.fedcore, None) if found.fedcore else None
     if kind is None:
-        whose = "the app" if found.client is None else f"client {found.client}"
+        whose = "the app" if found.client is None else f"the app of client {found.client}"
         return AppError(f"{whose} raised {found.line}")
     error: Exception = kind.__new__(kind)
     error.args = (found.text,)
     return error
 
 
-def _start(environment: dict[str, str]) -> _Worker:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedcore.simulation.pool_worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches this process, which then ends all
-            )
-        except BaseException:
-            ours.close()
-            raise
-    return _Worker(process, ours)
+def _started(begin: Begin, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - a module of ours
+        [sys.executable, "-P", "-m", "fedcore.simulation.pool_nursery", begin.model_dump_json()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(begin.control, *begin.connections),
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches this process, which then ends all
+    )
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """This process's own, with where it finds its modules; as many threads as a worker has cores."""
+def _environment(threads: int, *, forks: bool) -> dict[str, str]:
+    """This process's own, and where it finds its modules.
+
+    Threads that libraries start when they are imported would be in the way of a fork; workers have theirs afterwards.
+    """
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0"}
+    environment = {**os.environ, "PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0"}
+    environment["OMP_NUM_THREADS"] = "1" if forks else str(threads)
     return environment | ({"PYTHONDONTWRITEBYTECODE": "1"} if sys.dont_write_bytecode else {})
 
 
-def _print_on(outputs: Sequence[IO[bytes] | None]) -> None:
-    """Pass on what the workers print, line by line, as if it were this process's own."""
-    rest: dict[int, bytes] = {}
-    with selectors.DefaultSelector() as selector:
-        for place, stream in enumerate(outputs):
+def _print_on(process: subprocess.Popen[bytes]) -> None:
+    """Pass on what the workers print, line by line, as if this process did."""
+    rest = {1: b"", 2: b""}
+    with selectors.DefaultSelector() as selector, process:
+        for number, stream in ((1, process.stdout), (2, process.stderr)):
             assert stream is not None  # noqa: S101 - each is a pipe
-            selector.register(stream, selectors.EVENT_READ, place)
+            selector.register(stream, selectors.EVENT_READ, number)
         while selector.get_map():
             for key, _ in selector.select():
                 found = os.read(key.fd, _READ_BYTES)
-                whole, line_end, after = (rest.pop(key.data, b"") + found).rpartition(b"\n")
-                rest[key.data] = after if found else b""
-                target: Any = sys.stderr if key.data % 2 else sys.stdout
-                text = (whole + line_end + (b"" if found else after)).decode(errors="replace")
-                if text:
-                    target.write(text)
-                    target.flush()
+                whole, ended, rest[key.data] = (rest[key.data] + found).rpartition(b"\n")
                 if not found:
                     selector.unregister(key.fileobj)
-                    outputs[key.data].close()  # type: ignore[union-attr]
+                    whole += ended + rest[key.data]
+                target: Any = sys.stdout if key.data == 1 else sys.stderr
+                if text := (whole + ended if found else whole).decode(errors="replace"):
+                    target.write(text)
+                    target.flush()

@@ -1,8 +1,6 @@
 """A worker of a pool: one process that has the app loaded, and runs one client after the other.
 
-    python -m fedcore.simulation.pool_worker FD
-
-FD is the socket to the simulation; when that closes, the process ends, whatever the app is doing.
+When the socket to the simulation closes, the process ends, whatever the app is doing.
 """
 
 from __future__ import annotations
@@ -17,20 +15,30 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fedcore import errors
 from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.output import quiet_flower
-from fedcore.simulation.pool_messages import TO_WORKER, Answered, Ask, Begin, Exchange, Made, Question, Raised, Ready, Train
+from fedcore.simulation.pool_messages import (
+    TO_WORKER,
+    Answered,
+    Begin,
+    Exchange,
+    Made,
+    Question,
+    Raised,
+    Ready,
+    Train,
+)
 from fedcore.simulation.states import Runners
 from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.wire import Task
 
 Result = TypeVar("Result", Made, Answered)
+
 
 @dataclass(slots=True)
 class Worker:
@@ -121,12 +129,10 @@ def raised(error: BaseException, client: int | None) -> Raised:
     return Raised(client=client, fedcore=kind.__name__ if ours else "", text=str(error), line=line)
 
 
-def main() -> None:
-    """Take messages until the simulation hangs up."""
-    quiet_flower()
-    connection = BlockingConnection(socket.socket(fileno=int(sys.argv[1])), TO_WORKER, gone=_end)
-    begin = connection.receive()
-    assert isinstance(begin, Begin)  # noqa: S101 - the pool's own first message
+def serve(begin: Begin, descriptor: int) -> NoReturn:
+    """Be one worker: load the app, then take messages until the simulation hangs up."""
+    _use_threads(begin.threads)
+    connection = BlockingConnection(socket.socket(fileno=descriptor), TO_WORKER, gone=end)
     try:
         worker = Worker.of(begin)
         _send(connection, Ready(pinned=worker.pinned))
@@ -136,9 +142,15 @@ def main() -> None:
         told = connection.receive()
         if isinstance(told, Exchange):
             worker.begin(told)
-        elif isinstance(told, Train | Ask):
+        else:
             for made in worker.train(told.clients) if isinstance(told, Train) else worker.ask(told.questions):
                 _send(connection, made)
+
+
+def _use_threads(count: int) -> None:
+    """Torch may have been imported with one thread, for a process that was to be forked."""
+    if count > 1 and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
 
 
 def _send(connection: BlockingConnection[Any], message: Made | Answered | Raised | Ready) -> None:
@@ -148,10 +160,6 @@ def _send(connection: BlockingConnection[Any], message: Made | Answered | Raised
     connection.send(message)
 
 
-def _end() -> None:
-    """End this process and what the app has started, its data loaders among it."""
+def end() -> None:
+    """End this process, its siblings, and what the app has started, its data loaders among it."""
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

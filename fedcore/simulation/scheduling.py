@@ -51,7 +51,7 @@ class Costs:
 
 @dataclass(slots=True)
 class Homes:
-    """Where each client worked last. pinned: a client never leaves its worker, since its process keeps what it needs."""
+    """Where each client worked last. pinned: a client stays with one worker, whose process keeps what it needs."""
 
     workers: int
     pinned: bool = False
