@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -27,6 +28,9 @@ def simulate(
     app: AppLike,
     *,
     clients: int | None = None,
+    per_round: int | None = None,
+    engine: Literal["inline", "process", "ray"] = "inline",
+    workers: int = 0,
     rounds: int | None = None,
     seed: int | None = None,
     drop: float = 0.0,
@@ -52,6 +56,9 @@ def simulate(
 
     app: the folder of an app; or, for a notebook, what `supervised_app` or `local_app` returned, a pair (ClientApp,
     ServerApp), or a function that makes one of these. clients: None for the app's `simulation-clients`, or 10.
+    per_round: how many of them a round asks, by the app's key `fraction-train`; None for what the app says. engine:
+    where they train: in this process, one after the other; in a pool of `workers` processes, 0 for one a core; or in
+    tasks of Ray. The latter two need an app in a folder, and what its code raises is an AppError then.
     rounds, seed: short for the keys `num-server-rounds` and `seed` of the run config, which the app has to have; `seed`
     is also that of the simulated dropouts and devices. drop: the chance that a client drops out of an exchange.
     devices, network: how fast clients are and when they are there, as `--devices` and `--network` have it; then there
@@ -68,9 +75,10 @@ def simulate(
     the app's own code raises comes through as it is.
     """
     from fedcore.compare.measure.network import Network
-    from fedcore.flower.memory_app import opened
+    from fedcore.flower.memory_app import folder_of, opened
     from fedcore.flower.output import quiet_flower
     from fedcore.simulation import Simulation, model_facts
+    from fedcore.simulation.crews import checked_engine, crew_of, with_cohort
     from fedcore.simulation.devices import devices_of
 
     record, began = RunRecord(), time.monotonic()
@@ -80,16 +88,21 @@ def simulate(
         data_folder(data_dir),
         shown(progress, "simulated") as show,
         KeptFolder() as left,
+        ExitStack() as stack,
     ):
         quiet_flower()
         config = chosen_config(found.app, run_config, rounds=rounds, seed=seed)
         chosen = chosen_settings(found.app, settings, aggregation)
         clients = clients or found.app.simulation_clients
+        config = with_cohort(config, run_config or {}, per_round, clients, reads=found.in_memory)
+        if engine != "inline":
+            folder_of(app, f'engine="{engine}"')
 
         def emit(event: RunEvent) -> None:
             record.add(event, time.monotonic() - began)
             show(event)
 
+        crew = stack.enter_context(crew_of(checked_engine(engine), found.app, clients, workers))
         simulation = Simulation(
             app=found.app,
             clients=clients,
@@ -99,6 +112,7 @@ def simulate(
             seed=seed or 0,
             devices=devices_of(str(devices), Network.parse(network), clients=clients, seed=seed or 0),
             clients_at_once=clients_at_once,
+            crew=crew,
             policy=policy_of(policy, clients),
             folder=left.path,
             initial=initial_model

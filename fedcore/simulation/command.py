@@ -38,6 +38,21 @@ Clients = Annotated[
     int | None,
     typer.Option(min=1, help="Number of simulated clients.  \\[default: the app's simulation-clients, or 10]"),
 ]
+PerRound = Annotated[
+    int | None,
+    typer.Option(min=1, help="Clients that a round asks, by the app's fraction-train.  \\[default: as the app has it]"),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="process|ray|inline",
+        help="Where clients train: in a pool of processes, in tasks of Ray, or in this process one after the other.",
+    ),
+]
+NumberOfWorkers = Annotated[int, typer.Option(min=0, help="Processes of the pool; 0 for one a core.")]
+Aggregation = Annotated[
+    str, typer.Option(metavar="secure|plain", help="Short for --set aggregation=...  \\[default: as the app has it]")
+]
 Drop = Annotated[float, typer.Option(min=0.0, max=0.99, help="Chance that a client drops out of a round.")]
 Seed = Annotated[int, typer.Option(help="Seed of the simulated dropouts and devices.")]
 DeviceWords = Annotated[
@@ -83,6 +98,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 def simulate(
     app: AppFolder,
     clients: Clients = None,
+    per_round: PerRound = None,
+    engine: Engine = "process",
+    workers: NumberOfWorkers = 0,
+    aggregation: Aggregation = "",
     drop: Drop = 0.0,
     seed: Seed = 0,
     devices: DeviceWords = "",
@@ -101,16 +120,19 @@ def simulate(
 ) -> None:
     """Run an app in memory, with the same state machines as the real server and clients.
 
-    Example: fedcore simulate examples/digits --drop 0.1
+    Example: fedcore simulate examples/digits --clients 100 --per-round 10
     """
     from fedcore.api.arguments import policy_of
     from fedcore.compare.measure.network import Network
+    from fedcore.simulation.crews import checked_engine, crew_of
     from fedcore.simulation.devices import devices_of
     from fedcore.state import open_initial
 
     if data_dir is not None:
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
-    wanted = Wanted.of(app, clients, run_config, set_)
+    if aggregation:
+        set_ = [*(set_ or []), f'aggregation="{aggregation}"']
+    wanted = Wanted.of(app, clients, run_config, set_, per_round)
     outputs = Outputs(out=out, best=best, force=force)
     outputs.check(wanted.settings)
     parts = {
@@ -121,7 +143,8 @@ def simulate(
         "policy": policy_of(policy or None, wanted.clients),
         "initial": None if initial_model is None else open_initial(initial_model),
     }
-    record, summary = carried_out(wanted, outputs, track, parts)
+    with crew_of(checked_engine(engine), wanted.app, wanted.clients, workers) as crew:
+        record, summary = carried_out(wanted, outputs, track, {**parts, "crew": crew})
     print_json(summary) if as_json else _print_metrics(record, summary)
     if record.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
@@ -137,16 +160,27 @@ class Wanted:
     settings: JobSettings
 
     @classmethod
-    def of(cls, folder: Path, clients: int | None, run_config: list[str] | None, settings: list[str] | None) -> Wanted:
+    def of(
+        cls,
+        folder: Path,
+        clients: int | None,
+        run_config: list[str] | None,
+        settings: list[str] | None,
+        per_round: int | None,
+    ) -> Wanted:
         """Read the app and the options over its own values; raises ConfigurationError."""
         from fedcore.config import JobSettings, override, parse_assignments
         from fedcore.flower.app import FlowerApp
+        from fedcore.simulation.crews import with_cohort
 
         app = FlowerApp.load(folder.absolute())
+        clients = clients or app.simulation_clients
+        given = parse_assignments(run_config or [])
+        config = override(app.run_config, given, "the run config")
         return cls(
             app=app,
-            clients=clients or app.simulation_clients,
-            run_config=override(app.run_config, parse_assignments(run_config or []), "the run config"),
+            clients=clients,
+            run_config=with_cohort(config, given, per_round, clients),
             settings=JobSettings.from_mapping(
                 {**app.settings.to_mapping(), **parse_assignments(settings or [])}, where="--set"
             ),

@@ -54,6 +54,7 @@ class ProcessCrew:
     _processes: Processes = field(init=False)
     _costs: Costs = field(default_factory=Costs, init=False)
     _homes: Homes = field(init=False)
+    _counted: dict[int, int] = field(default_factory=dict, init=False)
     _exchanges: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class ProcessCrew:
         Raises AppError for what the app's code raises, WorkerDied.
         """
         with self._exchange(task, model) as folder:
-            for client, found in self._work(task, clients, lambda chunk: Train(clients=list(chunk))):
+            for client, found in self._work(task, clients, self._training):
                 if isinstance(found, Raised):
                     raise error_of(found)
                 assert isinstance(found, Made)  # noqa: S101 - the answer to Train
@@ -94,7 +95,7 @@ class ProcessCrew:
         if not asked:
             return
         task = next(iter(asked.values())).task
-        questions = {client: _question(client, one) for client, one in asked.items()}
+        questions = {client: self._question(client, one) for client, one in asked.items()}
         with self._exchange(task, None):
             for client, found in self._work(
                 task, list(asked), lambda chunk: Ask(questions=[questions[client] for client in chunk])
@@ -104,6 +105,10 @@ class ProcessCrew:
                     continue
                 assert isinstance(found, Answered)  # noqa: S101 - the answer to Ask
                 yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
+
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        """Told to the workers with each client's next task."""
+        self._counted.update(dict.fromkeys(clients, server_round))
 
     def close(self) -> None:
         """End the workers and what they started, at once, and remove their files."""
@@ -142,6 +147,23 @@ class ProcessCrew:
                 self._hand_out(queue, worker, order)
             yield client, found
 
+    def _training(self, chunk: Sequence[int]) -> Train:
+        return Train(clients=list(chunk), counted=[self._counted.get(client, 0) for client in chunk])
+
+    def _question(self, client: int, asked: Asked) -> Question:
+        task = asked.task
+        assert task.message is not None  # noqa: S101 - of a plain exchange
+        assert task.model is not None  # noqa: S101 - likewise
+        return Question(
+            client=client,
+            message_type=task.message_type,
+            head=task.message,
+            reference=task.model,
+            content=asked.content,
+            out=asked.out,
+            counted=self._counted.get(client, 0),
+        )
+
     def _hand_out(self, queue: Queue, worker: int, order: Order) -> None:
         if chunk := queue.take(worker):
             self._processes.tell(worker, order(chunk), chunk)
@@ -151,17 +173,3 @@ def _threads(workers: int) -> int:
     """Of each worker: what the environment says, or its part of the cores."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     return int(said) if said.isdecimal() and int(said) else max(1, cores() // workers)
-
-
-def _question(client: int, asked: Asked) -> Question:
-    task = asked.task
-    assert task.message is not None  # noqa: S101 - of a plain exchange
-    assert task.model is not None  # noqa: S101 - likewise
-    return Question(
-        client=client,
-        message_type=task.message_type,
-        head=task.message,
-        reference=task.model,
-        content=asked.content,
-        out=asked.out,
-    )

@@ -42,10 +42,11 @@ class Exchange(_Line):
 
 
 class Train(_Line):
-    """These clients do the task of the exchange, in this order."""
+    """These clients do the task of the exchange, in this order. counted: of each, as `ClientRunner` has it."""
 
     kind: Literal["train"] = "train"
     clients: list[int]
+    counted: list[int]
 
 
 class Question(_Line):
@@ -57,6 +58,7 @@ class Question(_Line):
     reference: ModelRef
     content: Path
     out: Path
+    counted: int
 
 
 class Ask(_Line):

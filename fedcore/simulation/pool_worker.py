@@ -69,14 +69,16 @@ class Worker:
         self._task, self._out = told.task, told.out
         self._model = None if told.model is None else ModelState.open(told.model)
 
-    def train(self, clients: Sequence[int]) -> Iterator[Made | Raised]:
+    def train(self, told: Train) -> Iterator[Made | Raised]:
         """What the clients make of the task, one after the other."""
-        for client in clients:
+        self.runners.counted.update(zip(told.clients, told.counted, strict=True))
+        for client in told.clients:
             yield self._run(client, partial(self._made, client))
 
     def ask(self, questions: Sequence[Question]) -> Iterator[Answered | Raised]:
         """What the clients answer; an exception is the answer of one."""
         for asked in questions:
+            self.runners.counted[asked.client] = asked.counted
             yield self._run(asked.client, partial(self._answered, asked))
 
     def _run(self, client: int, work: Callable[[], Result]) -> Result | Raised:
@@ -132,6 +134,8 @@ def raised(error: BaseException, client: int | None) -> Raised:
 def serve(begin: Begin, descriptor: int) -> NoReturn:
     """Be one worker: load the app, then take messages until the simulation hangs up."""
     _use_threads(begin.threads)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # all print into one
     connection = BlockingConnection(socket.socket(fileno=descriptor), TO_WORKER, gone=end)
     try:
         worker = Worker.of(begin)
@@ -143,7 +147,7 @@ def serve(begin: Begin, descriptor: int) -> NoReturn:
         if isinstance(told, Exchange):
             worker.begin(told)
         else:
-            for made in worker.train(told.clients) if isinstance(told, Train) else worker.ask(told.questions):
+            for made in worker.train(told) if isinstance(told, Train) else worker.ask(told.questions):
                 _send(connection, made)
 
 

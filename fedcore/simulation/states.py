@@ -23,7 +23,8 @@ class Runners:
 
     clients: how many the simulation has. folder: where the states of Contexts lie, a record file for each client that
     has one. shared: other processes run the same clients in turn, so each state is written after every task; else only
-    that of a client which makes room for another. most: how many stay in memory.
+    that of a client which makes room for another. most: how many stay in memory. counted: the rounds of the last
+    trainings that were in their sums.
     """
 
     app: FlowerApp
@@ -31,6 +32,7 @@ class Runners:
     folder: Path
     shared: bool
     most: int = MOST_WARM
+    counted: dict[int, int] = field(default_factory=dict, init=False)
     _warm: OrderedDict[int, tuple[ClientRunner, _Version]] = field(default_factory=OrderedDict, init=False)
 
     def of(self, client: int) -> ClientRunner:
@@ -41,6 +43,7 @@ class Runners:
         if found is None or (self.shared and seen != version):
             found = self._made(client, file if version else None)
         self._warm[client] = found, version
+        found.counted = self.counted.get(client, 0)
         if len(self._warm) > self.most:
             oldest, (runner, _) = self._warm.popitem(last=False)
             if not self.shared:

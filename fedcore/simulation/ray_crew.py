@@ -1,0 +1,181 @@
+"""A crew of Ray tasks, on one machine or a cluster: what runs where is Ray's business alone.
+
+Ray maps what lies in its object store into the processes of a machine, and spills it to disk where memory is short: the
+model of an exchange, and what each client keeps. fedcore has to be installed on every machine; the app goes along.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import ConfigurationError, WorkerDied
+from fedcore.flower.app import AppBundle, FlowerApp
+from fedcore.flower.clientside import Answer
+from fedcore.flower.tensor_app import LocalResult, write_state
+from fedcore.plain_exchange import app_raised
+from fedcore.simulation import ray_task
+from fedcore.simulation.crew import Asked, OneByOne
+from fedcore.simulation.pool_messages import FROM_WORKER, Answered, FromWorker, Made, Raised
+from fedcore.simulation.pool_processes import error_of
+from fedcore.simulation.scheduling import Costs
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class RayCrew:
+    """Runs the clients of a simulation as tasks of Ray; a context manager, at whose end a Ray that it started is gone.
+
+    It joins the Ray that this process has or RAY_ADDRESS names, and starts one otherwise. workers: how many tasks run
+    at once on a Ray that it starts; 0 for as many as there are cores.
+    """
+
+    app: FlowerApp
+    clients: int
+    workers: int = 0
+    _ray: Any = field(init=False)
+    _started: bool = field(init=False)
+    _files: Any = field(init=False)
+    _states: dict[int, Any] = field(default_factory=dict, init=False)
+    _counted: dict[int, int] = field(default_factory=dict, init=False)
+    _costs: Costs = field(default_factory=Costs, init=False)
+
+    def __post_init__(self) -> None:
+        os.environ.update(_ENVIRONMENT)
+        try:
+            import ray
+        except ImportError:
+            raise ConfigurationError("Ray is not installed: pip install 'fedcore[simulation]'") from None
+        with OneByOne(app=self.app, clients=self.clients) as here:
+            if here.runner(1).stays_in_process:
+                raise ConfigurationError(
+                    "the app keeps its clients' optimizers in the process that trains them (optimizer_state="
+                    '"keep"), and a task of Ray may run in any: use --engine process'
+                )
+        self._ray, self._started = ray, not ray.is_initialized()
+        if self._started:
+            _start(ray, self.workers)
+        self._files = ray.put(dict(AppBundle.from_folder(self.app.folder).files))
+
+    def __enter__(self) -> RayCrew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """In the order in which they end. Raises AppError for what the app's code raises, WorkerDied."""
+        sent = self._ray.put(None if model is None else ray_task.Model.of(model))
+        text = task.model_dump_json()
+        function = self._remote(ray_task.train)
+        for client, found, made in self._done(
+            task, clients, lambda one: function.remote(self._files, self.app.clientapp, text, sent, *self._client(one))
+        ):
+            if isinstance(found, Raised):
+                raise error_of(found)
+            assert isinstance(found, Made)  # noqa: S101 - of a training
+            trained: ModelState | None = None if made is None else made.state()
+            yield (
+                client,
+                LocalResult(
+                    examples=found.examples,
+                    metrics=found.metrics,
+                    layout=None if trained is None else trained.layout,
+                    write=None if trained is None else write_state(trained),
+                ),
+            )
+
+    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+        """In the order in which they come; raises WorkerDied."""
+        if not asked:
+            return
+        contents = {one.content: self._ray.put(np.fromfile(one.content, np.uint8)) for one in asked.values()}
+        function = self._remote(ray_task.answer)
+
+        def submitted(client: int) -> Any:
+            one = asked[client]
+            sent = contents[one.content]
+            return function.remote(
+                self._files, self.app.clientapp, one.task.model_dump_json(), sent, *self._client(client)
+            )
+
+        first = next(iter(asked.values())).task
+        for client, found, reply in self._done(first, list(asked), submitted):
+            if isinstance(found, Raised):
+                yield client, Answer(error=app_raised(found.line))
+                continue
+            assert isinstance(found, Answered)  # noqa: S101 - to a message
+            if reply is not None:
+                Path(asked[client].out).write_bytes(reply.tobytes())
+            yield client, Answer(examples=found.examples, metrics=found.metrics, error=found.error)
+
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        """Told with each client's next task."""
+        self._counted.update(dict.fromkeys(clients, server_round))
+
+    def close(self) -> None:
+        """Forget the clients' states, and end Ray where it was started here."""
+        self._states.clear()
+        if self._started:
+            self._ray.shutdown()
+            self._started = False
+
+    def _remote(self, function: Any) -> Any:
+        # A task that is run again would find the state that it has left already.
+        return self._ray.remote(function).options(num_returns=3, max_retries=0)
+
+    def _client(self, client: int) -> tuple[ray_task.Client, Any]:
+        """What a task is told of its client, and the reference of the client's state."""
+        told = ray_task.Client(id=client, clients=self.clients, counted=self._counted.get(client, 0))
+        return told, self._states.get(client)
+
+    def _done(self, task: Task, clients: Sequence[int], submit: Any) -> Iterator[tuple[int, FromWorker, Any]]:
+        """Have all clients worked on, the longest first; what comes of each, and what came with it."""
+        costs = self._costs.expected(task.message_type, clients)
+        pending = {}
+        for client in sorted(clients, key=lambda one: (-costs[one], one)):
+            told, made, self._states[client] = submit(client)
+            pending[told] = client, made
+        try:
+            while pending:
+                (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
+                client, made = pending.pop(ready)
+                found = FROM_WORKER.validate_json(self._get(ready, client))
+                if isinstance(found, Made | Answered):
+                    self._costs.learn(task.message_type, client, found.seconds, found.examples or 0)
+                yield client, found, self._get(made, client)
+        finally:
+            for told in pending:
+                self._ray.cancel(told, force=True)
+
+    def _get(self, reference: Any, client: int) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerDied(f"Ray lost the task of client {client}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _start(ray: Any, workers: int) -> None:
+    """Join the Ray that RAY_ADDRESS names, or start one on this machine; its tasks find the modules of this process."""
+    environment = {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
+    runtime = {"env_vars": environment}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(runtime_env=runtime)
+        return
+    ray.init(num_cpus=workers or None, include_dashboard=False, runtime_env=runtime, _node_ip_address="127.0.0.1")

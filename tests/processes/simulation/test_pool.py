@@ -1,0 +1,186 @@
+"""A pool of processes: the same bits as one process, states that follow their clients, and how it ends."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tiny import TINY
+
+from fedcore.config import JobSettings, override
+from fedcore.errors import AppError, RunFailed, WorkerDied
+from fedcore.events import RunEvent
+from fedcore.flower.app import FlowerApp
+from fedcore.simulation import Simulation
+from fedcore.simulation.crew import Crew, OneByOne
+from fedcore.simulation.pool import ProcessCrew
+from fedcore.state import ModelState
+
+# Processes may need long to import Flower.
+pytestmark = pytest.mark.timeout(600)
+
+COUNTING = Path(__file__).parents[2] / "apps" / "counting"
+CLIENTS = 12
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def simulated(
+    crew: Crew, folder: Path, aggregation: str, events: list[RunEvent] | None = None, **config: Any
+) -> ModelState:
+    app = FlowerApp.load(folder)
+    random.seed(7)  # Flower draws the order of the nodes, and so that of the sum
+    chosen = {name.replace("_", "-"): value for name, value in config.items()}
+    simulation = Simulation(
+        app=app,
+        clients=CLIENTS,
+        run_config=override(app.run_config, chosen, "test"),
+        settings=JobSettings(aggregation=aggregation),  # type: ignore[arg-type]
+        crew=crew,
+        emit=(lambda event: None) if events is None else events.append,
+    )
+    state = simulation.run().state
+    assert state is not None
+    return state
+
+
+def of(kind: Callable[..., Crew], folder: Path, **options: Any) -> Crew:
+    return kind(app=FlowerApp.load(folder), clients=CLIENTS, **options)
+
+
+def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+@pytest.mark.parametrize("folder", [TINY, COUNTING], ids=["tiny", "counting"])
+def test_a_plain_run_gives_the_same_bits_as_in_one_process(folder: Path):
+    with of(OneByOne, folder) as crew:
+        expected = simulated(crew, folder, "plain")
+    with of(ProcessCrew, folder, workers=3) as crew:
+        assert same_bits(simulated(crew, folder, "plain"), expected)
+
+
+def test_a_secure_run_gives_the_same_sums_but_for_rounding():
+    with of(OneByOne, COUNTING) as crew:
+        expected = simulated(crew, COUNTING, "secure")
+    with of(ProcessCrew, COUNTING, workers=2) as crew:
+        found = simulated(crew, COUNTING, "secure")
+    np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-4)
+
+
+def test_every_worker_has_clients_whose_contexts_follow_them(capfd: pytest.CaptureFixture[str]):
+    with of(ProcessCrew, COUNTING, workers=3) as crew:
+        events: list[RunEvent] = []
+        simulated(crew, COUNTING, "secure", events, num_server_rounds=6)
+    printed = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("process ")]
+    assert len(printed) == 6 * CLIENTS
+    assert len({words[1] for words in printed}) == 3
+    done = [event for event in events if event.kind == "exchange-done"]
+    means = [event.metrics["rounds"] for event in done]  # type: ignore[attr-defined]
+    assert means == pytest.approx([1, 2, 3, 4, 5, 6], abs=1e-3)  # each client counts its own rounds
+
+
+def test_what_an_app_raises_names_its_client_and_shows_its_lines(capfd: pytest.CaptureFixture[str]):
+    with (
+        of(ProcessCrew, TINY, workers=2) as crew,
+        pytest.raises(AppError, match=r"client 4 raised ValueError: patient 17"),
+    ):
+        simulated(crew, TINY, "secure", faulty_partition=3, fault="raise")
+    assert "in misbehave" in capfd.readouterr().err
+
+
+def test_in_plain_mode_an_exception_is_the_reply_of_one_client(capfd: pytest.CaptureFixture[str]):
+    events: list[list[Any]] = [[], []]
+    for kind, found in zip((OneByOne, ProcessCrew), events, strict=True):
+        with of(kind, TINY) as crew:
+            simulated(crew, TINY, "plain", found, faulty_partition=3, fault="raise", num_server_rounds=1)
+    reasons = [[event.reason for event in found if event.kind == "dropped"] for found in events]
+    assert reasons[0] == reasons[1]
+    assert reasons[0][0] == "ValueError: patient 17 is in this message"
+    assert capfd.readouterr().err.count("in misbehave") >= 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_dies_is_an_error_with_its_client(workers: int):
+    with of(ProcessCrew, TINY, workers=workers) as crew, pytest.raises((WorkerDied, RunFailed)) as raised:
+        simulated(crew, TINY, "secure", faulty_partition=6, fault="kill")
+    assert "ended by SIGKILL while it worked for client 7" in str(raised.value)
+
+
+def test_an_app_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path):
+    package = tmp_path / "broken"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "client.py").write_text("raise OSError('no such disk')\n")
+    text = (COUNTING / "pyproject.toml").read_text().replace("counting_app.apps:client", "broken.client:app")
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "counting_app").symlink_to(COUNTING / "counting_app")
+    with (
+        ProcessCrew(app=FlowerApp.load(tmp_path), clients=3, workers=2) as crew,
+        pytest.raises(AppError, match="the app raised OSError: no such disk"),
+    ):
+        crew._processes.ready()
+
+
+def test_nothing_is_left_of_a_pool():
+    with of(ProcessCrew, COUNTING, workers=2) as crew:
+        simulated(crew, COUNTING, "secure", num_server_rounds=1)
+        group = crew._processes._process.pid  # type: ignore[attr-defined]
+        assert len(processes_of(group)) == 3
+        folder: Path = crew._folder  # type: ignore[attr-defined]
+        assert [path.name for path in folder.iterdir()] == ["states"]
+    wait_for(lambda: not processes_of(group))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_pool_ends_with_its_simulation_even_in_the_middle_of_a_task(tmp_path: Path, number: signal.Signals):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "sys.path[:0] = sys.argv[1:3]\n"
+        "from tests.processes.simulation.test_pool import ProcessCrew, TINY, of, simulated\n"
+        "with of(ProcessCrew, TINY, workers=2) as crew:\n"
+        "    print(crew._processes._process.pid, flush=True)\n"
+        "    simulated(crew, TINY, 'secure', gate=sys.argv[3])\n"
+    )
+    root = Path(__file__).parents[3]
+    arguments = [sys.executable, "-c", code, str(root), str(root / "tests"), str(tmp_path / "gate")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout is not None
+        lines: Iterator[str] = iter(parent.stdout)
+        group = int(next(lines))
+        assert "at the gate" in next(lines)
+        parent.send_signal(number)
+        parent.wait()
+    wait_for(lambda: not processes_of(group))
+
+
+def processes_of(group: int) -> list[int]:
+    """Ids of the living processes of a group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)

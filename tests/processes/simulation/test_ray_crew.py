@@ -1,0 +1,45 @@
+"""Clients in tasks of Ray: the same bits as in one process, and states that go along."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.tiny import TINY
+
+from fedcore.errors import AppError
+from fedcore.events import RunEvent
+from fedcore.simulation.crew import Crew, OneByOne
+from fedcore.simulation.ray_crew import RayCrew
+from tests.processes.simulation.test_pool import CLIENTS, COUNTING, of, same_bits, simulated
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: fedcore[simulation]"),
+    # Ray leaves the sockets of its own processes to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture
+def ray() -> Iterator[Crew]:
+    with of(RayCrew, COUNTING, workers=2) as crew:
+        yield crew
+
+
+def test_runs_on_ray(ray: Crew, monkeypatch: pytest.MonkeyPatch):
+    """One Ray for all: it takes long to start."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with of(OneByOne, COUNTING) as crew:
+        expected = simulated(crew, COUNTING, "plain")
+    assert same_bits(simulated(ray, COUNTING, "plain"), expected)
+    with of(RayCrew, COUNTING) as again:  # joins the Ray that is there, and leaves it running
+        events: list[RunEvent] = []
+        found = simulated(again, COUNTING, "secure", events)
+    np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-4)
+    done = [event for event in events if event.kind == "exchange-done"]
+    assert [len(event.survivors) for event in done] == [CLIENTS] * 4
+    with of(RayCrew, TINY) as failing, pytest.raises(AppError, match="client 4 raised ValueError: patient 17"):
+        simulated(failing, TINY, "secure", faulty_partition=3, fault="raise")
