@@ -20,6 +20,8 @@ from fedcore.flower.results import results_of
 from fedcore.progress import metrics_text
 from fedcore.results_home import Home
 
+SIMULATE = ("simulate", "--engine", "inline")
+
 APPS = Path(__file__).parents[2] / "apps"
 STEADY, LEGACY = APPS / "steady", APPS / "legacy"
 
@@ -28,7 +30,7 @@ def test_results_and_files_stand_beside_the_model(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     reporting = reporting_app(tmp_path)
     before = set(tmp_path.iterdir())
-    command = ["simulate", reporting.name, "--clients", "3", "--out", "out/m.safetensors"]
+    command = [*SIMULATE, reporting.name, "--clients", "3", "--out", "out/m.safetensors"]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     assert set(tmp_path.iterdir()) - before == {tmp_path / "out"}, "nothing litters the current folder"
@@ -49,7 +51,7 @@ def test_results_and_files_stand_beside_the_model(tmp_path: Path, monkeypatch: p
 
 def test_a_run_that_fails_half_way_leaves_what_there_is(tmp_path: Path) -> None:
     failing = reporting_app(tmp_path, name="failing_app", raises=1)
-    command = ["simulate", str(failing), "--clients", "3", "--out", str(tmp_path / "m.safetensors")]
+    command = [*SIMULATE, str(failing), "--clients", "3", "--out", str(tmp_path / "m.safetensors")]
     done = CliRunner().invoke(app, command)
     assert isinstance(done.exception, ValueError)
     results = json.loads((tmp_path / "m.results.json").read_text())
@@ -60,7 +62,7 @@ def test_a_run_that_fails_half_way_leaves_what_there_is(tmp_path: Path) -> None:
 
 def test_a_spent_budget_leaves_what_there_is(tmp_path: Path) -> None:
     noised = [word for pair in ("dp-epsilon=4", "dp-rounds=3") for word in ("--set", pair)]
-    command = ["simulate", str(STEADY), "--clients", "7", "--policy", "own", "--out", str(tmp_path / "m.safetensors")]
+    command = [*SIMULATE, str(STEADY), "--clients", "7", "--policy", "own", "--out", str(tmp_path / "m.safetensors")]
     config = ["--run-config", "size=10 num-server-rounds=50 fraction-evaluate=0.0"]
     done = CliRunner().invoke(app, [*command, *noised, *config, "--json"])
     assert done.exit_code == 6, done.output
@@ -71,7 +73,7 @@ def test_a_spent_budget_leaves_what_there_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("aggregation", ["secure", "plain"])
 def test_a_legacy_app_leaves_its_history(tmp_path: Path, aggregation: str) -> None:
-    command = ["simulate", str(LEGACY), "--clients", "3", "--set", f"aggregation={aggregation}", "--json"]
+    command = [*SIMULATE, str(LEGACY), "--clients", "3", "--set", f"aggregation={aggregation}", "--json"]
     done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "m.safetensors")])
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "m.results.json").read_text())
@@ -140,6 +142,6 @@ def test_without_clients_there_are_as_many_as_the_app_wants(tmp_path: Path) -> N
     before = place.read_text()
     assert "[tool.fedcore]\n" in before
     place.write_text(before.replace("[tool.fedcore]\n", "[tool.fedcore]\nsimulation-clients = 3\n"))
-    done = CliRunner().invoke(app, ["simulate", str(reporting), "--json"])
+    done = CliRunner().invoke(app, [*SIMULATE, str(reporting), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["clients"] == 3

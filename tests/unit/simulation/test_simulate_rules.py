@@ -18,6 +18,8 @@ from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.wire import NUMBERED_CHECKS
 
+SIMULATE = ("simulate", "--engine", "inline")
+
 APPS = Path(__file__).parents[2] / "apps"
 STEADY, LEGACY = APPS / "steady", APPS / "legacy"
 
@@ -146,7 +148,7 @@ def test_owners_count_epsilon_as_in_a_deployment(simulate: Simulate) -> None:
 def test_the_command_takes_a_policy(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("min-cohort = 4\nmin-threshold = 3\n")
-    command = ["simulate", str(TINY), "--clients", "5", "--run-config", "min-nodes=5"]
+    command = [*SIMULATE, str(TINY), "--clients", "5", "--run-config", "min-nodes=5"]
     refused = CliRunner().invoke(app, [*command, "--policy", str(path), "--set", "min-clients=2"])
     assert refused.exit_code == 2
     assert "min-clients is 2, but it must be at least 4" in refused.output
