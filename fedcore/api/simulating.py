@@ -102,7 +102,7 @@ def simulate(
             record.add(event, time.monotonic() - began)
             show(event)
 
-        crew = stack.enter_context(crew_of(checked_engine(engine), found.app, clients, workers))
+        crew = stack.enter_context(crew_of(checked_engine(engine), found.app, clients, workers, clients_at_once))
         simulation = Simulation(
             app=found.app,
             clients=clients,

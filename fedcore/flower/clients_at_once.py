@@ -57,6 +57,11 @@ class ClientsAtOnce:
         if self.at_once < 0:
             raise ConfigurationError(f"clients at once cannot be {self.at_once}; 0 means as many as pay, 1 one by one")
 
+    def size(self, task: Task, clients: Sequence[int]) -> int:
+        """How many of these clients would be worked on at a time; 1 where the app does not allow more."""
+        together = self._together_for(task, clients)
+        return 1 if together is None else together.size(task.run_config, trains=task.trains)
+
     def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """What each client's app makes of the task, in their order; raises what `ClientRunner.run` raises."""
         together = self._together_for(task, clients) if model is not None else None

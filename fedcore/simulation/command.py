@@ -143,7 +143,7 @@ def simulate(
         "policy": policy_of(policy or None, wanted.clients),
         "initial": None if initial_model is None else open_initial(initial_model),
     }
-    with crew_of(checked_engine(engine), wanted.app, wanted.clients, workers) as crew:
+    with crew_of(checked_engine(engine), wanted.app, wanted.clients, workers, clients_at_once) as crew:
         record, summary = carried_out(wanted, outputs, track, {**parts, "crew": crew})
     print_json(summary) if as_json else _print_metrics(record, summary)
     if record.reason:  # finished, but by its privacy budget

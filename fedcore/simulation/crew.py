@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fedcore.flower.app import FlowerApp
-from fedcore.flower.clients_at_once import ClientsAtOnce, ignore_line
+from fedcore.flower.clients_at_once import ClientsAtOnce
 from fedcore.flower.clientside import Answer, ClientRunner
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.simulation.states import Runners
@@ -51,6 +51,10 @@ class Crew(Protocol):
         """The updates that these clients made in a round are in its sum (`ClientRunner.counted`)."""
         ...
 
+    def hears(self, warn: Callable[[str], None]) -> None:
+        """What whoever simulates should know is told to `warn`, line by line."""
+        ...
+
     def close(self) -> None:
         """End whatever runs."""
         ...
@@ -60,13 +64,12 @@ class Crew(Protocol):
 class OneByOne:
     """All clients in this process, in the order of their ids. clients: how many there are.
 
-    at_once, warn: how many train at once where the app allows it, and who hears why it does not (`ClientsAtOnce`).
+    at_once: how many train at once where the app allows it (`ClientsAtOnce`).
     """
 
     app: FlowerApp
     clients: int
     at_once: int = 1
-    warn: Callable[[str], None] = ignore_line
     _runners: Runners = field(init=False)
     _at_once: ClientsAtOnce = field(init=False)
 
@@ -74,7 +77,7 @@ class OneByOne:
         folder = make_private_folder()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._runners = Runners(app=self.app, clients=self.clients, folder=folder, shared=False)
-        self._at_once = ClientsAtOnce(runner=self.runner, at_once=self.at_once, warn=self.warn)
+        self._at_once = ClientsAtOnce(runner=self.runner, at_once=self.at_once)
         self.runner(1)  # an app that cannot be loaded is known before the run begins
 
     def __enter__(self) -> OneByOne:
@@ -94,6 +97,10 @@ class OneByOne:
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Told to their runners."""
         self._runners.counted.update(dict.fromkeys(clients, server_round))
+
+    def hears(self, warn: Callable[[str], None]) -> None:
+        """Why clients do not train at once."""
+        self._at_once.warn = warn
 
     def close(self) -> None:
         """Remove the states of clients that are not in memory."""

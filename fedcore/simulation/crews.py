@@ -15,7 +15,7 @@ TRAIN: Final = "fraction-train"
 EVALUATE: Final = "fraction-evaluate"
 
 
-def crew_of(engine: Engine, app: FlowerApp, clients: int, workers: int = 0) -> Crew:
+def crew_of(engine: Engine, app: FlowerApp, clients: int, workers: int = 0, at_once: int = 0) -> Crew:
     """The crew of a simulation; close it. workers: 0 for as many as there are cores.
 
     process: a pool of processes on this machine. ray: tasks of Ray, on its cluster. inline: this process.
@@ -25,15 +25,15 @@ def crew_of(engine: Engine, app: FlowerApp, clients: int, workers: int = 0) -> C
         case "process":
             from fedcore.simulation.pool import ProcessCrew
 
-            return ProcessCrew(app=app, clients=clients, workers=workers)
+            return ProcessCrew(app=app, clients=clients, workers=workers, at_once=at_once)
         case "ray":
             from fedcore.simulation.ray_crew import RayCrew
 
-            return RayCrew(app=app, clients=clients, workers=workers)
+            return RayCrew(app=app, clients=clients, workers=workers, at_once=at_once)
         case "inline":
             if workers > 1:
                 raise ConfigurationError(f"workers={workers}: inline runs all clients in this process; use process")
-            return OneByOne(app=app, clients=clients)
+            return OneByOne(app=app, clients=clients, at_once=at_once)
 
 
 def checked_engine(name: str) -> Engine:

@@ -23,7 +23,7 @@ from fedcore.plain_exchange import app_raised
 from fedcore.simulation.crew import Asked
 from fedcore.simulation.pool_messages import Answered, Ask, Exchange, FromWorker, Made, Question, Raised, Train
 from fedcore.simulation.pool_processes import Processes, error_of
-from fedcore.simulation.scheduling import Costs, Homes, Queue
+from fedcore.simulation.scheduling import Costs, Homes, Queue, cut
 from fedcore.state import FileSink, ModelState
 from fedcore.system.files import make_private_folder
 from fedcore.wire import Task
@@ -45,11 +45,14 @@ class ProcessCrew:
 
     app: in a folder. clients: how many the simulation has. workers: 0 for one a core. The processes share the cores:
     where OMP_NUM_THREADS is not set, each gets its part of them for its threads. They begin to load the app at once.
+    at_once: how many clients a worker trains at once (`ClientsAtOnce`); which of them depends on their ids and the
+    number of workers alone.
     """
 
     app: FlowerApp
     clients: int
     workers: int = 0
+    at_once: int = 0
     _folder: Path = field(init=False)
     _processes: Processes = field(init=False)
     _costs: Costs = field(default_factory=Costs, init=False)
@@ -66,7 +69,9 @@ class ProcessCrew:
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         states = self._folder / "states"
         states.mkdir()
-        self._processes = Processes(self.app, clients=self.clients, states=states, count=count, threads=_threads(count))
+        self._processes = Processes(
+            self.app, clients=self.clients, states=states, at_once=self.at_once, count=count, threads=_threads(count)
+        )
 
     def __enter__(self) -> ProcessCrew:
         return self
@@ -79,8 +84,8 @@ class ProcessCrew:
 
         Raises AppError for what the app's code raises, WorkerDied.
         """
-        with self._exchange(task, model) as folder:
-            for client, found in self._work(task, clients, self._training):
+        with self._exchange(task, model) as (folder, size):
+            for client, found in self._work(task, clients, size, self._training):
                 if isinstance(found, Raised):
                     raise error_of(found)
                 assert isinstance(found, Made)  # noqa: S101 - the answer to Train
@@ -96,9 +101,9 @@ class ProcessCrew:
             return
         task = next(iter(asked.values())).task
         questions = {client: self._question(client, one) for client, one in asked.items()}
-        with self._exchange(task, None):
+        with self._exchange(task, None) as (_, size):
             for client, found in self._work(
-                task, list(asked), lambda chunk: Ask(questions=[questions[client] for client in chunk])
+                task, list(asked), size, lambda chunk: Ask(questions=[questions[client] for client in chunk])
             ):
                 if isinstance(found, Raised):
                     yield client, Answer(error=app_raised(found.line))
@@ -110,14 +115,21 @@ class ProcessCrew:
         """Told to the workers with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
 
+    def hears(self, warn: Callable[[str], None]) -> None:
+        """Lines of the workers go there."""
+        self._processes.warn = warn
+
     def close(self) -> None:
         """End the workers and what they started, at once, and remove their files."""
         self._processes.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _exchange(self, task: Task, model: ModelState | None) -> Iterator[Path]:
-        """Tell all workers of an exchange; the folder of its results, which ends with the block."""
+    def _exchange(self, task: Task, model: ModelState | None) -> Iterator[tuple[Path, int]]:
+        """Tell all workers of an exchange.
+
+        Gives the folder of its results, which ends with the block, and how many clients are worked on at once.
+        """
         self._homes.pinned = self._processes.ready()
         self._processes.settle()  # an exchange that failed may have left some at work
         self._exchanges += 1
@@ -129,14 +141,14 @@ class ProcessCrew:
                 file = folder / "model.safetensors"
                 with FileSink(file, model.layout, durable=False) as sink:
                     model.write_to(sink)
-            self._processes.tell_all(Exchange(task=task, model=file, out=folder))
-            yield folder
+            yield folder, self._processes.begin(Exchange(task=task, model=file, out=folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _work(self, task: Task, clients: Sequence[int], order: Order) -> Iterator[tuple[int, FromWorker]]:
-        """Have all clients worked on; what comes of each."""
-        queue = Queue(self._costs.expected(task.message_type, clients), self._homes)
+    def _work(self, task: Task, clients: Sequence[int], size: int, order: Order) -> Iterator[tuple[int, FromWorker]]:
+        """Have all clients worked on, `size` of them at a time; what comes of each."""
+        costs = self._costs.expected(task.message_type, clients)
+        queue = Queue(costs, self._homes, groups=cut(clients, size, self._homes.workers))
         for _ in range(_AHEAD):
             for worker in range(self._homes.workers):
                 self._hand_out(queue, worker, order)

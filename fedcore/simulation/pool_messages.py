@@ -18,22 +18,25 @@ class _Line(BaseModel):
 
 
 class Begin(_Line):
-    """What the processes are started with. clients: of the simulation. states: folder where their Contexts stay.
+    """What the processes are started with.
 
-    threads: of each process. connections: descriptors, one a worker. control: where `Ended` goes.
+    clients: of the simulation. states: folder where their Contexts stay. at_once: how many train at once, as
+    `ClientsAtOnce` has it. threads: of each process. connections: descriptors, one a worker. control: where `Ended`
+    goes.
     """
 
     app: Path
     clientapp: str
     clients: int
     states: Path
+    at_once: int
     threads: int
     connections: list[int]
     control: int
 
 
 class Exchange(_Line):
-    """What the messages after this one are about. model: a safetensors file. out: folder for the results."""
+    """What the messages after this one are about; answered by `Sized`. model: a safetensors file. out: for results."""
 
     kind: Literal["exchange"] = "exchange"
     task: Task
@@ -83,6 +86,20 @@ class Ready(_Line):
     pinned: bool
 
 
+class Sized(_Line):
+    """How many clients of the exchange are worked on at a time."""
+
+    kind: Literal["sized"] = "sized"
+    at_once: int
+
+
+class Told(_Line):
+    """What whoever simulates should know."""
+
+    kind: Literal["told"] = "told"
+    line: str
+
+
 class Made(_Line):
     """What came of one client's task. file: the new model, where it trained. seconds: that it took."""
 
@@ -126,7 +143,7 @@ class Ended(_Line):
     status: int
 
 
-FROM_WORKER: Final[TypeAdapter[Ready | Made | Answered | Raised]] = TypeAdapter(
-    Annotated[Ready | Made | Answered | Raised, Field(discriminator="kind")]
+FROM_WORKER: Final[TypeAdapter[Ready | Sized | Told | Made | Answered | Raised]] = TypeAdapter(
+    Annotated[Ready | Sized | Told | Made | Answered | Raised, Field(discriminator="kind")]
 )
-FromWorker: TypeAlias = Ready | Made | Answered | Raised
+FromWorker: TypeAlias = Ready | Sized | Told | Made | Answered | Raised

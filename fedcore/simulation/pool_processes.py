@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,16 +21,20 @@ from pydantic import BaseModel
 from fedcore import errors
 from fedcore.errors import AppError, WorkerDied
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.clients_at_once import ignore_line
 from fedcore.simulation.pool_messages import (
     FROM_WORKER,
     Answered,
     Ask,
     Begin,
     Ended,
+    Exchange,
     FromWorker,
     Made,
     Raised,
     Ready,
+    Sized,
+    Told,
     Train,
 )
 
@@ -74,9 +78,14 @@ class _Worker:
 
 
 class Processes:
-    """`count` workers with `threads` each. app, clients, states: as `Begin` has them."""
+    """`count` workers with `threads` each. app, clients, states, at_once: as `Begin` has them.
 
-    def __init__(self, app: FlowerApp, *, clients: int, states: Path, count: int, threads: int) -> None:
+    warn: is told what workers want to be known, each line once.
+    """
+
+    def __init__(self, app: FlowerApp, *, clients: int, states: Path, at_once: int, count: int, threads: int) -> None:
+        self.warn: Callable[[str], None] = ignore_line
+        self._warned: set[str] = set()
         with contextlib.ExitStack() as theirs:
             pairs = [socket.socketpair() for _ in range(count + 1)]
             ends = [theirs.enter_context(their).fileno() for _, their in pairs]
@@ -86,6 +95,7 @@ class Processes:
                 clientapp=app.clientapp,
                 clients=clients,
                 states=states,
+                at_once=at_once,
                 threads=threads,
                 connections=ends[1:],
                 control=ends[0],
@@ -110,10 +120,16 @@ class Processes:
                 self._pinned = message.pinned
         return self._pinned
 
-    def tell_all(self, message: BaseModel) -> None:
-        """Send one message to every worker; raises WorkerDied."""
+    def begin(self, exchange: Exchange) -> int:
+        """Tell every worker of an exchange; how many clients they work for at a time. Raises WorkerDied."""
         for place in range(len(self._workers)):
-            self._send(place, message)
+            self._send(place, exchange)
+        sizes: dict[int, int] = {}
+        while len(sizes) < len(self._workers):
+            for place, message in self._arrived():
+                assert isinstance(message, Sized)  # noqa: S101 - the answer to Exchange
+                sizes[place] = message.at_once
+        return min(sizes.values())
 
     def tell(self, place: int, message: Train | Ask, clients: Sequence[int]) -> None:
         """Give a worker clients to work for; raises WorkerDied."""
@@ -162,7 +178,15 @@ class Processes:
             except OSError:
                 raise self._died(key.data) from None
             for message in messages:
-                yield key.data, message
+                if isinstance(message, Told):
+                    self._warn_once(message.line)
+                else:
+                    yield key.data, message
+
+    def _warn_once(self, line: str) -> None:
+        if line not in self._warned:
+            self._warned.add(line)
+            self.warn(line)
 
     def _died(self, place: int) -> WorkerDied:
         """Says how the process ended, and for whom it worked."""

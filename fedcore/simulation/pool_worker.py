@@ -11,25 +11,31 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from fedcore import errors
 from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
+from fedcore.flower.clients_at_once import ClientsAtOnce, ignore_line
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.simulation.crew import Asked
 from fedcore.simulation.pool_messages import (
     TO_WORKER,
     Answered,
     Begin,
     Exchange,
+    FromWorker,
     Made,
     Question,
     Raised,
     Ready,
+    Sized,
+    Told,
     Train,
 )
 from fedcore.simulation.states import Runners
@@ -37,63 +43,78 @@ from fedcore.state import ModelState
 from fedcore.system.json_lines import BlockingConnection
 from fedcore.wire import Task
 
-Result = TypeVar("Result", Made, Answered)
-
 
 @dataclass(slots=True)
 class Worker:
     """The clients of one exchange after the other, as a process runs them."""
 
     runners: Runners
+    at_once: ClientsAtOnce
     _task: Task | None = None
     _model: ModelState | None = None
     _out: Path | None = None
 
     @classmethod
-    def of(cls, told: Begin) -> Worker:
+    def of(cls, told: Begin, warn: Callable[[str], None] = ignore_line) -> Worker:
         """Load the app; raises AppError, and what its own code raises."""
         app = FlowerApp(
             folder=told.app, name="", serverapp="", clientapp=told.clientapp, run_config={}, settings=JobSettings()
         )
-        worker = cls(Runners(app=app, clients=told.clients, folder=told.states, shared=True))
-        worker.runners.of(1)
-        return worker
+        runners = Runners(app=app, clients=told.clients, folder=told.states, shared=True)
+        runners.of(1)
+        return cls(runners, ClientsAtOnce(runner=runners.of, at_once=told.at_once, warn=warn))
 
     @property
     def pinned(self) -> bool:
         """Whether its clients cannot go on elsewhere."""
         return self.runners.of(1).stays_in_process
 
-    def begin(self, told: Exchange) -> None:
+    def begin(self, told: Exchange) -> Sized:
         """What the next messages are about; the model is mapped, so that all workers share its pages."""
         self._task, self._out = told.task, told.out
         self._model = None if told.model is None else ModelState.open(told.model)
+        return Sized(at_once=self.at_once.size(told.task, told.task.cohort))
 
     def train(self, told: Train) -> Iterator[Made | Raised]:
-        """What the clients make of the task, one after the other."""
+        """What the clients make of the task, in their order; an exception is that of all who are left.
+
+        What a client keeps is in its place before anybody hears of its end: another worker may go on with it.
+        """
         self.runners.counted.update(zip(told.clients, told.counted, strict=True))
-        for client in told.clients:
-            yield self._run(client, partial(self._made, client))
+        left = deque(told.clients)
+        started = time.monotonic()
+        try:
+            for client, result in self.at_once.run(self._now, self._model, told.clients):
+                made = self._made(client, result, started)
+                self.runners.done(client)
+                left.popleft()
+                yield made
+                started = time.monotonic()
+        except BaseException as error:  # an app may raise SystemExit too
+            self.runners.done(left[0])
+            found = raised(error, left[0])
+            yield from (found.model_copy(update={"client": client}) for client in left)
 
     def ask(self, questions: Sequence[Question]) -> Iterator[Answered | Raised]:
         """What the clients answer; an exception is the answer of one."""
-        for asked in questions:
-            self.runners.counted[asked.client] = asked.counted
-            yield self._run(asked.client, partial(self._answered, asked))
-
-    def _run(self, client: int, work: Callable[[], Result]) -> Result | Raised:
-        """One client's task. What it keeps is in its place before anybody hears of the end: another may go on."""
-        try:
-            try:
-                return work()
-            finally:
-                self.runners.done(client)
-        except BaseException as error:  # an app may raise SystemExit too
-            return raised(error, client)
-
-    def _made(self, client: int) -> Made:
+        self.runners.counted.update({asked.client: asked.counted for asked in questions})
+        asked = {one.client: Asked(task=self._asked(one), content=one.content, out=one.out) for one in questions}
         started = time.monotonic()
-        result = self.runners.of(client).run(self._now, self._model)
+        for client, answer in self.at_once.answer(asked):
+            self.runners.done(client)
+            if isinstance(answer, Exception):
+                yield raised(answer, client)
+            else:
+                yield Answered(
+                    client=client,
+                    examples=answer.examples,
+                    metrics=dict(answer.metrics),
+                    error=answer.error,
+                    seconds=time.monotonic() - started,
+                )
+            started = time.monotonic()
+
+    def _made(self, client: int, result: LocalResult, started: float) -> Made:
         file = None
         if result.trained:
             assert self._out is not None  # noqa: S101 - an exchange has begun
@@ -102,18 +123,9 @@ class Worker:
         seconds = time.monotonic() - started
         return Made(client=client, examples=result.examples, metrics=dict(result.metrics), file=file, seconds=seconds)
 
-    def _answered(self, asked: Question) -> Answered:
-        started = time.monotonic()
+    def _asked(self, asked: Question) -> Task:
         change = {"message_type": asked.message_type, "message": asked.head, "model": asked.reference}
-        task = self._now.model_copy(update=change)
-        answer = self.runners.of(asked.client).answer(task, asked.content, asked.out)
-        return Answered(
-            client=asked.client,
-            examples=answer.examples,
-            metrics=dict(answer.metrics),
-            error=answer.error,
-            seconds=time.monotonic() - started,
-        )
+        return self._now.model_copy(update=change)
 
     @property
     def _now(self) -> Task:
@@ -138,14 +150,14 @@ def serve(begin: Begin, descriptor: int) -> NoReturn:
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # all print into one
     connection = BlockingConnection(socket.socket(fileno=descriptor), TO_WORKER, gone=end)
     try:
-        worker = Worker.of(begin)
+        worker = Worker.of(begin, lambda line: _send(connection, Told(line=line)))
         _send(connection, Ready(pinned=worker.pinned))
     except BaseException as error:
         _send(connection, raised(error, None))
     while True:
         told = connection.receive()
         if isinstance(told, Exchange):
-            worker.begin(told)
+            _send(connection, worker.begin(told))
         else:
             for made in worker.train(told) if isinstance(told, Train) else worker.ask(told.questions):
                 _send(connection, made)
@@ -157,7 +169,7 @@ def _use_threads(count: int) -> None:
         sys.modules["torch"].set_num_threads(count)
 
 
-def _send(connection: BlockingConnection[Any], message: Made | Answered | Raised | Ready) -> None:
+def _send(connection: BlockingConnection[Any], message: FromWorker) -> None:
     """Send a message, after what the app has printed meanwhile."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,13 @@ class RayCrew:
     """Runs the clients of a simulation as tasks of Ray; a context manager, at whose end a Ray that it started is gone.
 
     It joins the Ray that this process has or RAY_ADDRESS names, and starts one otherwise. workers: how many tasks run
-    at once on a Ray that it starts; 0 for as many as there are cores.
+    at once on a Ray that it starts; 0 for as many as there are cores. at_once: 0 or 1, since each client is a task.
     """
 
     app: FlowerApp
     clients: int
     workers: int = 0
+    at_once: int = 0
     _ray: Any = field(init=False)
     _started: bool = field(init=False)
     _files: Any = field(init=False)
@@ -54,6 +55,8 @@ class RayCrew:
     _costs: Costs = field(default_factory=Costs, init=False)
 
     def __post_init__(self) -> None:
+        if self.at_once > 1:
+            raise ConfigurationError(f"{self.at_once} clients at once need --engine process: on Ray each is a task")
         os.environ.update(_ENVIRONMENT)
         try:
             import ray
@@ -125,6 +128,9 @@ class RayCrew:
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Told with each client's next task."""
         self._counted.update(dict.fromkeys(clients, server_round))
+
+    def hears(self, warn: Callable[[str], None]) -> None:
+        """There is nothing to tell."""
 
     def close(self) -> None:
         """Forget the clients' states, and end Ray where it was started here."""

@@ -141,12 +141,8 @@ class Simulation:
             raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
         self._home = Path.cwd()
         ids = range(1, self.clients + 1)
-        self._crew = self.crew or OneByOne(
-            app=self.app,
-            clients=self.clients,
-            at_once=self.clients_at_once,
-            warn=lambda line: self.emit(Warned(line=line)),
-        )
+        self._crew = self.crew or OneByOne(app=self.app, clients=self.clients, at_once=self.clients_at_once)
+        self._crew.hears(lambda line: self.emit(Warned(line=line)))
         self._fates = self.fates or RandomDrops(self.drop, self.seed)
         self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
         self._owners = self._simulated_owners()

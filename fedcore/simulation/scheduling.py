@@ -7,8 +7,9 @@ A client goes back to the worker that had it last where that costs nothing: its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
@@ -66,12 +67,32 @@ class Homes:
         self._worker[client] = worker
 
 
-class Queue:
-    """The clients of one exchange that no worker has yet, the longest work first."""
+def cut(clients: Sequence[int], size: int, workers: int) -> list[Sequence[int]]:
+    """Clients that are worked on at once, up to `size`, in groups of one length of which each worker has as many.
 
-    def __init__(self, costs: dict[int, float], homes: Homes, *, most: int = MOST_AT_ONCE) -> None:
-        self._waiting = sorted(costs, key=lambda client: (-costs[client], client))
-        self._costs, self._homes, self._most = costs, homes, most
+    Which they are depends on no clock, so that the same simulation gives the same bits.
+    """
+    rounds = -(-len(clients) // (max(size, 1) * workers))
+    count = len(clients) if size <= 1 else min(len(clients), rounds * workers)
+    borders = [len(clients) * place // max(count, 1) for place in range(count + 1)]
+    return [clients[start:stop] for start, stop in pairwise(borders)]
+
+
+class Queue:
+    """The clients of one exchange that no worker has yet, the longest work first.
+
+    groups: clients that go to one worker together, as a chunk of their own; without them each goes for itself.
+    """
+
+    def __init__(
+        self, costs: Mapping[int, float], homes: Homes, *, groups: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        units = [[client] for client in costs] if groups is None else groups
+        self._groups = {unit[0]: unit for unit in units}
+        self._costs = {unit[0]: sum(costs[client] for client in unit) for unit in units}
+        self._waiting = sorted(self._costs, key=lambda first: (-self._costs[first], first))
+        self._homes = homes
+        self._most = 1 if any(len(unit) > 1 for unit in units) else MOST_AT_ONCE
         self._left = sum(costs.values())
 
     def __len__(self) -> int:
@@ -89,7 +110,7 @@ class Queue:
         for client in chunk:
             self._left -= self._costs[client]
             self._homes.went(client, worker)
-        return chunk
+        return [client for first in chunk for client in self._groups[first]]
 
     def _next(self, worker: int) -> int | None:
         """The longest of the worker's own, of nobody's, or of another's, unless those are pinned."""

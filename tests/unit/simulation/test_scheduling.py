@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.simulation.scheduling import MOST_AT_ONCE, Costs, Homes, Queue
+from fedcore.simulation.scheduling import MOST_AT_ONCE, Costs, Homes, Queue, cut
 
 
 def finished(costs: dict[int, float], workers: int, homes: Homes | None = None) -> tuple[float, dict[int, int]]:
@@ -80,3 +80,19 @@ def test_costs_are_those_of_last_time_then_by_examples_then_the_mean():
     costs.learn("train", 2, 4.0, 200)
     costs.learn("evaluate", 3, 0.5, 50)
     assert costs.expected("train", [1, 2, 3, 4]) == {1: 2.0, 2: 4.0, 3: pytest.approx(1.0), 4: pytest.approx(3.0)}
+
+
+@given(st.integers(0, 70), st.integers(1, 20), st.integers(1, 6))
+def test_groups_hold_everybody_in_order_and_workers_get_as_many(count: int, size: int, workers: int):
+    clients = list(range(1, count + 1))
+    groups = cut(clients, size, workers)
+    assert [client for group in groups for client in group] == clients
+    assert all(1 <= len(group) <= size for group in groups)
+    assert len({len(group) for group in groups}) <= 2
+    if size > 1 and count >= workers * size:
+        assert len(groups) % workers == 0
+
+
+def test_a_group_goes_to_one_worker_as_a_chunk_of_its_own():
+    queue = Queue({1: 1.0, 2: 1.0, 3: 5.0, 4: 5.0}, Homes(2), groups=[[1, 2], [3, 4]])
+    assert [list(queue.take(worker)) for worker in (0, 1, 0)] == [[3, 4], [1, 2], []]
