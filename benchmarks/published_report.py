@@ -152,7 +152,7 @@ def _row(result: Result) -> tuple[str, ...]:
         f"{fmean(outcome.best for outcome in outcomes):.2f}",
         f"{', '.join(f'{rate:g}' for rate in rates)} ({tried})" if rates else "the app's",
         ", ".join(str(run.seed) for run, _ in result.kept),
-        ", ".join(str(outcome.rounds) for outcome in outcomes),
+        ", ".join(dict.fromkeys(str(outcome.rounds) for outcome in outcomes)),
         f"{sum(outcome.seconds for outcome in outcomes) / 60:.1f}",
         max(outcome.date for outcome in outcomes),
     )
@@ -211,9 +211,14 @@ def _difference_figures(kept: Sequence[Kept]) -> list[Figure]:
 
 
 def _curves(kept: Sequence[Kept]) -> Table:
-    """Accuracy by round, each run at up to ten of its own."""
+    """Accuracy by round, each run at up to ten of its own; of several seeds the first."""
     rows = []
+    shown: set[tuple[str, str, str]] = set()
     for run, outcome in kept:
+        same = run.name, run.aggregation, str(run.config.get("lr"))
+        if same in shown:
+            continue
+        shown.add(same)
         step = max(1, -(-outcome.rounds // _SHOWN))
         points = [f"{number}: {outcome.curve[number]:.1f}" for number in range(step, outcome.rounds + 1, step)]
         rate = f", lr {run.config['lr']:g}" if "lr" in run.config else ""
@@ -223,7 +228,7 @@ def _curves(kept: Sequence[Kept]) -> Table:
 
 def _cuts(kept: Sequence[Kept], absent: Sequence[str]) -> list[str]:
     """What was cut, in words."""
-    cuts = []
+    cuts = ["ratio: of rounds to the target, or of errors (100 - accuracy); within 50 % is 0.5 to 1.5"]
     short = [f"{run.name} ({out.rounds} of {run.rounds} rounds)" for run, out in kept if not out.answers(run)]
     if short:
         cuts.append(f"cut for time: {'; '.join(sorted(set(short)))}")
