@@ -73,7 +73,10 @@ class AlgorithmStrategy(FedAvg):
         if self.weighs_one:
             config[CLIENTS_WEIGH_ONE] = True
         config.update(self.told())
-        messages = list(super().configure_train(server_round, self.sent(arrays), config, grid))
+        sent = self.sent(arrays)
+        if isinstance(grid, ExchangeGrid):
+            grid.beside = frozenset(set(sent) - set(arrays))
+        messages = list(super().configure_train(server_round, sent, config, grid))
         # Most that were ever connected: the paper's N, of which a round may have a part.
         self.clients = max(self.clients, len(list(grid.get_node_ids())))
         return messages

@@ -63,7 +63,8 @@ class ExchangeGrid(Grid):
     most_nodes: that there can ever be; None where others may come. noised: whether sums have privacy noise, and none
     of the metrics of a training. buffered: whether a training sums updates of several rounds. ahead: message type ->
     how many nodes the strategy will ask, while it has its first message. awaits_start: whether a model lies ready that
-    no strategy has started from yet.
+    no strategy has started from yet. beside: names of tensors that
+    a strategy sends beside its model, and that are no part of it.
     """
 
     backend: ExchangeBackend
@@ -75,6 +76,7 @@ class ExchangeGrid(Grid):
     found: Result | History | None = field(default=None, init=False)
     ahead: Mapping[str, int] = field(default_factory=dict, init=False)
     awaits_start: bool = field(default=False, init=False)
+    beside: frozenset[str] = field(default=frozenset(), init=False)
     _present: int = field(default=0, init=False)
     _looked_ahead: bool = field(default=False, init=False)
     _layout: Layout | None = field(default=None, init=False)
@@ -134,7 +136,10 @@ class ExchangeGrid(Grid):
     def final_state(self) -> ModelState | None:
         """The model that the strategy ended with, or the last aggregate where no strategy was used."""
         final = self.final_arrays()
-        return self.conform(final) if final is not None else self._last_state
+        if final is not None:
+            return self.conform(final)
+        last = self._last_state
+        return last.only(set(last) - self.beside) if last is not None and self.beside else last
 
     def final_arrays(self) -> ArrayRecord | None:
         """What the strategy or the legacy Server ended with, if there was one."""

@@ -18,6 +18,7 @@ from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.engine_app import Data, LocalApp, SupervisedApp
 from fedcore.flower.loading import load_object
+from fedcore.flower.personal_strategies import by_strategy
 from fedcore.flower.tensor_app import LocalJob
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
@@ -61,7 +62,7 @@ class Problem:
         for key in (ROUNDS_KEY, "batch-size", "local-epochs", "seed"):
             if key not in config:
                 raise ConfigurationError(f"the app's run config has no {key!r}, which this mode needs")
-        personal = found.definition.personal(dict(config))
+        personal = by_strategy(found.definition.personal(dict(config)), dict(config))
         if personal.parts or personal.whole:
             raise ConfigurationError("this app keeps models on its clients; only federated modes can do that")
         return cls(app=found, data=found.data, config=config, sites=sites)

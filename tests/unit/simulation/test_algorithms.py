@@ -19,7 +19,7 @@ from torch import nn
 
 from fedcore.config import JobSettings
 from fedcore.data import Split
-from fedcore.errors import AppError, ConfigurationError
+from fedcore.errors import AppError, BudgetSpent, ConfigurationError
 from fedcore.flower.engine_app import LocalApp, LocalJob, local_app
 from fedcore.flower.memory_app import opened
 from fedcore.flower.records import state_from_arrays
@@ -332,3 +332,19 @@ def test_running_statistics_are_averaged_as_ever(strategy: str) -> None:
         else:
             np.testing.assert_allclose(found[name], expected, rtol=1e-4)
     assert not np.allclose(found["1.weight"], plain["1.weight"], rtol=1e-3)
+
+
+@dataclass(slots=True, kw_only=True)
+class Spent(Simulation):
+    """Its budget is spent before the first sum."""
+
+    def exchange(self, request: Any) -> Any:
+        raise BudgetSpent("spent")
+
+
+def test_what_travels_beside_the_model_is_in_no_model_that_a_run_leaves() -> None:
+    with opened(app(), {"strategy": "scaffold", "num-server-rounds": 1}) as found:
+        run = Spent(app=found.app, clients=4, run_config=found.app.run_config, settings=JobSettings())
+        state = run.run().state
+    assert state is not None
+    assert list(state) == ["weight"]
