@@ -16,7 +16,8 @@ from fedcore.training.engines.transfer import Entry
 
 STEPS: Final = "local_steps"
 """The metric that says how many steps a client took; it is in the mean of every algorithm's clients."""
-_ENGINES = frozenset({"single", "ddp", "fsdp", "hsdp"})
+_ENGINES = frozenset({"single", "ddp"})
+"""Those on which every rank has the whole model."""
 
 
 class LocalAlgorithm(LocalRule):
