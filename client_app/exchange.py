@@ -36,6 +36,7 @@ from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, 
 from client_app.withdrawal import BadDealing, plain_error
 from fedcore import conversions
 from fedcore.admission.agreed import Agreed
+from fedcore.admission.drawn import answer_draw, check_drawn
 from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
 from fedcore.admission.spending import Spending
@@ -52,6 +53,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.federation import ClientKit
 from fedcore.federation.eligibility import EligibilityRules
+from fedcore.groups import is_draw
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import (
     Check,
@@ -146,10 +148,11 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
     settings = check_task(task, client.kit, client.app_sha256, client.agreed)
     if settings.buffered:
         raise ProtocolViolation(BUFFER_OFF_SETTINGS, "this client keeps no updates for sums that are made later")
+    await in_thread(check_drawn, task, settings, client.kit, client.ledger)
     exchange = _Exchange(task=task, settings=settings, client=client)
     try:
         async with asyncio.timeout(task.seconds + client.others_seconds):
-            await (exchange.secure() if task.aggregation == "secure" else exchange.plain())
+            await exchange.take_part()
     except TimeoutError:
         raise RoundFailed("the server did not bring the exchange to an end in time") from None
 
@@ -173,6 +176,25 @@ class _Exchange:
     def __post_init__(self) -> None:
         self._started = self.client.clock()
         self._counted = CountedRounds(self.client.state_dir)
+
+    async def take_part(self) -> None:
+        """All of it, of whatever kind the exchange is."""
+        if self.task.aggregation == "plain":
+            await self.plain()
+        elif is_draw(self.task):
+            await self.draw()
+        else:
+            await self.secure()
+
+    async def draw(self) -> None:
+        """Name this client's place among the groups that are drawn."""
+        await self._follow_transcript()
+        client = self.client
+        place = await in_thread(
+            answer_draw, self.task, client.kit, client.ledger, client.kit.identity, client.randomness
+        )
+        await self._put("place", place)
+        self._say("draw", f"named its place among {len(self.task.cohort)} clients", self._started)
 
     async def secure(self) -> None:
         """R0 to R4, once the transcript is known to lead up to them."""

@@ -20,6 +20,7 @@ from client_app.journal import Journal
 from client_app.ledger_entries import (
     LEDGER_FILE,
     Asked,
+    Drew,
     Entered,
     Entry,
     Left,
@@ -35,6 +36,7 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.owner import Released
 from fedcore.codec import ScaleMemory
 from fedcore.errors import ProtocolViolation
+from fedcore.groups import Drawn
 from fedcore.privacy import Accountant
 from fedcore.system.files import Lock
 from fedcore.transcript import Attempt
@@ -67,6 +69,8 @@ class Ledger:
         self._times: deque[float] = deque()
         self._released: dict[tuple[str, str], list[Released]] = {}
         self._scales: dict[tuple[str, str], ScaleMemory] = {}
+        self._drawn: dict[str, Drawn] = {}
+        self._draws: Counter[tuple[str, str]] = Counter()
         self._unmasked: set[ExchangeId] = set()
         self._attempts: dict[ExchangeId, Attempt] = {}
         self._open: ExchangeId | None = None
@@ -159,6 +163,18 @@ class Ledger:
         """Note that an update of `size` bytes is about to leave this machine."""
         self._append(Sent(run=run, exchange=exchange, form=form, size=size))
 
+    def drawn(self, run: str) -> Drawn | None:
+        """The last draw of a run that this client answered."""
+        return self._drawn.get(run)
+
+    def draws(self, purpose: str, model: str) -> int:
+        """How many draws for one purpose and model this client answered."""
+        return self._draws[purpose, model]
+
+    def draw(self, drawn: Drawn) -> None:
+        """Note that an answer to a draw is about to leave this machine."""
+        self._append(Drew(run=drawn.run, exchange=drawn.exchange, drawn=drawn))
+
     def spend(self, attempt: Attempt) -> None:
         """Note that a noised update is about to leave this machine, whether or not its sum will ever be known."""
         self._append(Spent(run=attempt.run, exchange=attempt.exchange, attempt=attempt))
@@ -204,6 +220,9 @@ class Ledger:
             case Scaled(layout=layout, scales=scales, falls=falls):
                 memory = ScaleMemory(exchange=entry.exchange, scales=scales, falls=falls)
                 self._scales[entry.run, layout] = memory
+            case Drew(drawn=drawn):
+                self._drawn[entry.run] = drawn
+                self._draws[drawn.purpose, drawn.model] += 1
             case Unmasked():
                 self._unmasked.add(exchange_id)
             case Spent():

@@ -13,6 +13,7 @@ from pydantic import Discriminator, TypeAdapter
 
 from client_app.journal import read_lines
 from fedcore.admission.owner import LedgerEntry, Released
+from fedcore.groups import Drawn
 from fedcore.transcript import Attempt
 
 LEDGER_FILE: Final = "ledger.jsonl"
@@ -74,6 +75,13 @@ class Returned(LedgerEntry):
     event: Literal["returned"] = "returned"
 
 
+class Drew(LedgerEntry):
+    """An answer to the draw of groups was about to leave this machine."""
+
+    event: Literal["drew"] = "drew"
+    drawn: Drawn
+
+
 class Scaled(LedgerEntry):
     """The scales of an exchange keep their rule. layout: digest of the model's layout, hex."""
 
@@ -102,7 +110,7 @@ class Left(LedgerEntry):
 
 
 Entry: TypeAlias = Annotated[
-    Asked | Entered | Refused | Sent | Spent | Returned | Released | Scaled | Unmasked | Left,
+    Asked | Entered | Refused | Sent | Spent | Returned | Released | Scaled | Unmasked | Drew | Left,
     Discriminator("event"),
 ]
 _ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Entry)

@@ -2,7 +2,7 @@
 
 The copy is a file in the state folder. A record that this client signs is in it before the signature leaves, so no
 crash makes it forget; a record of others is in it once its signatures have been checked. Every secure task names the
-record before it. Where that is not this client's last one, the records between are fetched first:
+head of the chain. Where that is not the head known here, the records between are fetched first:
 
 | check             | stops                                                                                    |
 | ----------------- | ---------------------------------------------------------------------------------------- |
@@ -54,7 +54,8 @@ class Entry(Message):
     hash: Sha256 | Literal[""]
     roster: Roster | None = None
     unfinished: Sha256 | Literal[""] = ""
-    """Of a signed record, whose `hash` is that of the complete one: the hash that it has if too few others sign."""
+    """Of a signed record, whose `hash` is that of the complete one: the hash that it has if too few others sign; ""
+    where it is known that enough did."""
     record: ExchangeRecord | None = None
     linked: SignedRecord | None = None
 
@@ -95,12 +96,12 @@ class Transcript:
         if not self._begun:
             await in_thread(self._append, Entry(event="began", hash=task.previous))
             return f"first contact: taking the transcript as it is, from {task.previous[:12] or 'its beginning'} on"
-        chain = Chain(anchor=self.chain.head)
+        chain, known = self.chain.copy(), len(self.chain.links)
         entries: list[Entry] = []
         while chain.head != task.previous:
-            page = await self._page(chain, fetch)
+            page = await self._page(chain, len(chain.links) - known, fetch)
             entries += await in_thread(_check, chain, page, keys_of(self._rosters.values()), task.previous)
-        self._check_signed(chain.links)
+        self._check_signed(chain.links[known:])
         for entry in entries:
             await in_thread(self._append, entry)
         return f"{len(entries)} records of others checked" if entries else ""
@@ -113,7 +114,13 @@ class Transcript:
         return record
 
     def complete(self, record: ExchangeRecord, outcome: Outcome, signatures: SignatureSet) -> None:
-        """Give its place to a record whose quorum of signatures this client was shown, and has checked."""
+        """Give its place to a record whose quorum of signatures this client was shown, and has checked.
+
+        That of a group is known once those of the other groups are. What is known now is that it is complete.
+        """
+        if record.announced().group is not None:
+            self._append(Entry(event="signed", hash=record_hash(outcome, complete=True), record=record))
+            return
         linked = SignedRecord(record=record, complete=True, signatures=dict(signatures.signatures))
         self._append(Entry(event="linked", hash=record_hash(outcome, complete=True), linked=linked))
 
@@ -129,14 +136,14 @@ class Transcript:
     ) -> None:
         self.close()
 
-    async def _page(self, chain: Chain, fetch: Fetch) -> TranscriptOut:
+    async def _page(self, chain: Chain, fetched: int, fetch: Fetch) -> TranscriptOut:
         try:
             page = await fetch(chain.head)
         except Refused as refused:
             if refused.kind != ProblemKind.NOT_FOUND:
                 raise
             raise self._fork(f"the record {chain.head[:12]}…, the last one that this client knows") from None
-        if page is None or not page.records or len(chain.links) + len(page.records) > MAX_FETCHED:
+        if page is None or not page.records or fetched + len(page.records) > MAX_FETCHED:
             raise ProtocolViolation(
                 TRANSCRIPT_GAP,
                 "the server's records do not lead to the one that the task names; ask the server's operator for the "
@@ -177,7 +184,7 @@ class Transcript:
     def _link(self, entry: Entry) -> None:
         if entry.linked is None:
             raise ConfigurationError("a record that has its place is there as a whole")
-        self.chain.links.append(Link.of(entry.hash, entry.linked.record.announced(), entry.linked))
+        self.chain.add(Link.of(entry.hash, entry.linked.record.announced(), entry.linked))
         self._signed = {
             complete: unfinished
             for complete, unfinished in self._signed.items()

@@ -23,7 +23,7 @@ from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
 from fedcore.privacy import Accountant, Release
-from fedcore.transcript import TRANSCRIPT_FORK, Chain, SignedRecord, keys_of, record_hash
+from fedcore.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
 from fedcore.wire import Task
 
 STATE: Final = "state"
@@ -62,13 +62,14 @@ class Line:
 class Findings:
     """What is in a transcript, as far as it holds. anchor: the record after which it begins, "" for all of it.
 
-    open: what the copy's client signed and has not been shown the place of yet; each as complete and as unfinished.
+    open: what the copy's client signed and has not been shown the place of yet; each as complete and as unfinished,
+    and with the draw that it is a group of.
     """
 
     federation: str = ""
     anchor: str = ""
     lines: list[Line] = field(default_factory=list)
-    open: list[tuple[str, str]] = field(default_factory=list)
+    open: list[tuple[tuple[str, str], str]] = field(default_factory=list)
     releases: dict[str, Counter[Release]] = field(default_factory=dict)
 
     def add(self, task: Task, signed: SignedRecord, name: str, delta: float) -> None:
@@ -152,6 +153,7 @@ def _extend(
     for signed in records:
         link, task = chain.extend(signed, keys)
         findings.add(task, signed, link.hash, delta)
+        _place(link, findings)
 
 
 def _check_copy(path: Path, authority: bytes, findings: Findings, delta: float) -> None:
@@ -168,19 +170,25 @@ def _check_copy(path: Path, authority: bytes, findings: Findings, delta: float) 
     for entry in entries:
         if entry.record is not None:
             outcome = entry.record.outcome(entry.record.announced())
-            findings.open.append((record_hash(outcome, complete=True), record_hash(outcome, complete=False)))
+            names = (record_hash(outcome, complete=True), record_hash(outcome, complete=False))
+            group = entry.record.announced().group
+            if (one := (names, group.draw if group else "")) not in findings.open:
+                findings.open.append(one)
         if entry.linked is not None:
             _extend(chain, rosters, [entry.linked], findings, delta)
-            _place(chain.head, findings)
 
 
-def _place(record: str, findings: Findings) -> None:
-    """A record has its place: whatever the client signed before has to have one, too."""
-    findings.open = [names for names in findings.open if record not in names]
-    if findings.open:
-        raise ProtocolViolation(
-            TRANSCRIPT_FORK, f"the record {findings.open[0][0][:12]}…, which this client signed, is left out"
-        )
+def _place(link: Link, findings: Findings) -> None:
+    """A record has its place: whatever the client signed before has to have one, too.
+
+    But for another group of the draw that this one is of: they come in any order.
+    """
+    findings.open = [(names, draw) for names, draw in findings.open if link.hash not in names]
+    for (complete, _), draw in findings.open:
+        if not draw or draw != link.draw:
+            raise ProtocolViolation(
+                TRANSCRIPT_FORK, f"the record {complete[:12]}…, which this client signed, is left out"
+            )
 
 
 def _epsilon(releases: Iterable[Counter[Release]], delta: float) -> float | None:

@@ -9,7 +9,7 @@ is first used, so that `import fedcore` loads neither flwr nor torch.
 
     Calls           check (CheckReport), simulate (Run), compare (ComparisonResult), Federation
     An app          supervised_app, local_app, LocalJob, averaging_server, make_strategy, EngineConfig,
-                    mean_only, sum_only
+                    mean_only, sum_only, group_means
     Its data        Split, Dataset, client_data, load_digits, load_image, load_image_folder, TableSchema, table_data
     Its training    OptimizerConfig, TrainingColumns, Standardise, Rescale; fedcore.training.losses and .metrics
     Their parts     FlowerApp, JobSettings, Simulation, RunRecord, ModelState, Policy, provision, CompareJob,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
-    from fedcore.flower.declarations import mean_only, sum_only
+    from fedcore.flower.declarations import group_means, mean_only, sum_only
     from fedcore.flower.engine_app import LocalJob, local_app, supervised_app
     from fedcore.flower.statistics import TrainingColumns
     from fedcore.flower.strategies import averaging_server, make_strategy
@@ -86,6 +86,7 @@ __all__ = [
     "check",
     "client_data",
     "compare",
+    "group_means",
     "load_digits",
     "load_image",
     "load_image_folder",
@@ -124,7 +125,7 @@ _HOMES = {
     "fedcore.errors": ("FedcoreError",),
     "fedcore.federation": ("Policy", "provision"),
     "fedcore.flower.app": ("FlowerApp",),
-    "fedcore.flower.declarations": ("mean_only", "sum_only"),
+    "fedcore.flower.declarations": ("group_means", "mean_only", "sum_only"),
     "fedcore.flower.engine_app": ("LocalJob", "local_app", "supervised_app"),
     "fedcore.flower.statistics": ("TrainingColumns",),
     "fedcore.flower.strategies": ("averaging_server", "make_strategy"),

@@ -24,6 +24,7 @@ SERVER_SETTINGS: Final = frozenset(
         "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
         "step-seconds", "liveness-seconds", "max-attempts", "app-seconds", "over-selection", "best-model",
         "buffer-size", "concurrency",
+        "min-groups",
     }
 )  # fmt: skip
 """Settings of a run that a client need not know, or sees in other fields of its task. All others bind it."""
@@ -72,6 +73,10 @@ class JobSettings:
     concurrency: clients that train at the same time at most; 0 for all.
     staleness: what an update counts that began t models before the newest: "sqrt" for 1 / sqrt(1 + t), or "constant".
     max_staleness: an update that began longer ago is not used, and its client begins anew; 100 at most.
+    groups: groups into which the cohort of a training is cut, each a secure sum of its own, so that strategies that
+        compare updates get one mean for each (docs/flower.md); 1 for none. Each group has to be as large as a cohort
+        may be small. Only with secure aggregation, and without differential privacy and over-selection.
+    min_groups: groups that have to give a sum; 0 for more than half of `groups`.
     best_model: "NAME:max" or "NAME:min" of a metric of the evaluations: the best model so far is kept beside the last
         one (fedcore/best.py). Only with secure aggregation.
 
@@ -112,6 +117,8 @@ class JobSettings:
     concurrency: int = 0
     staleness: Literal["sqrt", "constant"] = "sqrt"
     max_staleness: int = 10
+    groups: int = 1
+    min_groups: int = 0
     best_model: str = ""
     dp_epsilon: float = 0.0
     dp_delta: float = 1e-5
@@ -123,7 +130,7 @@ class JobSettings:
     def __post_init__(self) -> None:
         positive = (
             "w_max", "metric_max", "max_metrics", "query_max", "join_seconds", "train_seconds", "step_seconds",
-            "liveness_seconds", "app_seconds", "max_attempts",
+            "liveness_seconds", "app_seconds", "max_attempts", "groups",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
@@ -131,6 +138,7 @@ class JobSettings:
         defaulted = (
             "clip_norm", "quorum", "min_clients", "dp_epsilon", "dp_noise_multiplier", "dp_rounds", "dp_metric_bound",
             "buffer_size", "concurrency",
+            "min_groups",
         )  # fmt: skip
         for name in defaulted:
             if getattr(self, name) < 0:
@@ -141,6 +149,7 @@ class JobSettings:
         if self.over_selection:
             self._check_over_selection()
         self._check_asynchrony()
+        self._check_groups()
         if not 0 < self.dp_delta < 1:
             raise ConfigurationError("dp-delta must be greater than 0 and less than 1; below 1 / clients is usual")
         for name in ("train_metrics", "evaluate_metrics"):
@@ -159,6 +168,11 @@ class JobSettings:
     def buffered(self) -> bool:
         """Whether no training waits for its slowest client."""
         return self.asynchrony == "buffered"
+
+    @property
+    def least_groups(self) -> int:
+        """How many groups of a training have to give a sum."""
+        return self.min_groups or self.groups // 2 + 1
 
     @property
     def private(self) -> bool:
@@ -198,6 +212,28 @@ class JobSettings:
                 raise ConfigurationError(
                     f'{name} cannot be used with asynchrony = "buffered": who is in a sum depends on how fast it is'
                 )
+
+    def _check_groups(self) -> None:
+        if self.min_groups > self.groups:
+            raise ConfigurationError(f"min-groups is {self.min_groups}, but there are groups = {self.groups}")
+        if self.groups == 1:
+            return
+        if self.aggregation != "secure":
+            raise ConfigurationError(
+                'groups needs aggregation = "secure": in a plain run the strategy has every single update anyway'
+            )
+        if self.private:
+            raise ConfigurationError(
+                "groups cannot be used with differential privacy: the noise is made for one sum over the whole cohort"
+            )
+        if self.buffered:
+            raise ConfigurationError(
+                'groups cannot be used with asynchrony = "buffered": who is ready would decide who is with whom'
+            )
+        if self.over_selection:
+            raise ConfigurationError(
+                "groups cannot be used with over-selection: who is fast would decide what is left of a group"
+            )
 
     def _check_over_selection(self) -> None:
         if self.over_selection < 0:

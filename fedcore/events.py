@@ -93,7 +93,8 @@ class ExchangeStarted(Message):
     """A cohort was asked.
 
     field_bits: of the packed update, None without one. model: SHA-256 of the global model's file. content: in plain
-    mode, of the message that all clients fetch in its place; None where they are sent different ones.
+    mode, of the message that all clients fetch in its place; None where they are sent different ones. groups: into how
+    many the cohort is to be cut; the exchange is the draw then, and the number that it goes by.
     """
 
     kind: Literal["exchange"] = "exchange"
@@ -107,6 +108,37 @@ class ExchangeStarted(Message):
     aggregation: Aggregation
     model: str | None
     content: str | None = None
+    groups: int = 1
+
+
+class GroupStarted(Message):
+    """A group of a drawn exchange was asked for its sum. exchange: its own number; drawn: that of the draw."""
+
+    kind: Literal["group"] = "group"
+    exchange: int
+    drawn: int
+    server_round: int
+    group: int
+    groups: int
+    attempt: int
+    cohort: list[str]
+    quorum: int
+    field_bits: int | None
+
+
+class GroupEnded(Message):
+    """A group has given its sum, or an attempt at it has failed for `reason`. retry: whether another one follows."""
+
+    kind: Literal["group-ended"] = "group-ended"
+    exchange: int
+    drawn: int
+    server_round: int
+    group: int
+    groups: int
+    survivors: list[str]
+    seconds: float
+    reason: str = ""
+    retry: bool = False
 
 
 class StageProgress(Message):
@@ -148,7 +180,8 @@ class ExchangeDone(Message):
     examples; both 0 unless clipping = "warn". failures: survivors that contributed nothing, an estimate with
     differential privacy. metrics_agree: false where the clients' metrics have different names, so that there are none.
     seconds: its duration. virtual_seconds: the same on the virtual clock of simulated devices, with what was waited
-    before it since the last one that was completed; None without such a clock. stage_seconds: by stage. bytes_up,
+    before it since the last one that was completed; None without such a clock. stage_seconds: by stage; of groups the
+    longest. groups: how many sums there are of it; the metrics are their mean, weighted by examples. bytes_up,
     bytes_down: sent and received by each client, by name. epsilon_spent: of the whole run up to here, None without
     differential privacy. staleness: of a buffered training, how many models came between a survivor's start
     and its sum.
@@ -173,6 +206,7 @@ class ExchangeDone(Message):
     bytes_down: dict[str, int] = Field(default_factory=dict)
     epsilon_spent: float | None = None
     staleness: dict[str, int] = Field(default_factory=dict)
+    groups: int = 1
 
     @property
     def trains(self) -> bool:
@@ -252,6 +286,8 @@ RunEvent: TypeAlias = (
     | RunStarted
     | RunResumed
     | ExchangeStarted
+    | GroupStarted
+    | GroupEnded
     | StageProgress
     | ClientDropped
     | ClientBlamed

@@ -32,7 +32,19 @@ from fedcore.errors import ConfigurationError, EncodingError, UsageError
 from fedcore.privacy import PrivacyPlan
 from fedcore.secagg import Agreement, RoundParameters, cohort_graph, corrupt_clients, default_quorum
 from fedcore.state import Layout, ModelState
-from fedcore.wire import Buffer, MetricValue, ModelRef, Protection, Scalar, Task, is_query, is_training
+from fedcore.wire import (
+    Buffer,
+    Cut,
+    Group,
+    MetricValue,
+    ModelRef,
+    Place,
+    Protection,
+    Scalar,
+    Task,
+    is_query,
+    is_training,
+)
 
 NO_MODEL = b"\x00" * 32
 COHORT: Final = 0
@@ -270,11 +282,15 @@ def make_task(
     whole: bool = False,
     previous: str = "",
     buffer: Buffer | None = None,
+    cut: Cut | None = None,
+    group: Group | None = None,
+    places: Sequence[Place] | None = None,
 ) -> Task:
     """The announcement of one exchange to its cohort.
 
     `least_cohort`, `members` and `whole` as in `quorum_for`; `roster` is the version of the roster in use, `previous`
-    the hash of the last record of the federation's transcript. `buffer`: of a buffered exchange.
+    the head of the federation's transcript. `buffer`: of a buffered exchange. `cut`, `group` and `places` for one that
+    is a group of a draw.
     """
     seconds = min(settings.train_seconds, request.timeout or settings.train_seconds)
     return Task(
@@ -298,6 +314,9 @@ def make_task(
         roster=roster,
         previous=previous,
         buffer=buffer,
+        cut=cut,
+        group=group,
+        places=list(places) if places is not None else None,
         seconds=seconds,
     )
 
@@ -335,6 +354,11 @@ def make_work(
         roster=roster,
         seconds=min(settings.train_seconds, request.timeout or settings.train_seconds),
     )
+
+
+def make_draw(task: Task, cut: Cut, *, needed: int) -> Task:
+    """The announcement of a draw for the exchange that `task` announces; needed: how many answers it needs."""
+    return task.model_copy(update={"cut": cut, "quorum": needed, "encoding": None, "protection": None})
 
 
 def noise_clients(n: int, quorum: int, protection: Protection) -> int:

@@ -11,7 +11,8 @@ import math
 from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError
 from fedcore.exchange import EncodingPlan, corrupt_for
-from fedcore.wire import is_query
+from fedcore.groups import needed_places
+from fedcore.wire import Cut, is_query, is_training
 
 
 def fewest_clients(settings: JobSettings, members: int, min_cohort: int) -> int:
@@ -32,9 +33,31 @@ def least_of(asked: int, settings: JobSettings, members: int, min_cohort: int) -
     return max(floor, settings.quorum, min(least_clients(settings, members, min_cohort), asked))
 
 
+def least_group(settings: JobSettings, members: int, min_cohort: int) -> int:
+    """The smallest group that a sum may be made of: as for a cohort, and not below the run's quorum."""
+    return max(2, fewest_clients(settings, members, min_cohort), settings.quorum)
+
+
+def cut_for(settings: JobSettings, cohort: int, members: int, min_cohort: int) -> tuple[Cut, int]:
+    """What the draw for a cohort of so many asks for, and how many of them have to answer."""
+    least = least_group(settings, members, min_cohort)
+    return Cut(groups=settings.groups, least=least), max(needed_places(cohort), settings.least_groups * least)
+
+
+def _check_grouped(asked: int, settings: JobSettings, least: int) -> None:
+    if asked < settings.groups * least:
+        raise CohortBelowMinimum(
+            f"the strategy asks {asked} clients to train, {settings.groups} groups of at least {least} need "
+            f"{settings.groups * least}. Let the strategy ask more (min_train_nodes={settings.groups * least}), or set "
+            "groups lower"
+        )
+
+
 def check_asked(asked: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str) -> None:
     """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum."""
     least = least_of(asked, settings, members, min_cohort)
+    if settings.groups > 1 and is_training(message_type):
+        _check_grouped(asked, settings, least_group(settings, members, min_cohort))
     if asked >= least:
         return
     what = message_type.partition(".")[0]
@@ -73,6 +96,14 @@ def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:
         raise ConfigurationError(
             f"quorum must be more than half of min-clients ({clients}) and of the {corrupt} clients that may "
             "collude: a server that lies could otherwise unmask single clients. Leave it at 0 for the safe default"
+        )
+    group = least_group(settings, members, min_cohort)
+    if settings.groups > 1 and settings.groups * group > members:
+        raise ConfigurationError(
+            f"groups = {settings.groups} needs {settings.groups * group} clients, the federation "
+            f"has {members}: each group is a sum of its own, of at least {group} clients "
+            f"(min-cohort {min_cohort} of their policies, {corrupt} that may collude, or the run's quorum). Of "
+            f"{members} clients at most {members // group} groups can be made"
         )
     # Worst cases are computed now, not when the first clients have trained.
     EncodingPlan(settings, min_cohort).encoding("evaluate", None, members)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -154,7 +154,16 @@ def whole_examples(value: Any) -> int | None:
     return round(value) if 0 <= value < 2**63 else None
 
 
-def mean_metrics(replies: Sequence[PlainReply]) -> dict[str, MetricValue]:
+class Weighed(Protocol):
+    """A client's reply, or a sum: metrics of some examples."""
+
+    @property
+    def examples(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, MetricValue]: ...
+
+
+def mean_metrics(replies: Sequence[Weighed]) -> dict[str, MetricValue]:
     """Mean of every metric that all replies have, weighted by examples; lists element by element."""
     weights = [reply.examples for reply in replies]
     if not sum(weights):

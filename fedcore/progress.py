@@ -25,6 +25,7 @@ from fedcore.events import (
     ExchangeRepeated,
     ExchangeStarted,
     FiguresFound,
+    GroupEnded,
     PrivacyTerms,
     RunEnded,
     RunEvent,
@@ -140,9 +141,8 @@ class ProgressView:
                 self._line(f"[red]{escape(text)}[/]")
             case ExchangeDone() | FiguresFound():
                 self._on_done(event) if isinstance(event, ExchangeDone) else self._on_figures(event)
-            case ExchangeFailed():
-                what = "trying again" if event.retry else "giving up"
-                self._line(f"[red]round {event.server_round} failed: {escape(event.reason)}; {what}[/]")
+            case ExchangeFailed() | GroupEnded():
+                self._on_failure(event)
             case AppPrinted():
                 self._line(f"[dim]app:[/] {escape(event.line)}")
             case RunResumed() | Warned():
@@ -184,6 +184,14 @@ class ProgressView:
             where = "at the server" if event.source == "server" else f"{event.source}, all clients together"
             self._line(f"round {self._round(event.server_round)}  {where}: {escape(shown)}")
 
+    def _on_failure(self, event: ExchangeFailed | GroupEnded) -> None:
+        """A group that gave its sum is part of its round's line."""
+        if not event.reason:
+            return
+        which = f", group {event.group} of {event.groups}" if isinstance(event, GroupEnded) else ""
+        what = "trying again" if event.retry else "giving up"
+        self._line(f"[red]round {event.server_round}{which} failed: {escape(event.reason)}; {what}[/]")
+
     def _on_done(self, event: ExchangeDone) -> None:
         self._left.begins(event.server_round, self._heard[0] - event.seconds)  # a simulation tells of no beginnings
         self._place = f"round {self._round(event.server_round).lstrip()}"
@@ -192,11 +200,12 @@ class ProgressView:
         shown = f"  {escape(metrics)}" if metrics else ""
         if event.virtual_seconds:
             shown = f"  virtual {event.virtual_seconds:.1f} s{shown}"
+        groups = f"{event.groups} groups  " if event.groups > 1 else ""
         if is_query(event.message_type):
             shown = f"  {len(event.metrics)} sums" if event.metrics else ""
         self._line(
             f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors)} clients  "
-            f"{event.seconds:5.1f} s{shown}{epsilon}"
+            f"{groups}{event.seconds:5.1f} s{shown}{epsilon}"
         )
         for warning in _warnings(event):
             self._line(f"[yellow]{warning}[/]")

@@ -248,6 +248,39 @@ class Buffer(Message):
     starts: list[Version] = Field(min_length=1, max_length=MAX_COHORT)
 
 
+class Cut(Message):
+    """What a draw asks for (`fedcore.groups`): into how many groups its cohort is cut, and how small one may be."""
+
+    groups: int = Field(ge=2, le=MAX_COHORT)
+    least: int = Field(ge=1, le=MAX_COHORT)
+
+
+class PlaceIn(Message):
+    """A client's answer to a draw: fresh randomness, which is its place on the ring, signed."""
+
+    nonce: Key32
+    signature: Signature64
+
+
+class Place(PlaceIn):
+    """An answer to a draw with the client that signed it."""
+
+    client_id: ClientId
+
+
+class Group(Message):
+    """Of which draw a secure exchange is a group. number: from 1 on, of as many as `of`.
+
+    draw: the digest of the draw's task. exchange: its number. places: SHA-256 over all answers to it.
+    """
+
+    draw: Sha256
+    exchange: int = Field(ge=1)
+    places: Sha256
+    number: int = Field(ge=1)
+    of: int = Field(ge=1)
+
+
 def _encoding_or_none(value: object, validate: ValidatorFunctionWrapHandler) -> AnyEncoding | None:
     """What is no encoding becomes None, as which every client refuses a secure exchange and can say why it leaves."""
     try:
@@ -260,8 +293,9 @@ def _encoding_or_none(value: object, validate: ValidatorFunctionWrapHandler) -> 
 class Task(Message):
     """One exchange that a client is asked to take part in: one `send_and_receive` of the ServerApp.
 
-    All of it except `attempt` and `seconds` is bound into the protocol's ctx by `digest()`: a server that
-    tells two clients different things gets no sum. `exchange` counts all exchanges of the run, retries included.
+    All of it except `attempt`, `seconds` and `places`, of which `group` has the hash, is bound into the protocol's ctx
+    by `digest()`: a server that tells two clients different things gets no sum. `exchange` counts all exchanges of the
+    run, retries included.
     Plain: `model` is a record file with all that the client is sent, `message` is what else belongs to it, and the
     rest that a message holds stays empty.
     """
@@ -286,6 +320,11 @@ class Task(Message):
     roster: int = Field(ge=1, description="version of the roster that the exchange uses")
     previous: Sha256 | Literal[""] = Field("", description="hash of the last record of the transcript")
     buffer: Buffer | None = Field(None, description="secure: updates that were made before, and what they began from")
+    cut: Cut | None = Field(None, description="a draw: which places are asked for, and no work")
+    group: Group | None = Field(None, description="secure: the group of a draw that the cohort is")
+    places: list[Place] | None = Field(
+        None, max_length=MAX_COHORT, description="all answers to the draw, from which the groups follow"
+    )
     seconds: float = Field(gt=0, description="time that is left for the local work")
     message: MessageHead | None = Field(None, description="plain: the message to this client alone")
 
@@ -336,9 +375,12 @@ class Task(Message):
         }
 
     def content(self) -> dict[str, Any]:
-        """Everything that all clients of the cohort must have been told alike, as JSON; a buffer where there is one."""
-        absent = {name for name in ("buffer",) if getattr(self, name) is None}
-        return self.model_dump(mode="json", exclude={"attempt", "seconds", "message", *absent})
+        """Everything that all clients of the cohort must have been told alike, as JSON.
+
+        Of a buffer, a cut and a group only where there is one.
+        """
+        absent = {name for name in ("buffer", "cut", "group") if getattr(self, name) is None}
+        return self.model_dump(mode="json", exclude={"attempt", "seconds", "message", "places", *absent})
 
     def digest(self) -> bytes:
         """SHA-256 over `content`, 32 bytes."""

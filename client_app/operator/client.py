@@ -19,7 +19,7 @@ from fedcore.events import RunOut
 from fedcore.federation import OperatorKit, Roster
 from fedcore.operator_wire import RosterIn, RosterOut, RunClientsOut, RunFilesOut, RunIn, RunsOut, ServerOut
 from fedcore.system.files import replacing
-from fedcore.transcript import SignedRecord, TranscriptOut, record_hash
+from fedcore.transcript import SignedRecord, TranscriptOut, next_head, record_hash
 from fedcore.watch_wire import LinkIn, LinkOut, LinksOut
 from fedcore.wire import ModelRef, RostersOut
 
@@ -177,8 +177,7 @@ class OperatorClient:
             yield from page.records
             more = page.more and bool(page.records)
             if more:
-                last = page.records[-1].record
-                after = record_hash(last.outcome(last.announced()), complete=page.records[-1].complete)
+                after = _head_after(after, page.records)
 
     def files(self, run: str) -> RunFilesOut:
         """What the ServerApp of a run that has ended left."""
@@ -293,3 +292,11 @@ class _Blocks:
 def _raise_problem(answer: httpx.Response) -> None:
     if not answer.is_success:
         raise refusal(answer.status_code, answer.read(), of="the operator's token")
+
+
+def _head_after(head: str, records: Sequence[SignedRecord]) -> str:
+    """The head of the transcript after these records, which come after `head`."""
+    for signed in records:
+        task = signed.record.announced()
+        head = next_head(head, task.previous, record_hash(signed.record.outcome(task), complete=signed.complete))
+    return head

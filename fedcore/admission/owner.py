@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedcore.codec import ScaleMemory
 from fedcore.federation import Policy, Roster
+from fedcore.groups import Drawn
 from fedcore.privacy import Accountant
 from fedcore.transcript import Attempt
 
@@ -86,6 +87,18 @@ class History(Protocol):
 
     def give_back(self, attempt: Attempt) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked."""
+        ...
+
+    def drawn(self, run: str) -> Drawn | None:
+        """The last draw of a run that this client answered."""
+        ...
+
+    def draws(self, purpose: str, model: str) -> int:
+        """How many draws for one purpose and model this client answered, in all runs."""
+        ...
+
+    def draw(self, drawn: Drawn) -> None:
+        """Note that this client is about to answer a draw."""
         ...
 
     def scales(self, run: str, layout: str) -> ScaleMemory | None:

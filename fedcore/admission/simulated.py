@@ -10,8 +10,12 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcore.admission.agreed import Agreed
+from fedcore.admission.drawn import answer_draw, check_drawn
 from fedcore.admission.owner import Released
 from fedcore.admission.refusals import describe, refused_by_all, refused_by_some
 from fedcore.admission.releases import agree
@@ -28,11 +32,12 @@ from fedcore.codec import AnyEncoding, ScaleMemory, release_of
 from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation, RoundFailed
 from fedcore.federation import Policy, Roster
+from fedcore.groups import Drawn, Part, groups_of, is_draw
 from fedcore.privacy import Accountant
-from fedcore.secagg import Outcome
+from fedcore.secagg import Outcome, Verify, verifies
 from fedcore.state import ModelState
 from fedcore.transcript import Attempt, Chain, Link, buffered_of, record_hash
-from fedcore.wire import Task, Version
+from fedcore.wire import Place, Task, Version
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class MemoryHistory:
     memories: dict[tuple[str, str], ScaleMemory] = field(default_factory=dict)
     noised: list[Attempt] = field(default_factory=list)
     kept: Version | None = None
+    places: list[Drawn] = field(default_factory=list)
 
     def entered_in(self, run: str) -> int:
         """How many exchanges were entered; there is one run."""
@@ -84,6 +90,19 @@ class MemoryHistory:
     def give_back(self, attempt: Attempt) -> None:
         """Note that it is proven that the sum of this attempt was never unmasked."""
         self.noised.remove(attempt)
+
+    def drawn(self, run: str) -> Drawn | None:
+        """The last draw that this client answered."""
+        del run
+        return self.places[-1] if self.places else None
+
+    def draws(self, purpose: str, model: str) -> int:
+        """How many draws for one purpose and model this client answered."""
+        return sum((drawn.purpose, drawn.model) == (purpose, model) for drawn in self.places)
+
+    def draw(self, drawn: Drawn) -> None:
+        """Note that this client answers a draw."""
+        self.places.append(drawn)
 
     def scales(self, run: str, layout: str) -> ScaleMemory | None:
         """What is remembered of the scales of a model's layout."""
@@ -123,9 +142,11 @@ class SimulatedOwners:
     chain: Chain = field(default_factory=Chain)
     _histories: dict[int, MemoryHistory] = field(init=False)
     _admitted: AdmittedExchange | None = field(default=None, init=False)
+    _verify: Verify = field(init=False)
 
     def __post_init__(self) -> None:
         self._histories = {client: MemoryHistory() for client in self.roster.keys}
+        self._verify = lru_cache(maxsize=2 * len(self.roster.members))(verifies)  # every group is shown all answers
 
     def take_work(self, task: Task, version: Version, clients: Collection[int]) -> None:
         """What every agent checks before it trains from a version, for a sum that is made later."""
@@ -147,15 +168,27 @@ class SimulatedOwners:
             history.entered += 1
         member = SimulatedMember(client_id=task.cohort[0], roster=self.roster, policy=self.policy)
         settings = check_task(task, member, self.app_sha256, self.agreed)
+        if task.cut is not None:  # of a group its first member checks the answers, which are the same for all
+            check_drawn(task, settings, member, self._histories[member.client_id], verify=self._verify)
         admitted = self._admitted = AdmittedExchange(
             task=task, settings=settings, policy=self.policy, chain=self.chain, histories=histories
         )
         for client, history in histories.items():
             check_start(task, client, history.kept)
-        if task.aggregation == "secure":
+        if task.aggregation == "secure" and not is_draw(task):
             admitted.encoding = check_encoding(task, model)
             admitted.check_sum()
         return admitted
+
+    def draw(self, task: Task, identities: Mapping[int, Ed25519PrivateKey]) -> list[Part]:
+        """The groups that follow from the answers of the draw's cohort; raises RoundFailed."""
+        self.admit(task, None)
+        places = []
+        for client in task.cohort:
+            member = SimulatedMember(client_id=client, roster=self.roster, policy=self.policy)
+            answer = answer_draw(task, member, self._histories[client], identities[client])
+            places.append(Place(client_id=client, nonce=answer.nonce, signature=answer.signature))
+        return groups_of(task, places)
 
     @property
     def all_refused(self) -> bool:
@@ -219,9 +252,12 @@ class AdmittedExchange:
         protection = self.task.protection
         assert protection is not None  # noqa: S101 - of a secure exchange
         complete = len(signers) >= self.task.quorum
-        self.chain.links.append(
+        group = self.task.group
+        self.chain.add(
             Link(
                 hash=record_hash(outcome, complete=complete),
+                previous=self.task.previous,
+                draw=group.draw if group else "",
                 run=self.task.run,
                 exchange=self.task.exchange,
                 complete=complete,

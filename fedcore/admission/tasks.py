@@ -39,6 +39,8 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | buffer-off-settings     | updates that are too old, or a buffer where the settings have none, or none     |
 | start-mismatch          | an update that is said to begin from another model than it did                 |
 | update-reused           | an update of a buffer in a second sum (`releases`)                             |
+| wrong-group             | a group that the server chose, or a training in one sum where groups are agreed |
+| too-many-draws          | draws, one after the other, until the groups are as the server likes them      |
 | exchange-reused         | a second time in one exchange (`client_app.ledger`)                            |
 
 The agent and the simulator call the same functions. How the local work failed has fixed names too:
@@ -60,6 +62,7 @@ from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.exchange import codec_settings, encoding_of, noise_clients, round_parameters
 from fedcore.federation import Policy
 from fedcore.federation.roster import GAP, ROLLBACK
+from fedcore.groups import is_draw
 from fedcore.privacy import Accountant, PrivacyPlan, Release
 from fedcore.secagg import Agreement, Check, RoundParameters, corrupt_clients
 from fedcore.state import ModelState
@@ -122,6 +125,8 @@ def check_task(task: Task, kit: Owner, app_sha256: str, agreed: Agreed) -> JobSe
         if not kit.policy.allow_plain:
             raise _no_plain()
         return settings
+    if is_draw(task):
+        return settings  # nothing is summed in it; what follows is checked by itself
     _check_buffer(task, settings)
     _check_protection(task, kit)
     _check_settings(task, _sound_encoding(task), settings)

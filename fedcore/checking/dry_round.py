@@ -64,6 +64,8 @@ class DryRound(Simulation):
             raise Enough
         self._exchange += 1
         request = self._with_enough_nodes(request)
+        groups = self.settings.groups if is_training(kind) else 1
+        request = replace(request, nodes=request.nodes[: -(-len(request.nodes) // groups)])  # the largest group
         encoding = self._encoding(request)
         task = self._task(request, encoding, attempt=1, whole=False)
         if encoding is not None:
@@ -74,9 +76,9 @@ class DryRound(Simulation):
         if result is None:
             if is_query(kind):
                 raise Enough
-            return [_nothing(request)]
+            return [_nothing(request)] * groups
         self.reported[kind] = dict(result.metrics)
-        return [self._reply(request, task, encoding, result)]
+        return [self._reply(request, task, encoding, result)] * groups
 
     def _with_enough_nodes(self, request: ExchangeRequest) -> ExchangeRequest:
         """The request, of all clients where the strategy asks too few: that is said once, and not all that follows."""

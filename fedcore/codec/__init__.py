@@ -29,7 +29,7 @@ from fedcore.codec.metrics import MetricValue
 from fedcore.codec.names import MetricName
 from fedcore.codec.private import AnyEncoding, PrivateEncoding, private_encoding, release_of
 from fedcore.codec.scales import ScaleMemory, ScaleTrack, check_scales, first_encoding, is_first
-from fedcore.codec.statistics import Statistics
+from fedcore.codec.statistics import Statistics, joined
 
 __all__ = [
     "MOST_FAILURES",
@@ -50,6 +50,7 @@ __all__ = [
     "encode_nothing",
     "first_encoding",
     "is_first",
+    "joined",
     "private_encoding",
     "release_of",
 ]

@@ -18,10 +18,14 @@ those whose update fits its scales tell no more than the scales, so what is more
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fedcore.codec.encoding import FIRST_BITS, POWERS_FROM, Encoding, carry_bits
 from fedcore.errors import PeerError
+
+T = TypeVar("T")
 
 POWER = 4
 _SIZE_RANGE = 14
@@ -107,6 +111,31 @@ class Statistics:
     saturated: tuple[bool, ...]
     clipped: tuple[int, ...]
     shrunk: int
+
+
+def joined(parts: Sequence[Statistics]) -> Statistics:
+    """What the sums of disjoint groups say together, at one set of scales: as one sum over all of them would."""
+    first = parts[0]
+
+    def over(values: Callable[[Statistics], tuple[T, ...]], fold: Callable[[Iterable[T]], T]) -> tuple[T, ...]:
+        return tuple(fold(column) for column in zip(*map(values, parts), strict=True))
+
+    return (
+        Statistics(
+            contributors=sum(part.contributors for part in parts),
+            failures=sum(part.failures for part in parts),
+            field_bits=max(part.field_bits for part in parts),
+            scales=over(lambda part: part.scales, max),
+            sizes=over(lambda part: part.sizes, sum),
+            peaks=over(lambda part: part.peaks, max),
+            measured=over(lambda part: part.measured, all),
+            saturated=over(lambda part: part.saturated, any),
+            clipped=over(lambda part: part.clipped, sum),
+            shrunk=sum(part.shrunk for part in parts),
+        )
+        if len(parts) > 1
+        else first
+    )
 
 
 def read_statistics(

@@ -4,7 +4,7 @@ Users write ordinary Flower apps. A strategy talks to a `Grid`; `grid.ExchangeGr
 `send_and_receive` is an exchange. In secure mode no single update exists to be handed over, so the strategy gets one
 reply with the weighted mean, and the mean of one reply is that reply: every strategy that uses nothing but the mean
 works unchanged, and code that may want more is refused before the first round (`handover`, docs/adr/0001 and 0024),
-unless it is declared (`mean_only`, `sum_only`).
+unless it is declared (`mean_only`, `sum_only`, `group_means`).
 
 On the client `clientside` runs the ClientApp for a task. `engine_app` makes ClientApps out of functions that take an
 engine; these get their model tensor by tensor (`tensor_app`), past Flower's records.
@@ -18,6 +18,6 @@ import os
 # Must be set before flwr is imported anywhere: fedcore never calls home, and neither does what it runs.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
-from fedcore.flower.declarations import mean_only, sum_only
+from fedcore.flower.declarations import group_means, mean_only, sum_only
 
-__all__ = ["mean_only", "sum_only"]
+__all__ = ["group_means", "mean_only", "sum_only"]

@@ -21,11 +21,11 @@ from typing import Any, Literal, TypeVar
 
 from fedcore.errors import AppError
 
-Wants = Literal["mean", "sum"]
+Wants = Literal["mean", "sum", "groups"]
 T = TypeVar("T", bound=Callable[..., Any] | type)
-ATTRIBUTES: dict[Wants, str] = {"mean": "mean_only", "sum": "sum_only"}
+ATTRIBUTES: dict[Wants, str] = {"mean": "mean_only", "sum": "sum_only", "groups": "group_means"}
 
-_DECLARED: dict[Wants, dict[int, CodeType]] = {"mean": {}, "sum": {}}
+_DECLARED: dict[Wants, dict[int, CodeType]] = {"mean": {}, "sum": {}, "groups": {}}
 """By identity: two functions with equal text have equal code, and only one of them may be declared."""
 
 
@@ -46,6 +46,16 @@ def sum_only(target: T) -> T:
     class.
     """
     return _declare(target, "sum")
+
+
+def group_means(target: T) -> T:
+    """Declare that a function or class means the same of the means of groups as of single updates.
+
+    For the training of a run that is cut into groups (the setting `groups`). There is one reply for each group, with
+    its weighted mean, and the summed examples under the weight key. Raises AppError for what is neither a function nor
+    a class.
+    """
+    return _declare(target, "groups")
 
 
 def declared_code(code: CodeType, wants: Wants) -> bool:

@@ -1,7 +1,8 @@
 """Who gets the replies of an exchange, and whether the clients' mean alone is what that code wants.
 
 In secure mode one reply stands for all clients. Flower's own averaging cannot tell the difference; code that counts,
-compares or weighs single replies can, and would go on with a wrong result. So at every hand-over the stack says who
+compares or weighs single replies can, and would go on with a wrong result. Where a training is cut into groups, a reply
+stands for each of them (`robust`). So at every hand-over the stack says who
 asked: Flower's own loop with a strategy whose functions are all known or declared, or declared code of the app
 (`declarations`). Everything else is refused before the first exchange, by the line that is the reason.
 """
@@ -25,6 +26,8 @@ from flwr.serverapp.strategy import fedavg as fedavg_module
 
 from fedcore.errors import AppError
 from fedcore.flower.declarations import Wants, code_of, declared_class, declared_code, owner_of
+from fedcore.flower.robust import ROBUST, Groups, check_robust, is_robust
+from fedcore.wire import is_training
 
 DEFAULT_WEIGHT_KEY = "num-examples"
 QUERY = "query"
@@ -39,7 +42,7 @@ _UTILITIES = ("aggregate_arrayrecords", "aggregate_metricrecords", "validate_mes
 _FLOWER = Path(str(serverapp.__file__)).parents[1]
 _OURS = frozenset(
     f"fedcore.flower.{name}"
-    for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling", "initial")
+    for name in ("handover", "grid", "secure_grid", "plain_grid", "legacy", "sampling", "initial", "robust")
 )
 
 _REASONS = {
@@ -119,23 +122,25 @@ def looping_strategy() -> object | None:
     return None
 
 
-def check_handover(message_type: str) -> None:
+def check_handover(message_type: str, groups: Groups | None = None) -> None:
     """Refuse to hand one reply for all clients to code that is not known to want nothing else; raises AppError.
 
-    Call it before the exchange, from the grid's own methods. Queries are handed over as sums, all else as means.
+    Call it before the exchange, from the grid's own methods. Queries are handed over as sums, all else as means; where
+    there are `groups`, trainings as a mean for each.
     """
-    wants: Wants = "sum" if message_type.partition(".")[0] == QUERY else "mean"
-    check_callers()
+    purpose = message_type.partition(".")[0]
+    wants: Wants = "sum" if purpose == QUERY else "groups" if groups is not None and is_training(purpose) else "mean"
+    check_callers(groups)
     frames = list(callers())
-    if frames and frames[0].f_code is _START and wants == "mean":
+    if frames and frames[0].f_code is _START and wants != "sum":
         return
-    if frames and isinstance(server := _first_argument(frames[0]), legacy.Server) and wants == "mean":
-        check_server(server)
+    if frames and isinstance(server := _first_argument(frames[0]), legacy.Server) and wants != "sum":
+        check_server(server, groups)
     elif not any(_declared_frame(frame, wants) for frame in frames):
         raise AppError(_own_loop(frames, wants))
 
 
-def check_callers() -> None:
+def check_callers(groups: Groups | None = None) -> None:
     """Refuse every strategy on the stack that `check_strategy` refuses, whoever else is there; raises AppError.
 
     So an app may put a grid of its own around ours, or write a strategy's loop anew. Call it as soon as a strategy asks
@@ -143,64 +148,84 @@ def check_callers() -> None:
     """
     for frame in callers():
         if isinstance(strategy := _first_argument(frame), Strategy | legacy_strategies.Strategy):
-            check_strategy(strategy)
+            check_strategy(strategy, groups)
 
 
-def check_strategy(strategy: object) -> None:
-    """Refuse a strategy, of either of Flower's APIs, that may want more than the clients' mean; raises AppError."""
+def check_strategy(strategy: object, groups: Groups | None = None) -> None:
+    """Refuse a strategy, of either of Flower's APIs, that may want more than the clients' mean; raises AppError.
+
+    groups: of a run whose trainings are cut into them, where a strategy may compare their means.
+    """
     name = type(strategy).__name__
+    if groups is not None:
+        _check_grouped(strategy, name, groups)
     if isinstance(strategy, legacy_strategies.Strategy):
-        _check(strategy, _LEGACY_AGGREGATE, name, _STRATEGY_REMEDY)
-        _check(strategy, _LEGACY_METRICS, name, _METRICS_REMEDY)
+        _check(strategy, _LEGACY_AGGREGATE[groups is not None :], name, _STRATEGY_REMEDY)
+        _check(strategy, _LEGACY_METRICS[groups is not None :], name, _METRICS_REMEDY)
         if getattr(strategy, "accept_failures", True) is False:
             raise AppError(
                 f"{name} cannot run with secure aggregation: accept_failures=False wants to see every failure, and a "
                 "sum shows none. Leave it out; the settings min-clients and quorum decide how many may be missing"
             )
         return
-    _check(strategy, _AGGREGATE, name, _STRATEGY_REMEDY)
-    _check(strategy, _AGGREGATE_METRICS, name, _METRICS_REMEDY)
+    _check(strategy, _AGGREGATE[groups is not None :], name, _STRATEGY_REMEDY)
+    _check(strategy, _AGGREGATE_METRICS[groups is not None :], name, _METRICS_REMEDY)
     for utility in _UTILITIES:
         _check(fedavg_module, (utility,), name, _METRICS_REMEDY)
 
 
-def check_server(server: object) -> None:
+def _check_grouped(strategy: object, name: str, groups: Groups) -> None:
+    """What sees the replies of a training may have the means of groups."""
+    legacy = isinstance(strategy, legacy_strategies.Strategy)
+    _check(strategy, (_LEGACY_AGGREGATE if legacy else _AGGREGATE)[:1], name, _GROUPS_REMEDY, "groups")
+    _check(strategy, (_LEGACY_METRICS if legacy else _AGGREGATE_METRICS)[:1], name, _GROUPS_REMEDY, "groups")
+    check_robust(strategy, groups)
+
+
+def check_server(server: object, groups: Groups | None = None) -> None:
     """Refuse a legacy Server whose loop is the app's own, or whose strategy `check_strategy` refuses."""
     _check(server, _LEGACY_SERVER, type(server).__name__, _STRATEGY_REMEDY)
-    check_strategy(getattr(server, "strategy"))  # noqa: B009 - of Flower's class, or of one that only looks like it
+    check_strategy(getattr(server, "strategy"), groups)  # noqa: B009 - of Flower's class, or of one that only looks like it
 
 
 # --- what is known or declared ------------------------------------------------------------------------------------
 
 
-def _check(holder: object, names: tuple[str, ...], title: str, remedy: str) -> None:
-    """Every attribute of `holder` with one of these names is Flower's own that averages, or declared."""
+def _check(holder: object, names: tuple[str, ...], title: str, remedy: str, wants: Wants = "mean") -> None:
+    """Every attribute of `holder` with one of these names is Flower's own that may have what it gets, or declared."""
     for name in names:
         value = getattr(holder, name, None)
-        if value is None or _accepted(holder, name, value):
+        if value is None or _accepted(holder, name, value, wants):
             continue
         flower = of_flower(code_of(value))
         if flower:
             raise AppError(_flowers_own(title, type(holder)))
+        if wants == "groups":
+            raise AppError(
+                f"{title} cannot run with groups: its {name}{_where(value)} would get the weighted mean of each group "
+                f"in place of one reply for each client, and go on as if that were all. {remedy}"
+            )
         raise AppError(
             f"{title} cannot run with secure aggregation: its {name}{_where(value)} would get one reply, the clients' "
             f"weighted mean, in place of one reply for each client, and go on as if that were all. {remedy}"
         )
 
 
-def _accepted(holder: object, name: str, value: object) -> bool:
+def _accepted(holder: object, name: str, value: object, wants: Wants) -> bool:
     code = code_of(value)
-    if code is not None and (id(code) in _KNOWN or declared_code(code, "mean")):
+    if code is not None and (id(code) in _KNOWN or declared_code(code, wants)):
+        return True
+    if wants == "groups" and is_robust(code):
         return True
     if of_flower(code):
         return False  # nobody can declare a median to be a mean
     if name in getattr(holder, "__dict__", {}):  # set on this very object: its class does not speak for it
-        return _declared_value(value, code)
+        return _declared_value(value, code, wants)
     owner = owner_of(type(holder), name)
-    return owner is not None and declared_class(type(holder), owner, "mean")
+    return owner is not None and declared_class(type(holder), owner, wants)
 
 
-def _declared_value(value: object, code: CodeType | None) -> bool:
+def _declared_value(value: object, code: CodeType | None, wants: Wants) -> bool:
     """Whether a callable was declared by the class of the object that it is, or is bound to."""
     if isinstance(value, MethodType):
         kind = type(value.__self__)
@@ -210,7 +235,7 @@ def _declared_value(value: object, code: CodeType | None) -> bool:
         owner = owner_of(kind, "__call__")
     else:
         return False
-    return owner is not None and declared_class(kind, owner, "mean")
+    return owner is not None and declared_class(kind, owner, wants)
 
 
 def _declared_frame(frame: FrameType, wants: Wants) -> bool:
@@ -246,6 +271,11 @@ _STRATEGY_REMEDY = (
     "If the mean is all that it needs, declare it: mean_only = True in its class, or @fedcore.mean_only above the "
     f"function. Otherwise choose a strategy that uses only the mean ({_SOME}), or {_PLAIN}"
 )
+_GROUPS_REMEDY = (
+    "If it means the same of these, declare it: group_means = True in its class, or @fedcore.group_means above the "
+    "function (mean_only speaks of one reply). Otherwise choose one of Flower's averages or robust strategies "
+    f"({', '.join(ROBUST)}), or set groups = 1"
+)
 _METRICS_REMEDY = (
     "If it means the same of one mean, declare it: @fedcore.mean_only above the function. "
     "fedcore.flower.metric_aggregation has ready-made ones (mean, ratio, total, maximum, finish). "
@@ -259,8 +289,14 @@ def _flowers_own(title: str, kind: type) -> str:
     place = _app_frame(list(callers()))
     return (
         f"{title} cannot run with secure aggregation: {reason}{place}. Choose a strategy that uses only the mean "
-        f"({_SOME}), or {_PLAIN}"
+        f"({_SOME}), or {_PLAIN}{_grouped(kind)}"
     )
+
+
+def _grouped(kind: type) -> str:
+    """What else there is for a strategy that can work on the means of groups."""
+    robust = any(base.__name__ in ROBUST for base in kind.__mro__)
+    return "; or let it compare the means of groups of clients (the setting groups, docs/flower.md)" if robust else ""
 
 
 def _own_loop(frames: list[FrameType], wants: Wants) -> str:
@@ -274,6 +310,11 @@ def _own_loop(frames: list[FrameType], wants: Wants) -> str:
             f"mode adds masks by itself. Or {_PLAIN}"
         )
     name = app.f_code.co_qualname.replace("<locals>.", "")
+    if wants == "groups":
+        return (
+            f"{place}: {name} takes the replies itself and would get the weighted mean of each group in place of one "
+            f"reply for each client. {_GROUPS_REMEDY}"
+        )
     gets = "sum" if wants == "sum" else "weighted mean"
     start = "" if wants == "sum" else "call the start of one of Flower's strategies, or "
     return (

@@ -23,6 +23,7 @@ from fedcore.flower.grid import ExchangeGrid
 from fedcore.flower.handover import check_callers, check_handover
 from fedcore.flower.queries import records_of
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, config_to_json, message_from, round_of
+from fedcore.flower.robust import Groups
 from fedcore.wire import is_query
 
 _LEGACY_QUESTION = (
@@ -47,16 +48,18 @@ def refuse(error: AppError) -> None:
 class SecureGrid(ExchangeGrid):
     """Messages to a cohort become one exchange, and its sum the reply to the first of them.
 
-    on_refusal: gets the AppError for code that wants more than the mean, before any exchange.
+    on_refusal: gets the AppError for code that wants more than the mean, before any exchange. groups: those into which
+    trainings are cut, each with a reply of its own; None where they are not.
     """
 
     on_refusal: OnRefusal = field(default=refuse, kw_only=True)
+    groups: Groups | None = field(default=None, kw_only=True)
     _exchanges: int = field(default=0, init=False)
 
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the clients that are connected now; raises AppError for a strategy that wants single replies."""
         with self._refusing():
-            check_callers()
+            check_callers(self.groups)
         return super().get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -73,7 +76,7 @@ class SecureGrid(ExchangeGrid):
         ):
             raise AppError(_LEGACY_QUESTION.format(asked))
         with self._refusing():
-            check_handover(messages[0].metadata.message_type)
+            check_handover(messages[0].metadata.message_type, self.groups)
         if not all(same_content(messages[0], message) for message in messages[1:]):
             self.on_refusal(AppError(_DIFFERENT_MESSAGES))
         return self._exchange(messages, timeout)
@@ -94,8 +97,8 @@ class SecureGrid(ExchangeGrid):
             # The exchange that is refused carries the newest model of the strategy, whatever it made of the last sum.
             self._last_state = request.model or self._last_state
             raise
-        by_node = {message.metadata.dst_node_id: message for message in messages}
-        return [self._reply(reply, by_node.get(reply.node, messages[0]), request) for reply in replies]
+        # Which message a reply answers means nothing, but each answers another one.
+        return [self._reply(reply, message, request) for reply, message in zip(replies, messages, strict=False)]
 
     def _request(self, messages: Sequence[Message], timeout: float | None) -> ExchangeRequest:
         first = messages[0]

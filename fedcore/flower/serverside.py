@@ -17,6 +17,7 @@ from fedcore.flower.loading import load_object
 from fedcore.flower.plain_grid import PlainGrid
 from fedcore.flower.records import SERVER_NODE, run_id_of
 from fedcore.flower.results import OnResults, results_of
+from fedcore.flower.robust import Groups
 from fedcore.flower.secure_grid import OnRefusal, SecureGrid, refuse
 from fedcore.state import ModelState
 from fedcore.wire import Scalar
@@ -51,6 +52,7 @@ def run_server_app(
     on_refusal: OnRefusal = refuse,
     noised: bool = False,
     buffered: bool = False,
+    groups: Groups | None = None,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -60,12 +62,19 @@ def run_server_app(
     ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
     code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
     buffered: whether a training sums updates of several rounds.
+    groups: those into which its trainings are cut.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
     grid: ExchangeGrid = (
         SecureGrid(
-            backend, run_id=run_id, most_nodes=most_nodes, on_refusal=on_refusal, noised=noised, buffered=buffered
+            backend,
+            run_id=run_id,
+            most_nodes=most_nodes,
+            on_refusal=on_refusal,
+            noised=noised,
+            buffered=buffered,
+            groups=groups,
         )
         if aggregation == "secure"
         else PlainGrid(backend, run_id=run_id, most_nodes=most_nodes)

@@ -21,7 +21,7 @@ from fedcore.admission.tasks import refused_choices
 from fedcore.attempts import Attempts, attempt_ended, final_reason
 from fedcore.best import BestRule
 from fedcore.buffered import staleness_metrics
-from fedcore.codec import AnyEncoding, Decoded, decode, release_of
+from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.config import JobSettings, planned_rounds
 from fedcore.errors import (
     AppError,
@@ -49,6 +49,7 @@ from fedcore.exchange import (
     ExchangeReply,
     ExchangeRequest,
     failures_for,
+    make_draw,
     make_task,
     make_work,
     round_parameters,
@@ -58,12 +59,14 @@ from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
+from fedcore.flower.robust import Groups
 from fedcore.flower.sampling import waited_for
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.needs import check_asked, check_needs, least_clients, least_of
+from fedcore.groups import Part, too_few_groups
+from fedcore.needs import check_asked, check_needs, cut_for, least_clients, least_of
 from fedcore.operator_wire import RunStatus
-from fedcore.plain_exchange import PlainReply
+from fedcore.plain_exchange import PlainReply, mean_metrics
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor, usual_devices
@@ -73,6 +76,7 @@ from fedcore.simulation.fates import Fates, RandomDrops
 from fedcore.simulation.models import BestModel, model_ref
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.rounds import SIMULATED, MemoryRound
+from fedcore.simulation.sums import Summed, group_failed
 from fedcore.simulation.waiting import UpdateStage, VirtualTime
 from fedcore.state import ModelState
 from fedcore.wire import Scalar, Task, is_query, is_training
@@ -152,6 +156,11 @@ class Simulation:
         self._account = PrivacyBudget(self._plan.privacy)
         devices = self.devices or (usual_devices(self.seed) if self.settings.buffered else None)
         if devices is not None:
+            if self.settings.groups > 1:
+                raise ConfigurationError(
+                    "groups work at the same time, which the virtual clock of devices does not know yet; leave the "
+                    "devices out, or set groups = 1"
+                )
             self._virtual = VirtualTime(devices=devices, settings=self.settings, run_config=self.run_config)
             self._floor = self._new_floor(self._virtual) if self.settings.buffered else None
         self._plain_exchanges = PlainSimulation(
@@ -201,6 +210,7 @@ class Simulation:
                 on_refusal=self.refuse,
                 noised=self.settings.private,
                 buffered=self.settings.buffered,
+                groups=Groups.of(self.settings),
             )
         self._warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
@@ -239,6 +249,9 @@ class Simulation:
         for message_type, nodes in request.ahead.items():
             if not self._account.withholds(is_training(message_type)):
                 self._check_asked(nodes, message_type)
+        if self.settings.groups > 1 and is_training(request.message_type):
+            with KeptResults() as kept, contextlib.chdir(self._home):
+                return self._grouped(request, kept)
         attempts = Attempts(settings=self.settings, has_room=self._has_room)
         trained: set[int] = set()
         floor = self._floor if is_training(request.message_type) else None
@@ -263,6 +276,48 @@ class Simulation:
                         self._keep_or_spend(floor)
                     if not self._try_again(request, attempt, error, again and not self._owners.all_refused):
                         raise RunFailed(self._final_reason(request, attempt, error)) from error
+        raise AssertionError("there is always another number")
+
+    def _grouped(self, request: ExchangeRequest, kept: KeptResults) -> list[ExchangeReply]:
+        """A draw, and the sums of its groups, one after the other; raises RunFailed where too few have one."""
+        self._exchange += 1
+        drawn, found, failed = self._exchange, [], {}
+        cut, needed = cut_for(self.settings, len(request.nodes), self.clients, self._least)
+        try:
+            draw = make_draw(self._task(request, None, attempt=1, whole=False), cut, needed=needed)
+            parts = self._owners.draw(draw, self._identities)
+        except ProtocolViolation as refusal:
+            raise self._refused(request, refusal) from refusal
+        for part in parts:
+            try:
+                found.append(self._of_group(replace(request, nodes=tuple(part.members)), kept, part))
+            except RunFailed as error:
+                failed[part.group.number] = str(error)
+        if found:
+            self._learn(request, found)
+        if len(found) < self.settings.least_groups:
+            raise RunFailed(too_few_groups(len(parts), self.settings.least_groups, failed))
+        self._done(request, found, drawn)
+        return [ExchangeReply.of_cohort(one.decoded) for one in found]
+
+    def _of_group(self, request: ExchangeRequest, kept: KeptResults, part: Part) -> Summed:
+        """Attempts at the sum of one group; raises RunFailed."""
+        attempts, started = Attempts(settings=self.settings, has_room=self._has_room), self.clock()
+        for number in itertools.count(1):
+            self._exchange += 1
+            asked = replace(request, nodes=attempts.same or request.nodes)
+            attempt = _Attempt(number=number, whole=attempts.whole, kept=kept, trained=set(), part=part)
+            try:
+                return replace(self._sum(asked, attempt), seconds=self.clock() - started)
+            except ProtocolViolation as refusal:
+                raise self._refused(request, refusal) from refusal
+            except RoundFailed as error:
+                again = attempts.go_on(error, asked.nodes, attempt.survivors, free=False)
+                again = again and not self._owners.all_refused
+                reason, names = self._owners.explain(error), [client_name(client) for client in attempt.survivors]
+                self.emit(group_failed(part.group, self._exchange, request.server_round, names, reason, again))
+                if not again:
+                    raise RunFailed(self._final_reason(request, attempt, error)) from error
         raise AssertionError("there is always another number")
 
     def _present(self, request: ExchangeRequest, attempt: _Attempt, *, again: bool) -> ExchangeRequest:
@@ -370,6 +425,7 @@ class Simulation:
         attempt: int,
         whole: bool,
         floor: Floor | None = None,
+        part: Part | None = None,
     ) -> Task:
         return make_task(
             request,
@@ -387,15 +443,32 @@ class Simulation:
             members=self.clients,
             previous=self._owners.chain.head,
             buffer=floor.book.starts(sorted(request.nodes)) if floor is not None else None,
+            cut=part.cut if part else None,
+            group=part.group if part else None,
+            places=part.places if part else None,
         )
 
     def _secure(self, request: ExchangeRequest, attempt: _Attempt) -> list[ExchangeReply]:
+        """One attempt at an exchange of one sum."""
         started = self.clock()
+        found = self._sum(request, attempt)
+        self._learn(request, [found])
+        self._done(request, [replace(found, seconds=self.clock() - started)], self._exchange)
+        kind = request.message_type
+        if not is_training(kind) and not is_query(kind) and request.model is not None:
+            self._evaluated = (request.server_round, request.model)
+            self._judge(found.decoded.metrics)
+        return [ExchangeReply.of_cohort(found.decoded)]
+
+    def _sum(self, request: ExchangeRequest, attempt: _Attempt) -> Summed:
+        """One attempt at a sum."""
         layout = request.model.layout if request.model and is_training(request.message_type) else None
         size = len(request.nodes)
         encoding = self._plan.encoding(request.message_type, layout, size, self.clients, whole=attempt.whole)
         self._account.admit(release_of(encoding))
-        task = self._task(request, encoding, attempt=attempt.number, whole=attempt.whole, floor=attempt.floor)
+        task = self._task(
+            request, encoding, attempt=attempt.number, whole=attempt.whole, floor=attempt.floor, part=attempt.part
+        )
         admitted = self._owners.admit(task, request.model)
         parameters = self._parameters(task)
         stage = self._stage(task, attempt, request.model.layout.nbytes if request.model else 0)
@@ -421,7 +494,6 @@ class Simulation:
         except UpdateTooLarge as error:
             self._plan.learn_overflow(request.message_type, encoding, error.statistics)
             raise
-        self._plan.learn(request.message_type, encoding, decoded)
         staleness: dict[int, int] = {}
         if attempt.floor is not None:
             staleness = attempt.floor.staleness(survivors)
@@ -433,11 +505,12 @@ class Simulation:
         elif task.trains:
             self._crew.count(request.server_round, survivors)
         self.told = task.configs if task.trains else self.told
-        self._done(request, survivors, decoded, started, encoding.words * 8, staleness)
-        if not task.trains and not task.queries and request.model is not None:
-            self._evaluated = (request.server_round, request.model)
-            self._judge(decoded.metrics)
-        return [ExchangeReply.of_cohort(decoded)]
+        return Summed(encoding=encoding, decoded=decoded, survivors=survivors, staleness=staleness)
+
+    def _learn(self, request: ExchangeRequest, found: Sequence[Summed]) -> None:
+        """What the sums told together is what the next encodings are made from."""
+        statistics = joined([one.decoded.statistics for one in found])
+        self._plan.learn(request.message_type, found[0].encoding, replace(found[0].decoded, statistics=statistics))
 
     def _judge(self, metrics: Mapping[str, Any]) -> None:
         """Keep the model that was evaluated last if no other was better."""
@@ -512,36 +585,31 @@ class Simulation:
             stage.vanished.add(step)
         self.emit(ClientDropped(exchange=self._exchange, client=name, stage=step, reason=reason))
 
-    def _done(
-        self,
-        request: ExchangeRequest,
-        survivors: Sequence[int],
-        decoded: Decoded,
-        started: float,
-        size: int,
-        staleness: Mapping[int, int],
-    ) -> None:
+    def _done(self, request: ExchangeRequest, found: Sequence[Summed], exchange: int) -> None:
+        """Tell of an exchange that was completed, in one sum or in those of groups."""
+        decoded, survivors = [one.decoded for one in found], sorted(i for one in found for i in one.survivors)
         names = [client_name(i) for i in survivors]
         down = request.model.layout.nbytes if request.model else 0
         self.emit(
             ExchangeDone(
-                exchange=self._exchange,
+                exchange=exchange,
                 server_round=request.server_round,
                 message_type=request.message_type,
                 aggregation=self.settings.aggregation,
                 survivors=names,
-                examples=decoded.examples,
-                metrics=dict(decoded.metrics),
-                clipped=sum(decoded.statistics.clipped),
-                lost_norm=decoded.lost_norm,
-                failures=decoded.failures,
-                metrics_agree=decoded.names is not None,
-                seconds=self.clock() - started,
+                examples=sum(one.examples for one in decoded),
+                metrics=mean_metrics(decoded) if len(found) > 1 else dict(decoded[0].metrics),
+                clipped=sum(sum(one.statistics.clipped) for one in decoded),
+                lost_norm=max(one.lost_norm for one in decoded),
+                failures=sum(one.failures for one in decoded),
+                metrics_agree=all(one.names is not None for one in decoded),
+                seconds=sum(one.seconds for one in found),
                 virtual_seconds=None if self._virtual is None else self._virtual.lap(),
-                bytes_up=dict.fromkeys(names, size),
+                bytes_up={client_name(i): one.encoding.words * 8 for one in found for i in one.survivors},
                 bytes_down=dict.fromkeys(names, down),
                 epsilon_spent=self._account.epsilon_spent,
-                staleness={client_name(client): count for client, count in staleness.items()},
+                staleness={client_name(i): count for one in found for i, count in one.staleness.items()},
+                groups=len(found),
             )
         )
 
@@ -551,7 +619,7 @@ class _Attempt:
     """One attempt at an exchange. whole: all have to survive. survivors: whose updates were in its sum.
 
     trained: in this attempt or before it, on the virtual clock. enough: with how many updates no more are waited for.
-    floor: where updates were made before.
+    floor: where updates were made before. part: the group that it is for, if there is one.
     """
 
     number: int
@@ -560,6 +628,7 @@ class _Attempt:
     trained: set[int]
     enough: int = 0
     floor: Floor | None = None
+    part: Part | None = None
     survivors: Sequence[int] = ()
 
     def results(

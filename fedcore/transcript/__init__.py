@@ -2,11 +2,11 @@
 
 A record says what one secure exchange was. The clients' signatures of R3 (docs/protocol.md) are over (ctx, L1, U2, U3),
 and ctx follows from what the record holds; so whoever has the roster can check them, and nothing is signed twice. Each
-task names the hash of the record before it, so a record also vouches for all that came earlier.
+task names the head of the chain, the hash of the record before it, so a record also vouches for all that came earlier.
 """
 
 from fedcore.transcript.attempts import Attempt, never_unmasked
-from fedcore.transcript.chain import Chain, Keys, Link, buffered_of, keys_of
+from fedcore.transcript.chain import Chain, Keys, Link, buffered_of, keys_of, next_head
 from fedcore.transcript.records import (
     TRANSCRIPT_FORGED,
     TRANSCRIPT_FORK,
@@ -31,5 +31,6 @@ __all__ = [
     "buffered_of",
     "keys_of",
     "never_unmasked",
+    "next_head",
     "record_hash",
 ]

@@ -1,17 +1,26 @@
-"""Records in the order of their exchanges, each naming the one before."""
+"""Records in their order, each naming the head of the chain that its exchange was opened at.
+
+The head is the hash of the last record, which follows on all before. The groups of one draw (`fedcore.groups`) are open
+at the same time: they name a head that the records of other groups have come after meanwhile, and the head after such a
+record is a hash over the head before it and its own. Nothing but another group of the same draw may stand between a
+record and the head that it names, so that what comes after a draw binds all that came of it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Roster
+from fedcore.secagg.domain import pack
 from fedcore.transcript.records import TRANSCRIPT_FORGED, TRANSCRIPT_GAP, SignedRecord, check_signatures, name_of
 from fedcore.wire import Task, Updates
 
+HEAD_TAG: Final = "fedcore/head/v1"
 Keys: TypeAlias = Callable[[str], Mapping[int, bytes] | None]
 """SHA-256 of a roster -> client id -> raw Ed25519 public key; None for a roster that is not known."""
 
@@ -26,6 +35,7 @@ def keys_of(rosters: Iterable[Roster]) -> Keys:
 class Link:
     """A record's place in the chain, and what was summed.
 
+    previous: the head that its exchange was opened at. draw: of which draw it is a group, "" for none.
     signers: who stood at its end and signed. purpose: as the task has it. model: `Task.asked_of`. survivors: ids of 4
     bytes each, a small part of what a set of them would take. cohort: likewise. threshold, corrupt, full_graph: as an
     `Attempt` has them. buffered: of a buffered exchange, what was summed: client, SHA-256 of
@@ -33,6 +43,8 @@ class Link:
     """
 
     hash: str
+    previous: str
+    draw: str
     run: str
     exchange: int
     complete: bool
@@ -51,6 +63,8 @@ class Link:
         """The place of a record that has been checked."""
         return cls(
             hash=record_hash,
+            previous=task.previous,
+            draw=task.group.draw if task.group else "",
             run=task.run,
             exchange=task.exchange,
             complete=signed.complete,
@@ -96,20 +110,30 @@ class Chain:
 
     anchor: str = ""
     links: list[Link] = field(default_factory=list)
+    _heads: list[str] = field(default_factory=list)
 
     @property
     def head(self) -> str:
-        """The hash of the last record."""
-        return self.links[-1].hash if self.links else self.anchor
+        """What the next exchange names: it stands for all records up to here."""
+        return self._heads[-1] if self._heads else self.anchor
+
+    def copy(self) -> Chain:
+        """Another chain that goes on from here by itself."""
+        return Chain(anchor=self.anchor, links=[*self.links], _heads=[*self._heads])
+
+    def add(self, link: Link) -> None:
+        """Append a record that has been checked."""
+        self._heads.append(next_head(self.head, link.previous, link.hash))
+        self.links.append(link)
 
     def extend(self, signed: SignedRecord, keys: Keys) -> tuple[Link, Task]:
         """Check a record against its signatures and the head, and add it.
 
         Raises ProtocolViolation: "transcript-forged" where signatures do not hold, "transcript-gap" where it follows
-        on another record than the head.
+        on another record than the head, and other than groups of its own draw stand between.
         """
         task = signed.record.announced()
-        if task.previous != self.head:
+        if task.previous != self.head and not self._is_sibling(task):
             before = f"{task.previous[:12]}…" if task.previous else "none"
             raise ProtocolViolation(
                 TRANSCRIPT_GAP,
@@ -122,8 +146,13 @@ class Chain:
                 f"{name_of(task)} is of the roster {signed.record.roster_sha256[:12]}…, which is not known here",
             )
         link = Link.of(check_signatures(signed, task, known), task, signed)
-        self.links.append(link)
+        self.add(link)
         return link, task
+
+    def _is_sibling(self, task: Task) -> bool:
+        """Whether the head that the task names was one, and only groups of the task's own draw came after it."""
+        since = self.after(task.previous)
+        return task.group is not None and since is not None and all(link.draw == task.group.draw for link in since)
 
     def sums(self, purpose: str, model: str, *, here: Collection[int] | None = None) -> set[frozenset[int]]:
         """The sets of survivors of all records of one purpose and model, unfinished ones among them.
@@ -139,11 +168,18 @@ class Chain:
             elsewhere |= link.signers
         return {frozenset(array("I", survivors)) for survivors in found}
 
-    def after(self, record_hash: str) -> list[Link] | None:
-        """The records after the one with this hash; None where the chain does not reach back to it."""
-        if record_hash == self.anchor:
+    def after(self, head: str) -> list[Link] | None:
+        """The records after those that this head stands for; None where the chain does not reach back to it."""
+        if head == self.anchor:
             return self.links
-        for place, link in enumerate(self.links):
-            if link.hash == record_hash:
+        for place, known in enumerate(self._heads):
+            if known == head:
                 return self.links[place + 1 :]
         return None
+
+
+def next_head(head: str, previous: str, record_hash: str) -> str:
+    """The head after a record that was opened at the head `previous`, where `head` is the one before it."""
+    if previous == head:
+        return record_hash  # ctx, and so the record's hash, binds the head that it names
+    return hashlib.sha256(pack(HEAD_TAG, head, record_hash)).hexdigest()

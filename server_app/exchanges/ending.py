@@ -28,7 +28,7 @@ from fedcore.plain_exchange import PlainReply
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.secagg import Fault
 from fedcore.state import ModelState
-from fedcore.wire import MetricValue, ReplyError, WithdrawalReason, WithdrawIn
+from fedcore.wire import MetricValue, Place, ReplyError, WithdrawalReason, WithdrawIn
 from server_app.exchanges.context import ExchangeResult, ExchangeUsage
 
 Fetch = Callable[[str], Awaitable[Path]]
@@ -135,7 +135,8 @@ class KeptReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeEnd:
-    """How an exchange ended. Exactly one of `failure`, `total` (secure) and `replies` (plain) says what came of it.
+    """How an exchange ended. Exactly one of `failure`, `total` (secure), `replies` (plain) and `places` (a draw)
+    says what came of it.
 
     survivors: whose updates are in the sum, also where it could not be opened; plain: who answered. unmasked: whether
     shares were asked for, so that the sum may be known although there is no result. blamed: who cheated, and how.
@@ -151,6 +152,7 @@ class ExchangeEnd:
     failure: Failure | None = None
     total: KeptSum | None = None
     replies: tuple[KeptReply, ...] = ()
+    places: tuple[Place, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As an object for a column of the database. A loss may be NaN, which JSON does not know: a text there."""

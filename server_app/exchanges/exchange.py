@@ -14,8 +14,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Executable
-
 from fedcore.errors import (
     CohortTooSmall,
     ConfigurationError,
@@ -34,6 +32,7 @@ from server_app.exchanges.receipts import WITHDRAWAL, until_kept
 from server_app.exchanges.stage_progress import StageReporter
 from server_app.exchanges.stages import Phase, StageEvent
 from server_app.exchanges.uploads import UpdateLimits
+from server_app.storage.database import Change
 from server_app.storage.store import History
 from server_app.storage.tables import ReceiptRow
 
@@ -77,7 +76,7 @@ class Exchange(Intake):
     async def settle(self, stage: str) -> None:
         """Make durable what a stage has brought, before it is closed."""
 
-    def conclude(self, stage: str) -> Sequence[Executable]:
+    def conclude(self, stage: str) -> Sequence[Change]:
         """End a stage over which no client is missing; what to write in the transaction that closes it.
 
         Raises RoundFailed. Nobody has seen anything of it before that transaction.
@@ -158,7 +157,7 @@ class Exchange(Intake):
                 attempt=task.attempt,
                 cohort=task.cohort,
                 step=self.context.step,
-                task=task.model_dump(mode="json"),
+                task=task.model_dump(mode="json", exclude={"places"}),  # they are those of the draw, which has a row
                 extra=self.context.extra,
                 opened_at=self.services.wall(),
             ),

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Executable
 
 from fedcore import conversions
 from fedcore.codec import AnyEncoding, Decoded, decode
@@ -45,6 +44,7 @@ from server_app.exchanges.seen import beginning, fields, first_values
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import discard
+from server_app.storage.database import Change
 from server_app.storage.transcript_tables import record_completed, record_opened
 
 ADVERTISE, SHARE, INPUT, CONSISTENCY, UNMASK = (
@@ -148,7 +148,7 @@ class SecureExchange(Exchange):
         if stage == INPUT:
             await self._sum.keep()
 
-    def conclude(self, stage: str) -> Sequence[Executable]:
+    def conclude(self, stage: str) -> Sequence[Change]:
         """Tell the protocol who has left, which is all that it ever hears of that, and end its stage.
 
         Clients may sign the survivors as soon as they are named, and release shares once they are shown signatures. So

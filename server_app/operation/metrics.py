@@ -19,6 +19,7 @@ from fedcore.events import (
     ExchangeDone,
     ExchangeFailed,
     ExchangeRepeated,
+    GroupEnded,
     RunEvent,
     RunStarted,
 )
@@ -49,6 +50,7 @@ class Metrics:
         counter, histogram = self._counter, self._histogram
         self.runs = counter("fedcore_runs", "Runs that ended, by how.", "status")
         self.rounds = counter("fedcore_rounds", "Exchanges that ended, by how.", "outcome")
+        self.groups = counter("fedcore_groups", "Sums of groups of drawn exchanges, by how they ended.", "outcome")
         self.round_seconds = histogram("fedcore_round_seconds", "Duration of exchanges that succeeded.", _ROUND_BUCKETS)
         self.stage_seconds = histogram(
             "fedcore_stage_seconds", "Duration of the stages of these exchanges.", _STAGE_BUCKETS, "stage"
@@ -86,6 +88,8 @@ class Metrics:
                 self.rounds.labels("failed").inc()
             case ExchangeRepeated():
                 self.rounds.labels("repeated").inc()
+            case GroupEnded(reason=reason):
+                self.groups.labels("failed" if reason else "done").inc()
             case ClientDropped(stage=stage):
                 self.dropouts.labels(stage).inc()
             case ClientBlamed(stage=stage):

@@ -16,6 +16,7 @@ from fastapi import Depends, Path, Query, Request
 from fedcore.errors import Unauthorized
 from fedcore.transcript import TranscriptOut
 from fedcore.wire import ProblemKind
+from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.intake import no_such_step
 from server_app.exchanges.secure import SecureExchange
@@ -178,6 +179,14 @@ async def secure_exchange_of(exchange: Annotated[Exchange, Depends(exchange_of)]
     return exchange
 
 
+async def draw_of(exchange: Annotated[Exchange, Depends(exchange_of)]) -> DrawExchange:
+    """The exchange in the address, which must be a draw."""
+    if not isinstance(exchange, DrawExchange):
+        raise no_such_step(exchange.task.aggregation)
+    return exchange
+
+
 AnyExchange = Annotated[Exchange, Depends(exchange_of)]
 UploadExchange = Annotated[Exchange, Depends(upload_exchange_of)]
+Draw = Annotated[DrawExchange, Depends(draw_of)]
 Secure = Annotated[SecureExchange, Depends(secure_exchange_of)]

@@ -27,6 +27,7 @@ from fedcore.wire import (
     KeySharesIn,
     ManifestIn,
     PartsOut,
+    PlaceIn,
     ProblemKind,
     RostersOut,
     SignaturesOut,
@@ -36,6 +37,7 @@ from fedcore.wire import (
     WithdrawalReason,
     WithdrawIn,
 )
+from server_app.exchanges.exchange import Exchange
 from server_app.http.audience import ForClients
 from server_app.http.polling import HungUp
 from server_app.http.problems import Rejection, problem_responses
@@ -47,6 +49,7 @@ from server_app.routes.access import (
     AnyServices,
     Client,
     ClientHead,
+    Draw,
     LongPoll,
     RecordHash,
     Secure,
@@ -127,8 +130,8 @@ async def heartbeat(
     services.presence.note_eligible(client.client_id, body.eligible)
     if body.stopping:
         services.presence.stop(client.client_id)
-    shown = queue.exchange
-    if shown is not None and (shown.task.run, shown.task.exchange) == (body.run, body.exchange):
+    shown = queue.shown.find(body.run, body.exchange)
+    if shown is not None:
         guarded_request(request).count_bytes = shown.usage.byte_counter(client.client_id)
 
 
@@ -148,11 +151,8 @@ async def task(
     An idle client sends nothing else: while it waits here it is there, and when its connection ends it is not.
     """
 
-    def probe() -> Task | None:
-        shown = queue.exchange
-        if shown is None or (shown.task.run == run and shown.task.exchange <= after):
-            return None
-        return shown.task_for(client.client_id)
+    def probe() -> tuple[Exchange, Task] | None:
+        return queue.shown.next_for(client.client_id, run, after)
 
     presence, found = services.presence, None
     presence.asks(client.client_id, (run, after))
@@ -163,10 +163,10 @@ async def task(
     if found is None:
         apps = await offers.to(client.client_id)
         return Response(status_code=204, headers={OFFERS_HEADER: ", ".join(apps)} if apps else {})
-    if queue.exchange is not None:
-        presence.handed(client.client_id, (found.run, found.exchange))
-        guarded_request(request).count_bytes = queue.exchange.usage.byte_counter(client.client_id)
-    return _answer(found)
+    exchange, task = found
+    presence.handed(client.client_id, (task.run, task.exchange))
+    guarded_request(request).count_bytes = exchange.usage.byte_counter(client.client_id)
+    return _answer(task)
 
 
 @router.get("/apps/{sha256}", response_model=AppOut, responses=problem_responses(K.NOT_FOUND))
@@ -203,6 +203,12 @@ async def model(exchange: AnyExchange, client: Client) -> ModelResponse:
     if found is None:
         raise Rejection(ProblemKind.NOT_FOUND, "this exchange has no model")
     return ModelResponse(*found)
+
+
+@router.put(f"{EXCHANGE}/place", status_code=204, responses=_PUT)
+async def put_place(body: PlaceIn, exchange: Draw, client: Client) -> None:
+    """The answer to a draw: the client's place among all, signed (`fedcore.groups`)."""
+    await exchange.take_place(client.client_id, body, client.content_sha256)
 
 
 @router.put(f"{EXCHANGE}/advertisement", response_model=CohortOut, responses={**_PUT, **_NOT_YET})

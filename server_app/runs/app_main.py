@@ -29,6 +29,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.results import Results
+from fedcore.flower.robust import Groups
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.statistics_run import run_statistics
 from fedcore.operator_wire import RESULTS_FILE
@@ -198,6 +199,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         on_results=lambda results: _keep(results, folder),
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
         noised=start.noised,
+        groups=Groups(start.groups, start.least_groups) if start.groups > 1 else None,
     )
     if outcome.state is None:
         return Finished(model=None)

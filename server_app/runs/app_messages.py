@@ -18,6 +18,7 @@ from fedcore.wire import ClientId, Message, MessageHead, Name, Scalar, Sha256
 class Start(Message):
     """Server to app: what to run; a question for statistics in place of the app's ServerApp, where there is one.
 
+    groups: into how many a training is cut, each with a reply of its own; least_groups: how many are sure to have one.
     initial: the path of the model that its strategy starts from; None for the app's own. noised: whether secure sums
     have privacy noise.
     """
@@ -28,6 +29,8 @@ class Start(Message):
     run: Name
     run_config: dict[str, Scalar]
     aggregation: Literal["secure", "plain"]
+    groups: int = 1
+    least_groups: int = 1
     question: dict[str, Any] | None = None
     initial: str | None = None
     noised: bool = False

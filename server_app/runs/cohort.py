@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, ClientsOnline, name_some
-from fedcore.needs import check_asked, least_of
+from fedcore.needs import check_asked, least_group, least_of
 from fedcore.secagg import Fault
-from fedcore.wire import is_query
+from fedcore.wire import is_query, is_training
 from server_app.runs.event_log import EventLog
 from server_app.runs.plan import RunPlan
 from server_app.services import Services
@@ -36,6 +36,10 @@ class CohortSelection:
     def exclude(self, blamed: Mapping[int, Fault]) -> None:
         """Ask these no more for the rest of the run."""
         self._cheats.update(blamed)
+
+    def without_cheats(self, clients: Sequence[int]) -> list[int]:
+        """Those of `clients` that may be asked at all."""
+        return [client for client in clients if client not in self._cheats]
 
     @property
     def _members(self) -> frozenset[int]:
@@ -63,7 +67,7 @@ class CohortSelection:
         """
         asked = asked if same is None else same
         wanted, members = frozenset(asked), self._members
-        least = self._least(len(wanted))
+        least = max(self._least(len(wanted)), self._least_grouped(message_type))
         self.check(len(wanted), message_type)
         pool = wanted & members
         extra = 0 if same is not None else self._extra(len(wanted), message_type)
@@ -81,6 +85,13 @@ class CohortSelection:
     def _extra(self, wanted: int, message_type: str) -> int:
         """How many are asked beyond those; none for a query, whose sum is to be over everybody that was asked."""
         return 0 if is_query(message_type) else math.ceil(wanted * self._settings.over_selection)
+
+    def _least_grouped(self, message_type: str) -> int:
+        """How many clients as many groups need as have to give a sum; 0 where the cohort is not cut."""
+        settings = self._settings
+        if settings.groups == 1 or not is_training(message_type):
+            return 0
+        return settings.least_groups * least_group(settings, *self._sizes)
 
     @property
     def _sizes(self) -> tuple[int, int]:

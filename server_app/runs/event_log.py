@@ -24,6 +24,8 @@ from fedcore.events import (
     ExchangeRepeated,
     ExchangeStarted,
     FiguresFound,
+    GroupEnded,
+    GroupStarted,
     Recorded,
     RunEvent,
     RunStarted,
@@ -171,6 +173,8 @@ def _said(event: RunEvent) -> tuple[Any, ...] | None:
             return (kind, event.exchange)
         case ExchangeFailed() | ExchangeRepeated():
             return (ExchangeFailed.__name__, event.exchange)
+        case GroupStarted() | GroupEnded():
+            return (kind, event.exchange)
         case ClientDropped() | ClientBlamed():
             return (kind, event.exchange, event.client)
         case StageProgress():

@@ -28,14 +28,16 @@ class RunInterrupted(FedcoreError):
 
 
 class KeptAnswer(Message):
-    """The answer to one request; exactly one field of the first five says which.
+    """The answer to one request; exactly one field of the first six says which.
 
-    exchange: whose replies it holds. withheld: no replies, since nobody was asked. refused, spent: why there is none,
-    by failure or by the privacy budget. absent: who was asked for, in plain mode, and was not there.
+    exchange: whose replies it holds. groups: those of the groups of a drawn exchange, one reply each. withheld: no
+    replies, since nobody was asked. refused, spent: why there is none, by failure or by the privacy budget. absent: who
+    was asked for, in plain mode, and was not there.
     """
 
     nodes: list[ClientId] | None = None
     exchange: int | None = None
+    groups: list[int] | None = None
     withheld: bool = False
     refused: str | None = None
     spent: str | None = None

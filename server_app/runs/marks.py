@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fedcore.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeStarted, Recorded
+from fedcore.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeStarted, GroupStarted, Recorded
 from fedcore.watch_wire import MOST_MARKS, ClientMarks, Mark, MarksOut
 from fedcore.wire import is_query, is_training
 from server_app.exchanges.exchange import Exchange
@@ -28,6 +28,8 @@ class MarkBook:
 
     def __init__(self) -> None:
         self._exchanges: dict[int, _Exchange] = {}
+        self._groups: dict[int, int] = {}
+        """Of the last drawn exchange: the number of each of its groups -> its own."""
 
     def take(self, item: Recorded) -> None:
         """One more event."""
@@ -37,6 +39,9 @@ class MarkBook:
                 self._exchanges[started.exchange] = _Exchange(_kind(started.message_type), joined)
                 if len(self._exchanges) > MOST_MARKS:
                     del self._exchanges[next(iter(self._exchanges))]
+                self._groups = {}
+            case GroupStarted(exchange=exchange, drawn=drawn):
+                self._groups[exchange] = drawn
             case ClientDropped(exchange=exchange, client=client):
                 self._mark(exchange, client, "x")
             case ClientBlamed(exchange=exchange, client=client):
@@ -46,7 +51,7 @@ class MarkBook:
                     self._mark(done.exchange, client, "d")
 
     def _mark(self, exchange: int, client: str, mark: Mark) -> None:
-        found = self._exchanges.get(exchange)
+        found = self._exchanges.get(self._groups.get(exchange, exchange))
         if found is not None and found.marks.get(client) != "!":  # what a client is blamed for outlasts its end
             found.marks[client] = mark
 
@@ -65,8 +70,22 @@ class MarkBook:
         )
 
 
-def marks_now(exchange: Exchange, names: Mapping[int, str]) -> dict[str, Mark]:
-    """How the clients of an open exchange stand that have not left: their keys are here, or their update is."""
+def marks_now(shown: Sequence[Exchange], names: Mapping[int, str]) -> tuple[dict[str, Mark], int]:
+    """How the clients of what is open stand, and its number: that of the draw where the open ones are groups of one.
+
+    Of a client that is in several, the newest counts.
+    """
+    marks: dict[str, Mark] = {}
+    for exchange in shown:
+        marks |= _marks(exchange, names)
+    if not shown:
+        return marks, 0
+    newest = shown[-1].task
+    return marks, newest.group.exchange if newest.group else newest.exchange
+
+
+def _marks(exchange: Exchange, names: Mapping[int, str]) -> dict[str, Mark]:
+    """How the clients of an exchange stand that have not left: their keys are here, or their update is."""
     first, answered = exchange.stages.is_first, exchange.clients.done
     marks: dict[str, Mark] = {}
     for client in exchange.task.cohort:

@@ -17,6 +17,7 @@ from fedcore.plain_json import to_plain
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end, guarded
 from fedcore.wire import ModelRef, is_query, is_training
+from server_app.exchanges.context import ExchangeResult
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.runs.app_messages import (
     Broken,
@@ -34,6 +35,7 @@ from server_app.runs.app_messages import (
     Start,
 )
 from server_app.runs.app_process import AppConnection
+from server_app.runs.grouped_exchanges import GroupedExchanges
 from server_app.runs.journal import Journal, KeptAnswer, as_kept
 from server_app.runs.plain_exchanges import PlainExchanges, PlainRequest
 from server_app.runs.plan import QUESTION
@@ -75,6 +77,7 @@ class RunOrchestrator:
         self._stopped = ""
         self._evaluated: tuple[int, Path] | None = None
         self._secure = SecureExchanges(run)
+        self._grouped = GroupedExchanges(run, self._secure)
         self._plain = PlainExchanges(run)
 
     async def lead(self, app: AppConnection) -> RunEnd:
@@ -106,6 +109,8 @@ class RunOrchestrator:
             run=plan.run,
             run_config=dict(plan.run_config),
             aggregation=plan.settings.aggregation,
+            groups=plan.settings.groups,
+            least_groups=plan.settings.least_groups,
             question=None if plan.question is None else to_plain(QUESTION, plan.question),
             initial=None if initial is None else str(initial),
             noised=plan.settings.private,
@@ -195,15 +200,15 @@ class RunOrchestrator:
             weight_key=asked.weight_key,
             timeout=asked.timeout,
         )
-        number = await self._secure.exchange(
-            SecureRequest(
-                step=self._journal.number,
-                request=request,
-                model=model.path if model else None,
-                announced=model.reference if model else None,
-            )
+        secure = SecureRequest(
+            step=self._journal.number,
+            request=request,
+            model=model.path if model else None,
+            announced=model.reference if model else None,
         )
-        return KeptAnswer(exchange=number)
+        if self._run.plan.settings.groups > 1 and is_training(asked.message_type):
+            return KeptAnswer(groups=await self._grouped.exchange(secure))
+        return KeptAnswer(exchange=await self._secure.exchange(secure))
 
     async def _plain_exchange(self, asked: PlainAsked, files: Mapping[str, _TakenOver]) -> KeptAnswer:
         questions = {
@@ -228,17 +233,23 @@ class RunOrchestrator:
         if kept.spent is not None:
             self._stopped = kept.spent
             return BudgetReached(reason=kept.spent)
+        if kept.groups is not None:
+            results = [await self._result(number) for number in kept.groups]
+            return Replies(replies=[await self._reply(reply) for result in results for reply in result.replies])
         if kept.exchange is None:
             return Replies(replies=[])
-        run, services = self._run, self._run.services
-        row = await services.store.exchange(run.plan.run, kept.exchange)
-        if row is None or row.result is None:
-            raise RunFailed(f"the journal names exchange {kept.exchange}, of which nothing is kept")
-        result = await ExchangeEnd.from_json(row.result).outcome(services.objects.fetch)
+        run, result = self._run, await self._result(kept.exchange)
         if run.plan.settings.aggregation == "secure":
             return Replies(replies=[await self._reply(reply) for reply in result.replies])
         absent = map(self._not_there, kept.absent)
         return PlainReplies(replies=[*[await self._plain_reply(reply) for reply in result.plain], *absent])
+
+    async def _result(self, exchange: int) -> ExchangeResult:
+        services = self._run.services
+        row = await services.store.exchange(self._run.plan.run, exchange)
+        if row is None or row.result is None:
+            raise RunFailed(f"the journal names exchange {exchange}, of which nothing is kept")
+        return await ExchangeEnd.from_json(row.result).outcome(services.objects.fetch)
 
     async def _reply(self, reply: ExchangeReply) -> ExchangeReply:
         path = reply.state.path if isinstance(reply.state, ModelState) else reply.state

@@ -24,6 +24,7 @@ from server_app.runs.plan import RunPlan
 from server_app.runs.run_files import APP_FOLDER, RunKeys, load_bundle, save_bundle
 from server_app.runs.run_files import reference as reference_of
 from server_app.runs.run_views import RunView, RunViews
+from server_app.runs.shown import Shown
 from server_app.runs.standings import standings
 from server_app.runs.worker import CANCELLED, RunWorker, StartApp
 from server_app.services import Services
@@ -92,8 +93,13 @@ class RunQueue:
 
     @property
     def exchange(self) -> Exchange | None:
-        """The exchange that is open, or ended last."""
-        return self._worker.exchange
+        """The one that began last."""
+        return self._worker.shown.newest
+
+    @property
+    def shown(self) -> Shown:
+        """The exchanges that are open, and those that ended last."""
+        return self._worker.shown
 
     # --- what operators ask ---------------------------------------------------------------------
 
@@ -171,8 +177,7 @@ class RunQueue:
         row = await self._row(run)
         if RunStatus(row.status).final:
             return RunClientsOut(run=run, exchange=0, server_round=0, stage="", clients=[])
-        shown = self.exchange if self.exchange is not None and self.exchange.task.run == run else None
-        return standings(self._services, run, row.app_sha256, shown)
+        return standings(self._services, run, row.app_sha256, self.shown.of(run))
 
     async def info(self, run: str) -> RunRow:
         """A run without its events; Rejection where there is none."""
@@ -185,14 +190,10 @@ class RunQueue:
 
     async def marks(self, run: str, last: int) -> MarksOut:
         """Where each client stood in the last exchanges of a run, and stands in the open one."""
-        view, shown, names = await self.view(run), self.exchange, self._services.names
-        is_open = shown is not None and shown.task.run == run and not shown.stages.over
-        return view.marks.shown(
-            last,
-            [member.name for member in self._services.roster.members],
-            marks_now(shown, names) if is_open and shown is not None else {},
-            shown.task.exchange if is_open and shown is not None else 0,
-        )
+        view = await self.view(run)
+        shown = self.shown.of(run) if self.shown.open_of(run) else []
+        now, number = marks_now(shown, self._services.names)
+        return view.marks.shown(last, [member.name for member in self._services.roster.members], now, number)
 
     async def saw(self, run: str) -> SawOut:
         """What the server saw of the newest exchange; Rejection where it was none of this run."""
@@ -290,9 +291,9 @@ class RunQueue:
     # --- what clients ask -----------------------------------------------------------------------
 
     async def find_exchange(self, run: str, exchange: int, client: int) -> Exchange:
-        """The exchange that is open, or ended last. Rejection for others, by what became of them."""
-        shown = self.exchange
-        if shown is not None and (shown.task.run, shown.task.exchange) == (run, exchange):
+        """One that is open, or ended last. Rejection for others, by what became of them."""
+        shown = self.shown.find(run, exchange)
+        if shown is not None:
             shown.require_member(client)
             return shown
         row = await self._services.store.exchange(run, exchange)

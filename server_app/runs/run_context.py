@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import RoundFailed
-from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound
+from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from fedcore.state import ModelFacts
-from fedcore.wire import Task
+from fedcore.wire import Group, Task
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.cohort import CohortSelection
@@ -133,6 +133,9 @@ class RunContext:
 
     def note_start(self, task: Task, *, model: str | None, content: str | None = None) -> None:
         """Say that a cohort was asked; model and content as in `ExchangeStarted`."""
+        if task.group is not None:
+            self._note_group(task, task.group)
+            return
         encoding = task.encoding
         started = ExchangeStarted(
             exchange=task.exchange,
@@ -145,8 +148,41 @@ class RunContext:
             aggregation=task.aggregation,
             model=model,
             content=content,
+            groups=task.cut.groups if task.cut else 1,
         )
         self.event_log.add(started)
+
+    def _note_group(self, task: Task, group: Group) -> None:
+        encoding = task.encoding
+        started = GroupStarted(
+            exchange=task.exchange,
+            drawn=group.exchange,
+            server_round=task.server_round,
+            group=group.number,
+            groups=group.of,
+            attempt=task.attempt,
+            cohort=self.names(task.cohort),
+            quorum=task.quorum,
+            field_bits=encoding.field_bits if encoding and encoding.layout else None,
+        )
+        self.event_log.add(started)
+
+    def note_group_end(self, task: Task, end: ExchangeEnd, *, reason: str = "", retry: bool = False) -> None:
+        """Say that a group has given its sum, or why an attempt at it has not."""
+        group = task.group
+        assert group is not None  # noqa: S101 - the caller leads groups
+        ended = GroupEnded(
+            exchange=task.exchange,
+            drawn=group.exchange,
+            server_round=task.server_round,
+            group=group.number,
+            groups=group.of,
+            survivors=self.names(end.survivors),
+            seconds=round(end.usage.seconds, 4),
+            reason=reason,
+            retry=retry,
+        )
+        self.event_log.add(ended)
 
     def note_done(self, task: Task, end: ExchangeEnd, **found: Any) -> None:
         """Say that an exchange was completed; found: the fields of `ExchangeDone` that tell what came of it."""

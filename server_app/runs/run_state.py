@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedcore.best import BestRule
-from fedcore.codec import release_of
+from fedcore.codec import joined, release_of
 from fedcore.config import JobSettings
 from fedcore.exchange import EncodingPlan
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import Fault
 from fedcore.wire import Task
-from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.ending import ExchangeEnd, KeptSum
 from server_app.exchanges.secure import UNMASK
 from server_app.storage.tables import ExchangeRow
 
@@ -31,6 +32,8 @@ class RunState:
         self.count = 0
         self.rounds = 0
         self.told: dict[str, dict[str, Any]] = {}
+        self._groups: dict[str, list[tuple[Task, KeptSum]]] = {}
+        """Of the draw whose groups came last: their sums."""
         self.rule = BestRule.parse(settings.best_model)
         self.best: float | None = None
         self.unjudged = ""
@@ -49,6 +52,7 @@ class RunState:
                 self.take(task, ExchangeEnd.from_json(row.result))
             elif row.stage == UNMASK:
                 self.budget.spend(release_of(task.encoding))
+        self.take_groups()
 
     def judged(self, task: Task, end: ExchangeEnd) -> float | None:
         """What an evaluation says of the model that it was asked of; None where nothing is chosen by it."""
@@ -68,11 +72,25 @@ class RunState:
         if end.unmasked or end.total is not None:  # shares were asked for: the sum may be known, also after a failure
             self.budget.spend(release_of(encoding))
         if end.failure is None:
-            self.rounds += task.trains and bool(end.survivors)
+            counted = task.group is not None and task.group.draw in self._groups
+            self.rounds += task.trains and bool(end.survivors) and not counted
             self.told = task.configs if task.trains else self.told
         if encoding is None:
             return
-        if end.total is not None:
+        if end.total is not None and task.group is not None:
+            if task.group.draw not in self._groups:
+                self.take_groups()
+            self._groups.setdefault(task.group.draw, []).append((task, end.total))
+        elif end.total is not None:
             self.encodings.learn(task.message_type, encoding, end.total)
         elif end.failure is not None and end.failure.statistics is not None:
             self.encodings.learn_overflow(task.message_type, encoding, end.failure.statistics)
+
+    def take_groups(self) -> None:
+        """All groups of a draw have ended: what their sums told together is what the next encodings are made from."""
+        for sums in self._groups.values():
+            (task, total), *_ = sums
+            assert task.encoding is not None  # noqa: S101 - of a secure exchange with a sum
+            together = replace(total, statistics=joined([one.statistics for _, one in sums]))
+            self.encodings.learn(task.message_type, task.encoding, together)
+        self._groups = {}

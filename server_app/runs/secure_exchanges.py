@@ -12,6 +12,7 @@ from fedcore.codec import release_of
 from fedcore.errors import RoundFailed
 from fedcore.exchange import ExchangeRequest, failures_for, make_task
 from fedcore.federation import Roster
+from fedcore.groups import Part
 from fedcore.state import Layout
 from fedcore.wire import ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
@@ -33,10 +34,14 @@ class SecureRequest:
 
 
 class SecureExchanges:
-    """Carries them out, one after the other."""
+    """Carries them out: one after the other, but for the groups of a draw.
+
+    led: numbers of those whose sum may still come, in whatever stage they are.
+    """
 
     def __init__(self, run: RunContext) -> None:
         self._run = run
+        self.led: set[int] = {row.exchange for row in run.past if row.result is None}
 
     async def exchange(self, asked: SecureRequest) -> int:
         """Attempts until one succeeds: its number. Raises RoundFailed where `Attempts` says that there is no other.
@@ -44,10 +49,10 @@ class SecureExchanges:
         One that somebody is blamed for does not count: whoever cheats is excluded, so it can end the run neither with
         one attempt nor, in company, with all of them.
         """
-        run, attempts = self._run, Attempts(settings=self._run.plan.settings, has_room=self._has_room)
+        run, attempts = self._run, self.attempts()
         past = run.past_of(asked.step)
         for attempt in itertools.count(1):
-            task, end = await self._attempt(asked, attempts, attempt, next(past, None))
+            task, end = await self.attempt(asked, attempts, attempt, next(past, None))
             await run.close_judged(task, end, asked.model)
             if end.failure is None:
                 self._note_success(task, end)
@@ -61,26 +66,53 @@ class SecureExchanges:
                 raise RoundFailed(explain(error, end, run.plan.settings)) from error
         raise AssertionError("there is always another number")
 
-    async def _attempt(
-        self, asked: SecureRequest, attempts: Attempts, attempt: int, row: ExchangeRow | None
+    def attempts(self) -> Attempts:
+        """The attempts at one sum, of which there was none yet."""
+        return Attempts(settings=self._run.plan.settings, has_room=self._has_room)
+
+    async def attempt(
+        self,
+        asked: SecureRequest,
+        attempts: Attempts,
+        attempt: int,
+        row: ExchangeRow | None,
+        part: Part | None = None,
     ) -> tuple[Task, ExchangeEnd]:
-        """A new attempt, or where there is a row for it, what came or comes of that one."""
+        """A new attempt, or where there is a row for it, what came or comes of that one.
+
+        Raises RoundFailed where too few clients are there, or left of the group `part`, and BudgetSpent.
+        """
         services = self._run.services
         if row is None:
-            request = asked.request
-            cohort = await self._run.clients.cohort(
-                request.nodes, attempt, message_type=request.message_type, same=attempts.same
-            )
-            previous = await services.store.last_record()
+            cohort = await self._cohort(asked.request, attempts, attempt, part)
+            previous = await self.head()
             with services.roster.held() as roster:
-                task = self._task(asked, roster, cohort, attempt, previous, attempts.whole)
+                task = self._task(asked, roster, cohort, attempt, previous, attempts.whole, part)
                 return task, await self._lead(asked, task, roster, None)
         task = Task.model_validate(row.task)
+        if part is not None:
+            task = task.model_copy(update={"places": list(part.places)})
         if row.result is not None:
             self._run.note_start(task, model=task.model.sha256 if task.model else None)
             return task, ExchangeEnd.from_json(row.result)
         with services.roster.held(task.roster) as roster:
             return task, await self._lead(asked, task, roster, row)
+
+    async def head(self) -> str:
+        """The head of the transcript, at which an exchange is opened."""
+        run = self._run.plan.run
+        return await self._run.services.store.last_record(led=[(run, number) for number in self.led])
+
+    async def _cohort(
+        self, request: ExchangeRequest, attempts: Attempts, attempt: int, part: Part | None
+    ) -> Sequence[int]:
+        clients = self._run.clients
+        if part is None:
+            return await clients.cohort(request.nodes, attempt, message_type=request.message_type, same=attempts.same)
+        left = attempts.same or clients.without_cheats(part.members)
+        if len(left) < part.cut.least:
+            raise RoundFailed(f"{len(left)} members of the group may be asked again, it needs {part.cut.least}")
+        return left
 
     async def _lead(self, asked: SecureRequest, task: Task, roster: Roster, row: ExchangeRow | None) -> ExchangeEnd:
         run = self._run
@@ -91,7 +123,7 @@ class SecureExchanges:
             model=asked.model,
             event_log=run.event_log,
             step=asked.step,
-            enough=run.clients.enough(asked.request.nodes, task.message_type),
+            enough=0 if task.group else run.clients.enough(asked.request.nodes, task.message_type),
         )
         exchange = SecureExchange(
             context,
@@ -101,10 +133,21 @@ class SecureExchanges:
             randomness=run.services.randomness,
         )
         self._run.note_start(task, model=task.model.sha256 if task.model else None)
-        return await run.lead(exchange, row)
+        self.led.add(task.exchange)
+        try:
+            return await run.lead(exchange, row)
+        finally:
+            self.led.discard(task.exchange)
 
     def _task(
-        self, asked: SecureRequest, roster: Roster, cohort: Sequence[int], attempt: int, previous: str, whole: bool
+        self,
+        asked: SecureRequest,
+        roster: Roster,
+        cohort: Sequence[int],
+        attempt: int,
+        previous: str,
+        whole: bool,
+        part: Part | None,
     ) -> Task:
         """Announce an attempt; raises BudgetSpent."""
         run, request = self._run, asked.request
@@ -127,6 +170,9 @@ class SecureExchanges:
             members=members,
             whole=whole,
             previous=previous,
+            cut=part.cut if part else None,
+            group=part.group if part else None,
+            places=part.places if part else None,
         )
 
     def _has_room(self, failures: int, n: int) -> bool:

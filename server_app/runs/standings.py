@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from fedcore.operator_wire import ClientState, RunClientOut, RunClientsOut
@@ -14,18 +15,24 @@ _HERE: Final = frozenset({Standing.ADMITTED, Standing.TAKEN, Standing.LEAVING, S
 """Whose update is here, whatever became of the client."""
 
 
-def standings(services: Services, run: str, app_sha256: str, exchange: Exchange | None) -> RunClientsOut:
-    """All members, and what they do for a run that waits or is led. exchange: the run's open or last one, if any."""
-    is_open = exchange is not None and not exchange.stages.over
+def standings(services: Services, run: str, app_sha256: str, shown: Sequence[Exchange]) -> RunClientsOut:
+    """All members, and what they do for a run that waits or is led. shown: those of the run that are open or ended
+    last, the newest last.
+
+    Of several that are open, as groups are, the one that began last stands for all, and each client in its own.
+    """
+    newest = next((one for one in reversed(shown) if not one.stages.over), None)
+    own = {client: one for one in shown for client in one.task.cohort}
+    last = shown[-1] if shown else None
     return RunClientsOut(
         run=run,
-        exchange=exchange.task.exchange if exchange is not None and is_open else 0,
-        server_round=exchange.task.server_round if exchange is not None and is_open else 0,
-        stage=exchange.stages.current if exchange is not None and is_open else "",
+        exchange=newest.task.exchange if newest is not None else 0,
+        server_round=newest.task.server_round if newest is not None else 0,
+        stage=newest.stages.current if newest is not None else "",
         clients=[
             RunClientOut(id=member.id, name=member.name, state=state, why=why)
             for member in services.roster.members
-            for state, why in [_standing(services, member.id, app_sha256, exchange)]
+            for state, why in [_standing(services, member.id, app_sha256, own.get(member.id, last))]
         ],
     )
 

@@ -15,7 +15,7 @@ from server_app.exchanges.plain import NO_REPLY
 SHOWN: Final = frozenset(
     {
         "clients", "started", "resumed", "exchange", "stage", "dropped", "blamed", "exchange-done", "exchange-failed",
-        "exchange-repeated", "figures", "ended",
+        "exchange-repeated", "group", "group-ended", "figures", "ended",
     }
 )  # fmt: skip
 """Kinds of events that are for viewers, too. What an app prints or asks may be about the data of a site."""

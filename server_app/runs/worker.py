@@ -30,6 +30,7 @@ from server_app.runs.retention import drop_journal, tidy
 from server_app.runs.run_context import RunContext
 from server_app.runs.run_files import RunFiles
 from server_app.runs.run_state import RunState
+from server_app.runs.shown import Shown
 from server_app.services import Services
 from server_app.storage.tables import RunRow
 
@@ -63,7 +64,7 @@ class RunWorker:
         self._to_cancel: set[str] = set()
         self._trouble = ""
         self._resumed_because = ""
-        self.exchange: Exchange | None = None
+        self.shown = Shown()
 
     def start(self) -> None:
         """Begin to lead runs."""
@@ -74,7 +75,7 @@ class RunWorker:
         """Put down the run that is led, and end its processes; whoever leads next takes it up."""
         if self._task is not None:
             await end(self._task)
-        self.exchange = None
+        self.shown.clear()
 
     @property
     def alive(self) -> bool:
@@ -212,9 +213,8 @@ class RunWorker:
         # Clients and viewers hear why it was abandoned, and an app's own words are not for them.
         told = reason if status is RunStatus.CANCELLED else "the run failed"
         what = f"the end of run {run} ({status.value}) is not written"
-        shown = self.exchange
-        if shown is not None and shown.task.run == run and shown.end is None:
-            await persist(partial(shown.abandon, told), what=what, tell=self._note)
+        for exchange in self.shown.open_of(run):
+            await persist(partial(exchange.abandon, told), what=what, tell=self._note)
         await event_log.close()
         ending = partial(self.write_end, run, status, reason, seconds=event_log.seconds, model=model)
         await persist(ending, what=what, tell=self._note)
@@ -292,4 +292,4 @@ class RunWorker:
 
     def _show(self, exchange: Exchange) -> None:
         logs.note(exchange=exchange.task.exchange)
-        self.exchange = exchange
+        self.shown.add(exchange)

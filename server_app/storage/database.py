@@ -56,6 +56,10 @@ class _Write:
             self.outcome.set_result(value)
 
 
+Change = Callable[[AsyncConnection], Awaitable[None]]
+"""What a transaction is to do beside what it is for."""
+
+
 class Database:
     """Runs transactions. Raises StorageFull, StorageUnavailable, StorageDamaged; LeaseLost once it is fenced.
 

@@ -13,7 +13,7 @@ from sqlalchemy import Executable, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fedcore.errors import ConflictingMessage, IllegalTransition
-from server_app.storage.database import Database
+from server_app.storage.database import Change, Database
 from server_app.storage.engines import now
 from server_app.storage.tables import ClosingRow, ExchangeRow, ReceiptRow
 
@@ -69,7 +69,7 @@ class ExchangeTables:
         after: str,
         gone: Mapping[str, Any],
         *,
-        also: Sequence[Executable] = (),
+        also: Sequence[Change] = (),
     ) -> None:
         """Close the stage `before` and begin `after`. gone: a `server_app.exchanges.closing.Closing`, as JSON.
 
@@ -84,8 +84,9 @@ class ExchangeTables:
 
         async def work(connection: AsyncConnection) -> bool:
             if (await connection.execute(_swapped(run, exchange, before, {"stage": after}))).rowcount == 1:
-                for one in (statement, *also):
-                    await connection.execute(one)
+                await connection.execute(statement)
+                for change in also:
+                    await change(connection)
                 return True
             stage = await _stage(connection, run, exchange)
             known = (await connection.execute(last)).first()

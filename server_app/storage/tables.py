@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from server_app.storage.column_types import JSON_TEXT, LONG, PlainText
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 """Of these tables: one more than the number of alembic's newest revision, and SQLite's `user_version`."""
 
 
@@ -186,8 +186,10 @@ class LinkRow(Base):
 
 
 class RecordRow(Base):
-    """A record of the transcript, in the order of the exchanges; `hash` is one of the two, "" while it is open.
+    """A record of the transcript, in the order of opening; `hash` is one of the two, "" while it is open.
 
+    previous: the head that its exchange was opened at. place: in the chain, from 1 on, None while it is open. head: of
+    the chain after it.
     record: as JSON. signatures: client id -> base64.
     """
 
@@ -196,7 +198,10 @@ class RecordRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     run: Mapped[str]
     exchange: Mapped[int]
+    previous: Mapped[str] = mapped_column(default="", server_default="")
+    place: Mapped[int | None] = mapped_column(index=True, unique=True)
     hash: Mapped[str] = mapped_column(default="", index=True)
+    head: Mapped[str] = mapped_column(default="", server_default="", index=True)
     complete_hash: Mapped[str]
     unfinished_hash: Mapped[str]
     record: Mapped[dict[str, Any]]

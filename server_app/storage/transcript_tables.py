@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
-from sqlalchemy import Executable, RowMapping, insert, select, update
+from sqlalchemy import RowMapping, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fedcore.secagg import Outcome
-from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
-from server_app.storage.database import Database
+from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, next_head, record_hash
+from server_app.storage.database import Change, Database
 from server_app.storage.tables import RecordRow
 
 _PAGE: Final = 32
@@ -23,31 +23,36 @@ class TranscriptTables:
 
     _database: Database
 
-    async def last_record(self) -> str:
-        """The hash of the record that the next exchange comes after; "" where there is none.
+    async def last_record(self, *, led: Collection[tuple[str, int]] = ()) -> str:
+        """The head of the chain, at which the next exchange is opened; "" where there is none.
 
-        What is still open will never be complete, since no client was shown its signatures: it becomes unfinished.
+        led: run and number of the exchanges that are led now. What else is still open will never be complete, since no
+        client was shown its signatures: it becomes unfinished.
         """
-        close = update(RecordRow).where(RecordRow.hash == "").values(hash=RecordRow.unfinished_hash)
-        last = select(RecordRow.hash).order_by(RecordRow.number.desc()).limit(1)
+        left = select(RecordRow.number, RecordRow.run, RecordRow.exchange, RecordRow.unfinished_hash)
+        left = left.where(RecordRow.place.is_(None)).order_by(RecordRow.number)
 
         async def work(connection: AsyncConnection) -> str:
-            await connection.execute(close)
-            return (await connection.execute(last)).scalar_one_or_none() or ""
+            for row in (await connection.execute(left)).all():
+                if (row.run, row.exchange) not in led:
+                    await _place(connection, row.number, row.unfinished_hash)
+            return (await _last(connection))[1]
 
         return await self._database.write(work)
 
     async def records_after(self, known: str) -> TranscriptOut | None:
-        """The records after the one with this hash, "" for all, as many as one answer holds; None for no such hash."""
-        place = select(RecordRow.number).where(RecordRow.hash == known)
-        following = select(*RecordRow.__table__.columns).order_by(RecordRow.number).limit(_PAGE + 1)
+        """The records after those that the head `known` stands for, "" for all, as many as one answer holds.
+
+        None where no record has left this head.
+        """
+        place = select(RecordRow.place).where(RecordRow.head == known)
+        following = select(*RecordRow.__table__.columns).order_by(RecordRow.place).limit(_PAGE + 1)
 
         async def work(connection: AsyncConnection) -> Sequence[RowMapping] | None:
             number = (await connection.execute(place)).scalar_one_or_none() if known else 0
             if number is None:
                 return None
-            after = following.where(RecordRow.number > number, RecordRow.hash != "")
-            return (await connection.execute(after)).mappings().all()
+            return (await connection.execute(following.where(RecordRow.place > number))).mappings().all()
 
         rows = await self._database.read(work)
         if rows is None:
@@ -55,23 +60,50 @@ class TranscriptTables:
         return TranscriptOut(records=[_signed_record(row) for row in rows[:_PAGE]], more=len(rows) > _PAGE)
 
 
-def record_opened(record: ExchangeRecord, outcome: Outcome) -> Executable:
+def record_opened(record: ExchangeRecord, outcome: Outcome) -> Change:
     """Keeps the record of an exchange whose survivors are about to be named, so that they may sign it."""
-    return insert(RecordRow).values(
+    statement = insert(RecordRow).values(
         run=record.task["run"],
         exchange=record.task["exchange"],
+        previous=record.task["previous"],
         complete_hash=record_hash(outcome, complete=True),
         unfinished_hash=record_hash(outcome, complete=False),
         record=record.model_dump(mode="json"),
         signatures={},
     )
 
+    async def change(connection: AsyncConnection) -> None:
+        await connection.execute(statement)
 
-def record_completed(outcome: Outcome, signatures: Mapping[int, bytes]) -> Executable:
+    return change
+
+
+def record_completed(outcome: Outcome, signatures: Mapping[int, bytes]) -> Change:
     """Gives a record its place with a quorum of signatures, before these are shown to anybody."""
     name = record_hash(outcome, complete=True)
     texts = {str(client): base64.b64encode(signature).decode() for client, signature in signatures.items()}
-    return update(RecordRow).where(RecordRow.complete_hash == name).values(hash=name, signatures=texts)
+    opened = select(RecordRow.number).where(RecordRow.complete_hash == name, RecordRow.place.is_(None))
+
+    async def change(connection: AsyncConnection) -> None:
+        await _place(connection, (await connection.execute(opened)).scalar_one(), name, signatures=texts)
+
+    return change
+
+
+async def _place(connection: AsyncConnection, number: int, name: str, **values: Any) -> None:
+    """Append a record to the chain under this hash."""
+    mine = RecordRow.number == number
+    previous = (await connection.execute(select(RecordRow.previous).where(mine))).scalar_one()
+    place, head = await _last(connection)
+    values |= {"hash": name, "place": place + 1, "head": next_head(head, previous, name)}
+    await connection.execute(update(RecordRow).where(mine).values(**values))
+
+
+async def _last(connection: AsyncConnection) -> tuple[int, str]:
+    """Place of the last record of the chain and the head after it."""
+    last = select(RecordRow.place, RecordRow.head).where(RecordRow.place.is_not(None))
+    row = (await connection.execute(last.order_by(RecordRow.place.desc()).limit(1))).first()
+    return (row.place, row.head) if row is not None else (0, "")
 
 
 def _signed_record(row: RowMapping) -> SignedRecord:

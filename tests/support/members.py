@@ -22,6 +22,7 @@ from fedcore.codec import encode, encode_nothing
 from fedcore.errors import ProtocolViolation
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
+from fedcore.groups import is_draw, make_place
 from fedcore.http_signing import sign_headers
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
@@ -34,6 +35,7 @@ from fedcore.wire import (
     JoinIn,
     ManifestIn,
     Message,
+    PlaceIn,
     ProblemDocument,
     SignaturesOut,
     SurvivorsOut,
@@ -87,6 +89,7 @@ class Member:
         self.task: Task | None = None
         self.session: ClientSession | None = None
         self.sent: dict[str, bytes] = {}
+        self.place: PlaceIn | None = None
         self._folder = folder
         self._model: ModelState | None = None
 
@@ -153,9 +156,9 @@ class Member:
         last = self.task
         known = f"?run={last.run}&after={last.exchange}" if last else ""
         task = self.task = Task.model_validate_json((await self._poll(f"/v1/task{known}")).content)
-        if task.model is not None:
+        if task.model is not None and not is_draw(task):
             self._model = await self._fetch(task)
-        if task.aggregation == "secure":
+        if task.aggregation == "secure" and not is_draw(task):
             self.session = ClientSession(
                 parameters=round_parameters(
                     task,
@@ -179,6 +182,13 @@ class Member:
         path = self._folder / f"{self.id}-{task.exchange}.safetensors"
         path.write_bytes(response.content)
         return model_in(path) if task.aggregation == "plain" else ModelState.open(path)
+
+    async def draw(self) -> None:
+        """Enter and answer a draw."""
+        task = await self.enter()
+        assert is_draw(task), "another exchange is open"
+        self.place = make_place(self.kit.federation, task.digest(), self.kit.identity)
+        await self.put("place", self.place)
 
     async def advertise(self) -> None:
         await self.put("advertisement", conversions.advertisement_to_wire(self._session.advertise()))

@@ -15,7 +15,7 @@ from fedcore.federation import Roster
 from fedcore.federation.roster import Member
 from fedcore.secagg import Outcome, Signer
 from fedcore.state import Layout, TensorSpec
-from fedcore.transcript import ExchangeRecord, SignedRecord, record_hash
+from fedcore.transcript import ExchangeRecord, SignedRecord, next_head, record_hash
 from fedcore.wire import ModelRef, Protection, Task
 
 FEDERATION = "testing"
@@ -98,5 +98,5 @@ class Notary:
             signatures={signer: self.keys[signer].sign(outcome.statement()) for signer in signers},
         )
         self.records.append(signed)
-        self.head = record_hash(outcome, complete=complete)
+        self.head = next_head(self.head, task.previous, record_hash(outcome, complete=complete))
         return signed

@@ -1,7 +1,8 @@
 import pytest
 
 from fedcore.config import JobSettings, override, parse_assignments
-from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.errors import CohortBelowMinimum, ConfigurationError, UnknownKey
+from fedcore.needs import check_asked, check_needs
 
 
 def test_settings_survive_the_round_trip() -> None:
@@ -103,3 +104,30 @@ def test_an_override_keeps_types() -> None:
         override({"n": 1}, {"n": 1.5}, "x")
     with pytest.raises(UnknownKey, match="did you mean 'lr'"):
         override({"lr": 0.1}, {"lrr": 1.0}, "x")
+
+
+def test_groups_need_masks_and_neither_noise_nor_a_race() -> None:
+    assert JobSettings().least_groups == 1
+    assert JobSettings(groups=5).least_groups == 3
+    assert JobSettings(groups=5, min_groups=2).least_groups == 2
+    assert "groups" in JobSettings(groups=5).for_clients()
+    assert "min-groups" not in JobSettings(groups=5).for_clients()
+    for fields, match in (
+        ({"aggregation": "plain"}, "groups needs aggregation"),
+        ({"dp_noise_multiplier": 1.0, "clip_norm": 1.0}, "groups cannot be used with differential privacy"),
+        ({"over_selection": 0.1}, "groups cannot be used with over-selection"),
+        ({"min_groups": 5}, "min-groups is 5, but there are groups = 4"),
+        ({"groups": 0}, "groups must be greater than 0"),
+    ):
+        with pytest.raises(ConfigurationError, match=match):
+            JobSettings(**{"groups": 4, **fields})
+
+
+def test_each_group_needs_as_many_clients_as_a_cohort_may_have_at_least() -> None:
+    check_needs(JobSettings(groups=4, max_corrupt=0.0), 12, 3)
+    check_needs(JobSettings(groups=2), 12, 5)
+    with pytest.raises(ConfigurationError, match=r"groups = 3 needs 15 clients, .*at most 2 groups"):
+        check_needs(JobSettings(groups=3), 12, 5)
+    with pytest.raises(CohortBelowMinimum, match="asks 11 clients to train, 4 groups of at least 3 need 12"):
+        check_asked(11, JobSettings(groups=4, max_corrupt=0.0), 12, 3, message_type="train")
+    check_asked(11, JobSettings(groups=4, max_corrupt=0.0), 12, 3, message_type="evaluate")

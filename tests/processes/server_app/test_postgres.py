@@ -100,7 +100,7 @@ def test_the_previous_version_goes_up_and_down_with_its_rows(url: str) -> None:
     before = _rows(engine)
     with pytest.raises(ConfigurationError, match=r"has schema version 2.*fedcore server upgrade"):
         asyncio.run(Store.open(url))
-    assert upgrade(url) == ["the database was led from version 2 to version 4"]
+    assert upgrade(url) == ["the database was led from version 2 to version 5"]
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
     upgrade(url, 2)

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Executable
 from support.members import Failure
 from support.records import Notary
 from support.serverside import ScriptedApp, Site, events_of
@@ -15,6 +14,7 @@ from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.transcript import Chain, SignedRecord, TranscriptOut, keys_of
 from server_app.runs.app_messages import ExchangeRefused, Replies
+from server_app.storage.database import Change
 from server_app.storage.store import Store
 from server_app.storage.transcript_tables import record_completed, record_opened
 
@@ -84,10 +84,10 @@ async def test_a_hash_that_the_transcript_does_not_contain(here: Site, after: st
         await here.members[1].ask("GET", f"/v1/transcript?after={after}")
 
 
-async def write(store: Store, *statements: Executable) -> None:
+async def write(store: Store, *changes: Change) -> None:
     """What goes into the transactions that close stages."""
-    for statement in statements:
-        await store._database.execute(statement)
+    for change in changes:
+        await store._database.write(change)
 
 
 async def test_a_server_that_was_killed_knows_what_may_have_been_signed(tmp_path: Path) -> None:

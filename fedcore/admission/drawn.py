@@ -1,0 +1,59 @@
+"""Whether a client answers a draw, and takes part in the group that it gave (`fedcore.groups`)."""
+
+from __future__ import annotations
+
+import os
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedcore.admission.owner import History, Owner
+from fedcore.config import JobSettings
+from fedcore.errors import ProtocolViolation
+from fedcore.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP, Drawn, check_group, is_draw, make_place
+from fedcore.secagg import Randomness, Verify, verifies
+from fedcore.wire import PlaceIn, Task
+
+
+def check_drawn(task: Task, settings: JobSettings, owner: Owner, ledger: History, *, verify: Verify = verifies) -> None:
+    """Refuse a draw too many, and an exchange that is not the group of one; raises ProtocolViolation.
+
+    settings: those of the run, which say whether trainings are cut into groups.
+    """
+    grouped = settings.groups > 1 and task.trains and task.aggregation == "secure"
+    if not grouped and task.cut is None and task.group is None:
+        return
+    if not grouped:
+        raise ProtocolViolation(WRONG_GROUP, "the task is of groups, into which the run's settings cut nothing")
+    if task.cut is None or task.cut.groups != settings.groups:
+        raise ProtocolViolation(WRONG_GROUP, f"a training is cut into {settings.groups} groups, the task is not")
+    if is_draw(task):
+        _check_frequency(task, ledger)
+        return
+    check_group(
+        task,
+        ledger.drawn(task.run),
+        federation=owner.federation,
+        client_id=owner.client_id,
+        keys=owner.roster.keys,
+        verify=verify,
+    )
+
+
+def answer_draw(
+    task: Task, owner: Owner, ledger: History, identity: Ed25519PrivateKey, randomness: Randomness = os.urandom
+) -> PlaceIn:
+    """This client's answer to a draw, noted before it leaves: another one to the same draw is never made."""
+    place = make_place(owner.federation, task.digest(), identity, randomness=randomness)
+    ledger.draw(Drawn.of(task, place))
+    return place
+
+
+def _check_frequency(task: Task, ledger: History) -> None:
+    """With every draw that is thrown away the server may choose among one grouping more."""
+    idle = ledger.draws(task.purpose, task.asked_of) - len(ledger.released(task.purpose, task.asked_of))
+    if idle >= MOST_DRAWS:
+        raise ProtocolViolation(
+            TOO_MANY_DRAWS,
+            f"this client answered {idle} draws for this model of which no sum came, {MOST_DRAWS} are the most; start "
+            "from another model",
+        )

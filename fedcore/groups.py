@@ -1,0 +1,231 @@
+"""Groups: a cohort is cut into parts, each part makes a secure sum of its own, and nobody chooses who is with whom.
+
+A server that chose the groups could put one honest client among colluders. So it *draws* them. It announces what it
+draws for (the draw's task: run, model, cohort, how many groups); each client answers with 32 fresh random bytes and a
+signature over them and the announcement. A client's *place* on a ring of hashes follows from the announcement, its
+number and its own bytes, so nobody else can move it. In the order of their places the answers are cut into parts of
+nearly equal size, and each part is an ordinary secure exchange whose task shows all answers: every client cuts them
+anew (`check_group`).
+
+What the server can still do: leave answers out, at most as many as a quorum of the cohort allows; throw a whole draw
+away, which each client lets it do `MOST_DRAWS` times for one model; leave members out of their group, as it can out of
+any cohort. Clients that collude with it choose their places, after they have seen those of all others. That is why a
+group's quorum counts all of the roster that may collude, on top of `min-cohort`: they may all be in one group.
+
+Means of groups in the place of single updates let robust aggregation work on sums: it is bucketing with random buckets
+(Karimireddy, He and Jaggi 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", section 5). One
+poisoner spoils the mean of its group, so of G groups at most as many are bad as there are poisoners.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict
+
+from fedcore.errors import ProtocolViolation, RoundFailed
+from fedcore.secagg import Randomness, Verify, default_quorum, verifies
+from fedcore.secagg.domain import pack
+from fedcore.wire import Cut, Group, Place, PlaceIn, Sha256, Task
+
+WRONG_GROUP: Final = "wrong-group"
+TOO_MANY_DRAWS: Final = "too-many-draws"
+MOST_DRAWS: Final = 8
+"""Draws for one model and purpose, beyond the sums that came of them, that a client answers in all runs together."""
+
+NONCE_BYTES: Final = 32
+_NAMED: Final = 3
+"""How many reasons are told why groups failed."""
+PLACE_TAG: Final = "fedcore/draw/v1/place"
+RING_TAG: Final = "fedcore/draw/v1/ring"
+PLACES_TAG: Final = "fedcore/draw/v1/places"
+
+
+class Drawn(BaseModel):
+    """What a client remembers of a draw that it answered.
+
+    digest: of the draw's task, hex. purpose, model: as the task has them. asked: how many clients were. nonce: its own,
+    hex.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    exchange: int
+    digest: Sha256
+    purpose: str
+    model: str
+    asked: int
+    cut: Cut
+    nonce: Sha256
+
+    @classmethod
+    def of(cls, task: Task, place: PlaceIn) -> Drawn:
+        """What is kept of a draw's task and the answer to it."""
+        assert task.cut is not None  # noqa: S101 - the caller knows that it is a draw
+        return cls(
+            run=task.run,
+            exchange=task.exchange,
+            digest=task.digest().hex(),
+            purpose=task.purpose,
+            model=task.asked_of,
+            asked=len(task.cohort),
+            cut=task.cut,
+            nonce=place.nonce.hex(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A group of a draw. places: all answers to it; members: who is in the group."""
+
+    group: Group
+    cut: Cut
+    places: Sequence[Place]
+    members: Sequence[int]
+
+
+def is_draw(task: Task) -> bool:
+    """Whether a task asks for a place, and not for work."""
+    return task.cut is not None and task.group is None
+
+
+def statement(federation: str, draw: bytes, nonce: bytes) -> bytes:
+    """What a client signs to answer the draw whose task has the digest `draw`, 32 bytes; `nonce` has as many."""
+    return pack(PLACE_TAG, federation, draw, nonce)
+
+
+def make_place(
+    federation: str, draw: bytes, identity: Ed25519PrivateKey, *, randomness: Randomness = os.urandom
+) -> PlaceIn:
+    """A client's answer to a draw."""
+    nonce = randomness(NONCE_BYTES)
+    return PlaceIn(nonce=nonce, signature=identity.sign(statement(federation, draw, nonce)))
+
+
+def check_place(
+    federation: str, draw: bytes, place: Place, keys: Mapping[int, bytes], verify: Verify = verifies
+) -> None:
+    """Raise ProtocolViolation("wrong-group") unless the client signed this answer to this draw.
+
+    keys: client id -> raw Ed25519 public key.
+    """
+    key = keys.get(place.client_id)
+    if key is None or not verify(key, place.signature, statement(federation, draw, place.nonce)):
+        raise _wrong(f"the answer of client {place.client_id} is not signed for this draw")
+
+
+def places_digest(places: Sequence[Place]) -> str:
+    """SHA-256 over all answers to a draw, hex; `places` in the order of their clients."""
+    fields = [part for place in places for part in (place.client_id, place.nonce, place.signature)]
+    return hashlib.sha256(pack(PLACES_TAG, *fields)).hexdigest()
+
+
+def cut_ring(draw: bytes, places: Collection[Place], cut: Cut) -> list[list[int]]:
+    """The groups, each in ascending order of its clients: the answers in the order of their places, cut into parts.
+
+    As many as `cut.groups`, or fewer, so that each has `cut.least` members; the first ones have one more where the
+    answers do not divide evenly. Raises RoundFailed where there are too few for one.
+    """
+    count = min(cut.groups, len(places) // cut.least)
+    if count < 1:
+        raise RoundFailed(f"{len(places)} clients answered the draw, a group needs {cut.least}")
+    ring = [place.client_id for place in sorted(places, key=lambda place: _on_ring(draw, place))]
+    size, larger = divmod(len(ring), count)
+    starts = [number * size + min(number, larger) for number in range(count + 1)]
+    return [sorted(ring[start:end]) for start, end in pairwise(starts)]
+
+
+def too_few_groups(groups: int, least: int, failed: Mapping[int, str]) -> str:
+    """Why an exchange failed of which `least` groups had to give a sum; failed: number of a group -> why it did not."""
+    reasons: dict[str, list[int]] = {}
+    for number, reason in sorted(failed.items()):
+        reasons.setdefault(reason, []).append(number)
+    named = [f"{_numbers(numbers)}: {reason}" for reason, numbers in reasons.items()]
+    more = [f"and {len(named) - _NAMED} more reasons"] if len(named) > _NAMED else []
+    told = "; ".join([*named[:_NAMED], *more])
+    return f"{groups - len(failed)} of {groups} groups gave a sum, {least} are needed (min-groups). {told}"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return f"group{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def needed_places(cohort: int) -> int:
+    """How many of a draw's cohort have to answer, as every client insists: more than two thirds."""
+    return default_quorum(cohort)
+
+
+def groups_of(draw: Task, places: Sequence[Place]) -> list[Part]:
+    """The groups that follow from the answers to a draw, each with its members. Raises RoundFailed."""
+    assert draw.cut is not None  # noqa: S101 - the caller knows that it is a draw
+    ordered = sorted(places, key=lambda place: place.client_id)
+    digest, told = draw.digest(), places_digest(ordered)
+    parts = cut_ring(digest, ordered, draw.cut)
+    of_draw = Group(draw=digest.hex(), exchange=draw.exchange, places=told, number=1, of=len(parts))
+    return [
+        Part(group=of_draw.model_copy(update={"number": number}), cut=draw.cut, places=ordered, members=members)
+        for number, members in enumerate(parts, start=1)
+    ]
+
+
+def check_group(
+    task: Task,
+    drawn: Drawn | None,
+    *,
+    federation: str,
+    client_id: int,
+    keys: Mapping[int, bytes],
+    verify: Verify = verifies,
+) -> None:
+    """Refuse an exchange that is no group of a draw that this client answered; raises ProtocolViolation("wrong-group").
+
+    drawn: what it remembers of the draw that the task names; None where it remembers none. The cohort may lack members
+    of the group, which a server could as well give up later, but not more than leave `cut.least`.
+    """
+    group, places = task.group, task.places
+    if group is None or places is None:
+        raise _wrong("the run is cut into groups, and the task shows no draw")
+    if drawn is None or (drawn.run, drawn.exchange, drawn.digest) != (task.run, group.exchange, group.draw):
+        raise _wrong(f"this client did not answer the draw {group.draw[:12]}… of exchange {group.exchange}")
+    if (drawn.purpose, drawn.model, drawn.cut) != (task.purpose, task.asked_of, task.cut):
+        raise _wrong("the groups were drawn for another model, or for other groups")
+    ids = [place.client_id for place in places]
+    if ids != sorted(set(ids)) or len(ids) > drawn.asked:
+        raise _wrong("the answers to the draw are not those of its cohort, each once")
+    if places_digest(places) != group.places:
+        raise _wrong("the answers to the draw are not those whose hash the task has")
+    if len(places) < needed_places(drawn.asked):
+        raise _wrong(
+            f"the task shows {len(places)} answers to a draw of {drawn.asked} clients, "
+            f"{needed_places(drawn.asked)} are needed"
+        )
+    if not any(place.client_id == client_id and place.nonce.hex() == drawn.nonce for place in places):
+        raise _wrong("this client's own answer to the draw is left out, or another one is in its place")
+    draw = bytes.fromhex(group.draw)
+    for place in places:
+        check_place(federation, draw, place, keys, verify)
+    _check_part(task, group, cut_ring(draw, places, drawn.cut), drawn.cut)
+
+
+def _check_part(task: Task, group: Group, parts: Sequence[Sequence[int]], cut: Cut) -> None:
+    if group.of != len(parts) or group.number > len(parts):
+        raise _wrong(f"the task is of group {group.number} of {group.of}, the answers make {len(parts)}")
+    if strangers := sorted(set(task.cohort) - set(parts[group.number - 1])):
+        raise _wrong(f"client {strangers[0]} of the cohort is not in group {group.number} of {group.of}")
+    if len(task.cohort) < cut.least:
+        raise _wrong(f"{len(task.cohort)} members of the group are asked, at least {cut.least} have to be")
+
+
+def _on_ring(draw: bytes, place: Place) -> bytes:
+    return hashlib.sha256(pack(RING_TAG, draw, place.client_id, place.nonce)).digest()
+
+
+def _wrong(text: str) -> ProtocolViolation:
+    return ProtocolViolation(WRONG_GROUP, text)

@@ -1,0 +1,70 @@
+"""The draw of groups: one stage, in which each client of a cohort names its place (`fedcore.groups`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fedcore.errors import CohortTooSmall
+from fedcore.groups import check_place
+from fedcore.wire import ManifestIn, Place, PlaceIn, ProblemKind
+from server_app.exchanges.context import ExchangeContext
+from server_app.exchanges.ending import ExchangeEnd
+from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.uploads import UpdateLimits
+from server_app.http.problems import Rejection
+
+DRAW: Final = "draw"
+
+
+class DrawExchange(Exchange):
+    """Takes the answers to a draw; how the cohort is cut follows from them.
+
+    roster: client id -> raw Ed25519 key.
+    """
+
+    stage_names = (DRAW,)
+    steps: Mapping[str, str] = {"place": DRAW}
+    updates_folder = "places"
+
+    def __init__(self, context: ExchangeContext, *, federation: str, roster: Mapping[int, bytes]) -> None:
+        super().__init__(context, UpdateLimits(longest=0, exact=True))
+        self._federation = federation
+        self._roster = roster
+        self._digest = context.task.digest()
+        self._places: dict[int, Place] = {}
+
+    def seconds_for(self, stage: str) -> float:
+        """A draw takes a client no time."""
+        return self.context.settings.step_seconds
+
+    def begin(self, stage: str) -> None:
+        """There is nothing to prepare."""
+
+    async def take_place(self, client: int, body: PlaceIn, digest: bytes) -> None:
+        """A client's answer, for good; raises ProtocolViolation where it is not signed for this draw."""
+        await self.take(client, "place", digest, body, lambda: self._note(client, body))
+
+    def replay(self, client: int, step: str, body: bytes) -> None:
+        """The answer that was kept."""
+        self._note(client, PlaceIn.model_validate_json(body))
+
+    def _note(self, client: int, body: PlaceIn) -> None:
+        place = Place(client_id=client, nonce=body.nonce, signature=body.signature)
+        check_place(self._federation, self._digest, place, self._roster)
+        self._places[client] = place
+
+    async def finish(self) -> ExchangeEnd:
+        """All answers but those of clients that have left since; raises CohortTooSmall."""
+        answered = sorted(self.clients.done - self.clients.reasons.keys())
+        if len(answered) < self.task.quorum:
+            raise CohortTooSmall(DRAW, len(answered), self.task.quorum)
+        return self.ending(places=tuple(self._places[client] for client in answered))
+
+    def check_manifest(self, manifest: ManifestIn) -> None:
+        """A draw takes no updates; raises Rejection."""
+        raise Rejection(ProblemKind.NOT_FOUND, "a draw takes no updates")
+
+    async def add_update(self, client: int, manifest: ManifestIn) -> None:
+        """Never: no manifest is admitted."""
+        raise Rejection(ProblemKind.NOT_FOUND, "a draw takes no updates")

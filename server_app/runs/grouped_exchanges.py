@@ -1,0 +1,223 @@
+"""Exchanges that are cut into groups: a draw, then the secure exchanges of all groups at the same time.
+
+A group that fails, after its attempts, gives no mean; the others' go on where enough are left. Nothing is drawn anew
+once groups have been asked: clients would refuse other groups for the same model (`fedcore.admission.releases`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcore.errors import RoundFailed
+from fedcore.events import ExchangeDone, ExchangeFailed
+from fedcore.exchange import make_draw, make_task
+from fedcore.groups import Part, groups_of, is_draw, too_few_groups
+from fedcore.needs import cut_for
+from fedcore.plain_exchange import mean_metrics
+from fedcore.wire import Task
+from server_app.exchanges.context import ExchangeContext
+from server_app.exchanges.draw import DrawExchange
+from server_app.exchanges.ending import ExchangeEnd
+from server_app.runs.reasons import explain
+from server_app.runs.run_context import RunContext
+from server_app.runs.secure_exchanges import SecureExchanges, SecureRequest
+from server_app.storage.tables import ExchangeRow
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A group that has given its sum."""
+
+    task: Task
+    end: ExchangeEnd
+
+
+@dataclass(frozen=True, slots=True)
+class _NoSum:
+    """A group that has not, and why."""
+
+    number: int
+    reason: str
+
+
+class GroupedExchanges:
+    """Carries them out. sums: who leads the exchange of each group."""
+
+    def __init__(self, run: RunContext, sums: SecureExchanges) -> None:
+        self._run = run
+        self._sums = sums
+
+    async def exchange(self, asked: SecureRequest) -> list[int]:
+        """Numbers of the exchanges of the groups that gave a sum, in the order of the groups; raises RoundFailed."""
+        run = self._run
+        past = list(run.past_of(asked.step))
+        # The groups need the roster of their draw: whoever was removed in between would be missed in all of them.
+        with run.services.roster.held(past[0].task["roster"] if past and past[0].task else None):
+            draw, end = await self._draw(asked, iter([row for row in past if _is_draw(row)]))
+            parts = groups_of(draw, end.places)
+            rows = {part.group.number: [row for row in past if _number(row) == part.group.number] for part in parts}
+            found = await _all([self._group(asked, part, iter(rows[part.group.number])) for part in parts])
+        sums = [one for one in found if isinstance(one, _Sum)]
+        for one in sorted(sums, key=lambda one: one.task.exchange):
+            await run.close(one.task, one.end)
+        run.state.take_groups()
+        self._check(draw, len(parts), [one for one in found if isinstance(one, _NoSum)])
+        self._note_done(draw, end, sums)
+        return [one.task.exchange for one in sums]
+
+    # --- the draw -------------------------------------------------------------------------------
+
+    async def _draw(self, asked: SecureRequest, past: Iterator[ExchangeRow]) -> tuple[Task, ExchangeEnd]:
+        """Attempts at the draw, until one has enough answers for groups; raises RoundFailed."""
+        run, settings = self._run, self._run.plan.settings
+        for attempt in range(1, settings.max_attempts + 1):
+            task, end = await self._draw_once(asked, attempt, next(past, None))
+            await run.close(task, end)
+            if end.failure is None:
+                return task, end
+            again = attempt < settings.max_attempts and end.common is None
+            self._note_failure(task, end.failure.reason, retry=again)
+            if not again:
+                error = end.failure.error()
+                raise RoundFailed(explain(error, end, settings)) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _draw_once(self, asked: SecureRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
+        run = self._run
+        if row is None:
+            kind = asked.request.message_type
+            cohort = await run.clients.cohort(asked.request.nodes, attempt, message_type=kind)
+            task = self._task(asked, cohort, attempt, await self._sums.head())
+        else:
+            task = Task.model_validate(row.task)
+        run.note_start(task, model=task.model_sha256)
+        if row is not None and row.result is not None:
+            return task, ExchangeEnd.from_json(row.result)
+        context = ExchangeContext(
+            services=run.services,
+            task=task,
+            settings=run.plan.settings,
+            model=None,
+            event_log=run.event_log,
+            step=asked.step,
+        )
+        with run.services.roster.held() as roster:
+            exchange = DrawExchange(context, federation=roster.federation, roster=roster.keys)
+            return task, await run.lead(exchange, row)
+
+    def _task(self, asked: SecureRequest, cohort: Sequence[int], attempt: int, previous: str) -> Task:
+        """Announce a draw."""
+        run, settings = self._run, self._run.plan.settings
+        with run.services.roster.held() as roster:
+            version, members = roster.version, len(roster.members)
+        task = make_task(
+            asked.request,
+            settings=settings,
+            run=run.plan.run,
+            exchange=run.state.next_exchange(),
+            attempt=attempt,
+            cohort=cohort,
+            app_sha256=run.plan.app_sha256,
+            run_config=run.plan.run_config,
+            model=asked.announced,
+            encoding=None,
+            least_cohort=run.services.min_cohort,
+            roster=version,
+            members=members,
+            previous=previous,
+        )
+        cut, needed = cut_for(settings, len(cohort), members, run.services.min_cohort)
+        return make_draw(task, cut, needed=needed)
+
+    # --- the groups -----------------------------------------------------------------------------
+
+    async def _group(self, asked: SecureRequest, part: Part, past: Iterator[ExchangeRow]) -> _Sum | _NoSum:
+        """Attempts at the sum of one group, until one succeeds or no other can help."""
+        run, attempts, reason = self._run, self._sums.attempts(), ""
+        for attempt in itertools.count(1):
+            try:
+                task, end = await self._sums.attempt(asked, attempts, attempt, next(past, None), part)
+            except RoundFailed as error:
+                return _NoSum(part.group.number, f"{reason}; {error}" if reason else str(error))
+            if end.failure is None:
+                run.note_group_end(task, end)
+                return _Sum(task, end)
+            await run.close(task, end)
+            failure = end.failure.error()
+            reason = explain(failure, end, run.plan.settings)
+            again = attempts.go_on(failure, task.cohort, end.survivors, free=bool(end.blamed)) and end.common is None
+            run.note_group_end(task, end, reason=str(failure), retry=again)
+            if not again:
+                return _NoSum(part.group.number, reason)
+        raise AssertionError("there is always another number")
+
+    def _check(self, draw: Task, groups: int, failed: Sequence[_NoSum]) -> None:
+        """Raise RoundFailed where too few groups gave a sum."""
+        least = self._run.plan.settings.least_groups
+        if groups - len(failed) >= least:
+            return
+        reason = too_few_groups(groups, least, {one.number: one.reason for one in failed})
+        self._note_failure(draw, reason, retry=False)
+        raise RoundFailed(reason)
+
+    # --- what is told ---------------------------------------------------------------------------
+
+    def _note_failure(self, draw: Task, reason: str, *, retry: bool) -> None:
+        failed = ExchangeFailed(exchange=draw.exchange, server_round=draw.server_round, reason=reason, retry=retry)
+        self._run.event_log.add(failed)
+
+    def _note_done(self, draw: Task, end: ExchangeEnd, sums: Sequence[_Sum]) -> None:
+        """Say what came of all groups together: the mean over their clients, as of one cohort."""
+        run, totals = self._run, [one.end.total for one in sums if one.end.total is not None]
+        usages = [end.usage, *(one.end.usage for one in sums)]
+        stages = {name for usage in usages for name in usage.stage_seconds}
+        done = ExchangeDone(
+            exchange=draw.exchange,
+            server_round=draw.server_round,
+            message_type=draw.message_type,
+            aggregation=draw.aggregation,
+            survivors=run.names([client for one in sums for client in one.end.survivors]),
+            examples=sum(total.examples for total in totals),
+            metrics=mean_metrics(totals),
+            seconds=round(end.usage.seconds + max(one.end.usage.seconds for one in sums), 4),
+            clipped=sum(sum(total.statistics.clipped) for total in totals),
+            lost_norm=max(total.lost_norm for total in totals),
+            failures=sum(total.failures for total in totals),
+            metrics_agree=all(total.names is not None for total in totals),
+            stage_seconds={name: max(usage.stage_seconds.get(name, 0.0) for usage in usages) for name in stages},
+            bytes_up=run.by_name(_added([usage.up for usage in usages])),
+            bytes_down=run.by_name(_added([usage.down for usage in usages])),
+            groups=len(sums),
+        )
+        run.event_log.add(done)
+
+
+def _is_draw(row: ExchangeRow) -> bool:
+    return is_draw(Task.model_validate(row.task))
+
+
+def _number(row: ExchangeRow) -> int:
+    """The number of the group that an exchange was for; 0 for a draw."""
+    group = Task.model_validate(row.task).group
+    return group.number if group is not None else 0
+
+
+def _added(counts: Sequence[dict[int, int]]) -> dict[int, int]:
+    return dict(sum(map(Counter, counts), Counter()))
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, _Sum | _NoSum]]) -> list[_Sum | _NoSum]:
+    """What all of them give; where one raises, the others are put down before that is told."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,51 @@
+"""The exchanges that clients are asked to take part in, and that people are shown."""
+
+from __future__ import annotations
+
+from fedcore.wire import Task
+from server_app.exchanges.exchange import Exchange
+
+
+class Shown:
+    """Those that are open, and those that ended last: of what the ServerApp asked for last, or asks for now."""
+
+    def __init__(self) -> None:
+        self._exchanges: list[Exchange] = []
+
+    def add(self, exchange: Exchange) -> None:
+        """One more is led. Of what has ended, only what the same request has led to is kept."""
+        of_now = exchange.context.step, exchange.task.run
+        self._exchanges = [
+            one for one in self._exchanges if not one.stages.over or (one.context.step, one.task.run) == of_now
+        ]
+        self._exchanges.append(exchange)
+
+    def clear(self) -> None:
+        """Nothing is led any more."""
+        self._exchanges = []
+
+    @property
+    def newest(self) -> Exchange | None:
+        """The one that began last."""
+        return self._exchanges[-1] if self._exchanges else None
+
+    def of(self, run: str) -> list[Exchange]:
+        """Those of a run, the newest last."""
+        return [exchange for exchange in self._exchanges if exchange.task.run == run]
+
+    def open_of(self, run: str) -> list[Exchange]:
+        """Those of a run that have not ended."""
+        return [exchange for exchange in self.of(run) if not exchange.stages.over]
+
+    def find(self, run: str, number: int) -> Exchange | None:
+        """One of them."""
+        return next((one for one in reversed(self.of(run)) if one.task.exchange == number), None)
+
+    def next_for(self, client: int, run: str, after: int) -> tuple[Exchange, Task] | None:
+        """The newest that asks this client, which has taken exchange `after` of `run` last."""
+        for exchange in reversed(self._exchanges):
+            if exchange.task.run == run and exchange.task.exchange <= after:
+                continue
+            if (task := exchange.task_for(client)) is not None:
+                return exchange, task
+        return None
