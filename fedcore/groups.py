@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict
 
 from fedcore.errors import ProtocolViolation, RoundFailed
-from fedcore.secagg import Randomness, Verify, default_quorum, verifies
+from fedcore.secagg import Randomness, Signer, Verify, default_quorum, verifies
 from fedcore.secagg.domain import pack
 from fedcore.wire import Cut, Group, Place, PlaceIn, Sha256, Task
 
@@ -101,9 +100,7 @@ def statement(federation: str, draw: bytes, nonce: bytes) -> bytes:
     return pack(PLACE_TAG, federation, draw, nonce)
 
 
-def make_place(
-    federation: str, draw: bytes, identity: Ed25519PrivateKey, *, randomness: Randomness = os.urandom
-) -> PlaceIn:
+def make_place(federation: str, draw: bytes, identity: Signer, *, randomness: Randomness = os.urandom) -> PlaceIn:
     """A client's answer to a draw."""
     nonce = randomness(NONCE_BYTES)
     return PlaceIn(nonce=nonce, signature=identity.sign(statement(federation, draw, nonce)))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from fedcore.admission.owner import History, Owner
 from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation
 from fedcore.groups import MOST_DRAWS, TOO_MANY_DRAWS, WRONG_GROUP, Drawn, check_group, is_draw, make_place
-from fedcore.secagg import Randomness, Verify, verifies
+from fedcore.secagg import Randomness, Signer, Verify, verifies
 from fedcore.wire import PlaceIn, Task
 
 
@@ -40,7 +38,7 @@ def check_drawn(task: Task, settings: JobSettings, owner: Owner, ledger: History
 
 
 def answer_draw(
-    task: Task, owner: Owner, ledger: History, identity: Ed25519PrivateKey, randomness: Randomness = os.urandom
+    task: Task, owner: Owner, ledger: History, identity: Signer, randomness: Randomness = os.urandom
 ) -> PlaceIn:
     """This client's answer to a draw, noted before it leaves: another one to the same draw is never made."""
     place = make_place(owner.federation, task.digest(), identity, randomness=randomness)

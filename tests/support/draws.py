@@ -28,7 +28,7 @@ def answers(notary: Notary, draw: Task, clients: Iterable[int]) -> list[Place]:
         def nonce(size: int) -> bytes:
             return hashlib.sha256(b"nonce of %d" % client).digest()[:size]
 
-        place = make_place(FEDERATION, draw.digest(), notary.keys[client], randomness=nonce)  # type: ignore[arg-type]
+        place = make_place(FEDERATION, draw.digest(), notary.keys[client], randomness=nonce)
         return Place(client_id=client, nonce=place.nonce, signature=place.signature)
 
     return [answer(client) for client in sorted(clients)]

@@ -38,7 +38,7 @@ def refused(task: Task, settings: JobSettings, owner: SimulatedMember, ledger: L
 
 
 def answer(notary: Notary, task: Task, ledger: Ledger) -> Place:
-    place = answer_draw(task, member(notary), ledger, notary.keys[1])  # type: ignore[arg-type]
+    place = answer_draw(task, member(notary), ledger, notary.keys[1])
     return Place(client_id=1, nonce=place.nonce, signature=place.signature)
 
 
