@@ -42,6 +42,7 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     policy: Policy | str | Path | None = None,
     initial_model: ModelState | str | Path | None = None,
+    state: str | Path | None = None,
     data_dir: str | Path | None = None,
     progress: Progress = True,
 ) -> Run:
@@ -67,8 +68,9 @@ def simulate(
     run_config: over `[tool.flwr.app.config]`; of an app that is no folder, any key. settings: over `[tool.fedcore]`.
     policy: what the clients' owners insist on: the path of a policy.toml, "stock", "own", or a Policy. None: a stock
     policy, but run config, settings and plain aggregation are yours. initial_model: what the app's strategy starts
-    from in place of its own model. data_dir: the folder with the data sets, as FEDCORE_DATA. progress: whether to print
-    a line for each exchange, or a function that takes the events (`fedcore.events`).
+    from in place of its own model. state: a folder in which the run keeps all that it takes to go on; the same call
+    again goes on where it was ended. data_dir: the folder with the data sets, as FEDCORE_DATA. progress: whether to
+    print a line for each exchange, or a function that takes the events (`fedcore.events`).
 
     It works within a notebook and from threads, where one simulation waits for the other; Ctrl-C ends it. Raises
     ConfigurationError for what cannot work, before anybody trains; RunFailed for a run that ended without a model; what
@@ -114,6 +116,7 @@ def simulate(
             clients_at_once=clients_at_once,
             crew=crew,
             policy=policy_of(policy, clients),
+            state=None if state is None else Path(state),
             folder=left.path,
             initial=initial_model
             if isinstance(initial_model, ModelState | None)

@@ -92,6 +92,13 @@ Out = Annotated[
     Path | None, typer.Option(help="Save the final model here, as safetensors; results and files beside it.")
 ]
 Best = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the best model here, by the setting best-model.")]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Keep here all that it takes to go on; the same command again goes on where it was ended.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
@@ -114,6 +121,7 @@ def simulate(
     out: Out = None,
     best: Best = None,
     force: Force = False,
+    state: State = None,
     initial_model: InitialModel = None,
     track: Tracks = None,
     as_json: AsJson = False,
@@ -140,6 +148,7 @@ def simulate(
         "seed": seed,
         "devices": devices_of(devices, Network.parse(network), clients=wanted.clients, seed=seed),
         "clients_at_once": clients_at_once,
+        "state": state,
         "policy": policy_of(policy or None, wanted.clients),
         "initial": None if initial_model is None else open_initial(initial_model),
     }

@@ -55,6 +55,17 @@ class Crew(Protocol):
         """What whoever simulates should know is told to `warn`, line by line."""
         ...
 
+    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """Write what these clients keep into a folder, `CLIENT.state` each, for another crew; who keeps anything.
+
+        Raises ConfigurationError where nobody can.
+        """
+        ...
+
+    def take_up(self, states: Mapping[int, Path]) -> None:
+        """Let clients find what another crew has left, before they do anything."""
+        ...
+
     def close(self) -> None:
         """End whatever runs."""
         ...
@@ -101,6 +112,14 @@ class OneByOne:
     def hears(self, warn: Callable[[str], None]) -> None:
         """Why clients do not train at once."""
         self._at_once.warn = warn
+
+    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """As `Crew`."""
+        return self._runners.leave(folder, clients)
+
+    def take_up(self, states: Mapping[int, Path]) -> None:
+        """As `Crew`."""
+        self._runners.take_up(states)
 
     def close(self) -> None:
         """Remove the states of clients that are not in memory."""

@@ -119,6 +119,18 @@ class ProcessCrew:
         """Lines of the workers go there."""
         self._processes.warn = warn
 
+    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """As `Crew`: workers have written them with each task."""
+        left = [client for client in clients if (self._folder / "states" / f"{client}.state").exists()]
+        for client in left:
+            shutil.copyfile(self._folder / "states" / f"{client}.state", folder / f"{client}.state")
+        return left
+
+    def take_up(self, states: Mapping[int, Path]) -> None:
+        """As `Crew`: workers look for them with each task."""
+        for client, file in states.items():
+            shutil.copyfile(file, self._folder / "states" / f"{client}.state")
+
     def close(self) -> None:
         """End the workers and what they started, at once, and remove their files."""
         self._processes.close()

@@ -132,6 +132,14 @@ class RayCrew:
     def hears(self, warn: Callable[[str], None]) -> None:
         """There is nothing to tell."""
 
+    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """Refused: the states are Ray's."""
+        raise ConfigurationError("--state does not go with Ray, which has the clients' states; use --engine process")
+
+    def take_up(self, states: Mapping[int, Path]) -> None:
+        """Refused likewise."""
+        self.leave(Path(), [])
+
     def close(self) -> None:
         """Forget the clients' states, and end Ray where it was started here."""
         self._states.clear()

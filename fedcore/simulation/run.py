@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,8 +74,10 @@ from fedcore.simulation.buffered import Floor, usual_devices
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.devices import Devices
 from fedcore.simulation.fates import Fates, RandomDrops
+from fedcore.simulation.kept import NotedCrew
 from fedcore.simulation.models import BestModel, model_ref
 from fedcore.simulation.plain import PlainSimulation
+from fedcore.simulation.resume import Heard, Resumable, StateFolder, identity_of
 from fedcore.simulation.rounds import SIMULATED, MemoryRound
 from fedcore.simulation.sums import Summed, group_failed
 from fedcore.simulation.waiting import UpdateStage, VirtualTime
@@ -100,7 +103,8 @@ class Simulation:
     initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
     `results_of` has it, also of a run that failed. enough: whether what the ServerApp found ends the run, with the
     model that it has then. told: the configurations that went with the last secure training.
-    best: the best model so far by `best-model`.
+    best: the best model so far by `best-model`. state: a folder in which the run keeps all that it takes to go on, and
+    goes on where it holds the run already (`resume`); None for a run that lives as long as its process.
     """
 
     app: FlowerApp
@@ -115,6 +119,7 @@ class Simulation:
     clients_at_once: int = 0
     policy: Policy | None = None
     folder: Path | None = None
+    state: Path | None = None
     initial: ModelState | None = None
     emit: EventSink = ignore
     enough: Callable[[FiguresFound], bool] | None = None
@@ -130,6 +135,7 @@ class Simulation:
     _account: PrivacyBudget = field(init=False)
     _exchange: int = field(default=0, init=False)
     _home: Path = field(init=False)
+    _kept_in: StateFolder | None = field(default=None, init=False)
     _virtual: VirtualTime | None = field(default=None, init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
     _evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
@@ -148,7 +154,10 @@ class Simulation:
         self._crew = self.crew or OneByOne(app=self.app, clients=self.clients, at_once=self.clients_at_once)
         self._crew.hears(lambda line: self.emit(Warned(line=line)))
         self._fates = self.fates or RandomDrops(self.drop, self.seed)
-        self._identities = {i: Ed25519PrivateKey.generate() for i in ids}
+        if self.state is not None:
+            self._kept_in = StateFolder.open(self.state, identity_of(self))
+            self._crew, self.emit = NotedCrew(self._crew), Heard(self.emit)
+        self._identities = {i: self._key(i) for i in ids}
         self._owners = self._simulated_owners()
         if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
             check_needs(self.settings, self.clients, self._least)
@@ -194,13 +203,18 @@ class Simulation:
             )
         if self.policy is None:
             self._warn_of_choices()
+        backend: Simulation | Resumable = self
         with contextlib.ExitStack() as stack:
+            if self._kept_in is not None:
+                stack.enter_context(self._kept_in)
+                backend = Resumable(simulation=self, folder=self._kept_in)
+                backend.begin()
             if self._floor is not None:
                 stack.callback(self._floor.close)
             stack.enter_context(contextlib.chdir(self.folder or self._home))
             outcome = run_server_app(
                 self.app,
-                backend=self,
+                backend=backend,
                 run=RUN,
                 run_config=dict(self.run_config),
                 aggregation=self.settings.aggregation,
@@ -555,11 +569,18 @@ class Simulation:
             agreed = Agreed(run_config=self.run_config, settings=self.settings)
             policy = replace(Policy.default(self.clients), allow_plain=True)
         return SimulatedOwners(
-            roster=Roster.sign(FEDERATION, members, Ed25519PrivateKey.generate()),
+            roster=Roster.sign(FEDERATION, members, self._key(0)),
             policy=policy,
             app_sha256=AppBundle.from_folder(self.app.folder).sha256,
             agreed=agreed,
         )
+
+    def _key(self, member: int) -> Ed25519PrivateKey:
+        """The key of a client, or with 0 that of the authority: the same again in a run that goes on."""
+        if self._kept_in is None:
+            return Ed25519PrivateKey.generate()
+        secret = self._kept_in.secret
+        return Ed25519PrivateKey.from_private_bytes(hmac.digest(secret, f"simulated key {member}".encode(), "sha256"))
 
     def _parameters(self, task: Task) -> RoundParameters:
         model_hash = bytes.fromhex(task.model.sha256) if task.model else None

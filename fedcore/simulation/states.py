@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -57,6 +59,24 @@ class Runners:
             file = self._file(client)
             runner.leave(file)
             self._warm[client] = runner, _version(file)
+
+    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """Write the states of these clients into a folder, `CLIENT.state` each; of whom there is one."""
+        left = []
+        for client in clients:
+            target, (runner, _) = folder / f"{client}.state", self._warm.get(client, (None, None))
+            if runner is not None and not self.shared:
+                runner.leave(target)
+            elif self._file(client).exists():
+                shutil.copyfile(self._file(client), target)
+            left += [client] if target.exists() else []
+        return left
+
+    def take_up(self, states: Mapping[int, Path]) -> None:
+        """Let clients begin with these states; before any of them has run."""
+        self._warm.clear()
+        for client, file in states.items():
+            shutil.copyfile(file, self._file(client))
 
     def _made(self, client: int, state: Path | None) -> ClientRunner:
         config: dict[str, Scalar] = {"partition-id": client - 1, "num-partitions": self.clients}

@@ -1,0 +1,188 @@
+"""What a simulated run consists of beside its ServerApp: to be written down after an exchange, and put back.
+
+What grows with the run (the transcript's chain, the owners' histories, the clients' Contexts) is written as far as it
+has changed since the last time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from fedcore.errors import ConfigurationError
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.simulation.fates import RandomDrops
+from fedcore.simulation.memento import from_json, to_json
+from fedcore.simulation.models import BestModel
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+if TYPE_CHECKING:
+    from fedcore.flower.clientside import Answer
+    from fedcore.simulation.crew import Asked, Crew
+    from fedcore.simulation.run import Simulation
+
+
+@dataclass(slots=True)
+class NotedCrew:
+    """A `Crew` that notes who has worked. counted: client -> the last round whose sum has its update."""
+
+    crew: Crew
+    worked: set[int] = field(default_factory=set)
+    counted: dict[int, int] = field(default_factory=dict)
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """As `Crew`."""
+        self.worked.update(clients)
+        return self.crew.run(task, model, clients)
+
+    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+        """As `Crew`."""
+        self.worked.update(asked)
+        return self.crew.answer(asked)
+
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        """As `Crew`."""
+        self.counted.update(dict.fromkeys(clients, server_round))
+        self.crew.count(server_round, clients)
+
+    def hears(self, warn: Callable[[str], None]) -> None:
+        """As `Crew`."""
+        self.crew.hears(warn)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """As `Crew`."""
+        return self.crew.leave(folder, clients)
+
+    def take_up(self, states: Mapping[int, Path]) -> None:
+        """As `Crew`."""
+        self.crew.take_up(states)
+
+    def close(self) -> None:
+        """As `Crew`."""
+        self.crew.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class KeptRun:
+    """Writes down a simulation step by step. Its private parts are meant: nobody else reads or writes them."""
+
+    simulation: Simulation
+    _links: int = field(default=0, init=False)
+    _entered: dict[int, int] = field(default_factory=dict, init=False)
+    _contexts: dict[int, Path] = field(default_factory=dict, init=False)
+    _superseded: list[Path] = field(default_factory=list, init=False)
+    _best: BestModel | None = field(default=None, init=False)
+    _best_file: Path | None = field(default=None, init=False)
+
+    def remember(self, place: Path) -> dict[str, Any]:
+        """All that has changed since the last time, as JSON; what is large goes into the folder `place`."""
+        run = self.simulation
+        chance = self._fates()._chance
+        owners, virtual = run._owners, run._virtual
+        changed = {i: one for i, one in owners._histories.items() if one.entered != self._entered.get(i, 0)}
+        self._entered.update({i: one.entered for i, one in changed.items()})
+        links, self._links = owners.chain.links[self._links :], len(owners.chain.links)
+        return {
+            "exchange": run._exchange,
+            "plain": run._plain_exchanges.count,
+            "fates": to_json(chance.getstate()),
+            "scales": to_json(run._plan._tracks),
+            "names": to_json(run._plan._names),
+            "spent": to_json(run._account._spent),
+            "told": to_json({key: dict(values) for key, values in run.told.items()}),
+            "virtual": [virtual.clock.now, virtual._lap, virtual._polls] if virtual is not None else None,
+            "links": to_json(links),
+            "histories": to_json(changed),
+            "judged": to_json([run._unjudged, run._warned_of_best]),
+            **self._models(place),
+            **self._states(place),
+        }
+
+    def recall(self, kept: Mapping[str, Any], place: Path) -> None:
+        """Put back what one step has kept; to be called for each of them in order."""
+        run = self.simulation
+        run._exchange, run._plain_exchanges.count = kept["exchange"], kept["plain"]
+        self._fates()._chance.setstate(from_json(kept["fates"]))
+        run._plan._tracks, run._plan._names = from_json(kept["scales"]), from_json(kept["names"])
+        run._account._spent, run.told = from_json(kept["spent"]), from_json(kept["told"])
+        if run._virtual is not None:
+            run._virtual.clock.now, run._virtual._lap, run._virtual._polls = kept["virtual"]
+        run._owners.chain.links += from_json(kept["links"])
+        histories = from_json(kept["histories"])
+        run._owners._histories.update(histories)
+        run._unjudged, run._warned_of_best = from_json(kept["judged"])
+        self._links = len(run._owners.chain.links)
+        self._entered.update({i: one.entered for i, one in histories.items()})
+        self._recall_models(kept, place)
+        self._crew().counted.update({int(client): number for client, number in kept["counted"].items()})
+        self._contexts.update({client: place / f"{client}.state" for client in kept["contexts"]})
+
+    def take_up(self) -> None:
+        """Give the crew what its clients had kept, after the last step."""
+        crew = self._crew()
+        for client, number in crew.counted.items():
+            crew.crew.count(number, [client])
+        crew.take_up(self._contexts)
+
+    def forget_superseded(self, place: Path) -> None:
+        """Remove Contexts that newer ones have replaced, once these are kept."""
+        for file in self._superseded:
+            file.unlink(missing_ok=True)
+        self._superseded.clear()
+        if not any(place.iterdir()):
+            shutil.rmtree(place)
+
+    def _states(self, place: Path) -> dict[str, Any]:
+        crew = self._crew()
+        left = crew.leave(place, sorted(crew.worked))
+        crew.worked.clear()
+        self._superseded += [self._contexts[client] for client in left if client in self._contexts]
+        self._contexts.update({client: place / f"{client}.state" for client in left})
+        return {"contexts": left, "counted": {str(client): number for client, number in crew.counted.items()}}
+
+    def _models(self, place: Path) -> dict[str, Any]:
+        """The best model where it is another than the last time, and the one that may still be judged."""
+        run = self.simulation
+        kept: dict[str, Any] = {"best": None, "evaluated": None}
+        if run.best is not None and run.best is not self._best:
+            self._best = run.best
+            run.best.state.save(place / "best.safetensors")
+            best = run.best
+            kept["best"] = [best.value, best.said, best.rounds, best.epsilon]
+            self._superseded += [self._best_file] if self._best_file else []
+            self._best_file = place / "best.safetensors"
+        if run.settings.best_model and run._evaluated is not None:
+            number, model = run._evaluated
+            model.save(place / "evaluated.safetensors")
+            kept["evaluated"] = number
+        return kept
+
+    def _recall_models(self, kept: Mapping[str, Any], place: Path) -> None:
+        run = self.simulation
+        if kept["best"] is not None and (place / "best.safetensors").exists():
+            value, said, rounds, epsilon = kept["best"]
+            state = ModelState.open(place / "best.safetensors")
+            run.best = BestModel(state=state, value=value, said=said, rounds=rounds, epsilon=epsilon)
+            self._best, self._best_file = run.best, place / "best.safetensors"
+        if kept["evaluated"] is not None:
+            run._evaluated = kept["evaluated"], ModelState.open(place / "evaluated.safetensors")
+
+    def _fates(self) -> RandomDrops:
+        if not isinstance(self.simulation._fates, RandomDrops):
+            raise ConfigurationError("a simulation with fates of one's own cannot be kept: nobody knows where they are")
+        return self.simulation._fates
+
+    def _crew(self) -> NotedCrew:
+        crew = self.simulation._crew
+        assert isinstance(crew, NotedCrew)  # noqa: S101 - put there with the state folder
+        return crew

@@ -1,0 +1,336 @@
+"""A simulation that goes on where it was killed: what its ServerApp asked for and was answered, kept on disk.
+
+As on a server (`server_app/runs/journal.py`, ADR 30) the ServerApp itself cannot be written down. It is started anew,
+and hears the same answers while it asks for the same; the first request without an answer is carried out. What else a
+run consists of (`kept`) is kept with each answer. An answer and all that goes with it is one file, put in its place in
+one rename: a process that is killed at any instant leaves it there or not.
+
+The folder: `run.json` says which run it is; `steps/N.json` are the answers, in `steps/N` lie their models and records,
+and the Contexts of the clients that worked for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from fedcore.errors import ConfigurationError
+from fedcore.events import EventSink, FiguresFound, RunEvent, RunResumed
+from fedcore.exchange import ExchangeReply, ExchangeRequest
+from fedcore.flower.app import AppBundle
+from fedcore.flower.plain_request import PlainRequest
+from fedcore.plain_exchange import PlainReply
+from fedcore.simulation.kept import KeptRun
+from fedcore.simulation.memento import from_json, to_json
+from fedcore.simulation.models import model_ref
+from fedcore.state import ModelState, sha256_file
+from fedcore.system.files import Lock, make_private_folder, write_file
+from fedcore.system.version import fedcore_version
+from fedcore.wire import ReplyError
+
+if TYPE_CHECKING:
+    from fedcore.simulation.run import Simulation
+
+RUN_FILE: Final = "run.json"
+_EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
+_DIFFERS: Final = (
+    "the ServerApp was started anew and did not do the same again: its request {number} differs in {fields}. What it "
+    "draws from the clock or the system's randomness is another each time; let it use random, numpy.random or torch, "
+    "which are seeded"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class StateFolder:
+    """The folder of one run. secret: what the keys of its simulated clients are derived from."""
+
+    path: Path
+    secret: bytes
+    _lock: Lock
+
+    @classmethod
+    def open(cls, path: Path, what: Mapping[str, str]) -> StateFolder:
+        """Begin a run in a folder, or take up the one that is there; raises ConfigurationError where it is another.
+
+        what: tells one run from another, each entry a word or a hash.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path, taken=f"--state: another simulation is at work in {path}")
+        file = path / RUN_FILE
+        if not file.exists():
+            if any(path.iterdir()):
+                raise ConfigurationError(f"--state: {path} holds something else than the state of a simulation")
+            (path / "steps").mkdir()
+            write_file(
+                file, json.dumps({"secret": secrets.token_hex(32), "what": dict(what)}), mode=0o600, durable=True
+            )
+        try:
+            found = json.loads(file.read_text())
+            secret, kept = bytes.fromhex(found["secret"]), dict(found["what"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"--state: {file} cannot be read: {error!r}") from None
+        if differs := [name for name in {**kept, **what} if kept.get(name) != what.get(name)]:
+            raise ConfigurationError(
+                f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or take up the "
+                "run with the options that it began with"
+            )
+        return cls(path=path, secret=secret, _lock=lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let others have the folder."""
+        self._lock.close()
+
+    @property
+    def steps(self) -> Path:
+        """Where the answers are."""
+        return self.path / "steps"
+
+
+@dataclass(slots=True)
+class Heard:
+    """Takes the events of a run, and keeps those that are not written down yet. to: who takes them as well."""
+
+    to: EventSink
+    _events: list[RunEvent] | None = None
+
+    def begin(self) -> None:
+        """From here on events are kept."""
+        self._events = []
+
+    def __call__(self, event: RunEvent) -> None:
+        if self._events is not None:
+            self._events.append(event)
+        self.to(event)
+
+    def told(self) -> list[Any]:
+        """What was heard since the last time, as JSON."""
+        told, self._events = self._events or [], []
+        return [event.model_dump(mode="json") for event in told]
+
+
+@dataclass(slots=True, kw_only=True)
+class Resumable:
+    """The backend of a ServerApp that keeps each answer of the simulation, and gives those again that are kept."""
+
+    simulation: Simulation
+    folder: StateFolder
+    _kept: KeptRun = field(init=False)
+    _steps: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _number: int = field(default=0, init=False)
+    _heard: Heard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kept = KeptRun(simulation=self.simulation)
+        assert isinstance(self.simulation.emit, Heard)  # noqa: S101 - put there with the state folder
+        self._heard = self.simulation.emit
+        while (file := self.folder.steps / f"{len(self._steps) + 1}.json").exists():
+            self._steps.append(json.loads(file.read_text()))
+        for leftover in self.folder.steps.iterdir():  # of an answer that was not kept to its end
+            if leftover.is_dir() and int(leftover.name) > len(self._steps):
+                shutil.rmtree(leftover)
+
+    def begin(self) -> None:
+        """Seed what apps draw from, tell what was told before, and put the simulation where it was."""
+        _seed(self.simulation.seed)
+        if self._steps:
+            self._take_up()
+        self._kept.take_up()  # also where there is nothing: a crew that cannot says so before the run
+        self._heard.begin()
+
+    def _take_up(self) -> None:
+        why = f"{len(self._steps)} requests of the ServerApp have their answer in {self.folder.path}"
+        self.simulation.emit(RunResumed(steps=len(self._steps), why=why))
+        for number, step in enumerate(self._steps, start=1):
+            for event in step["events"]:
+                self._heard.to(_EVENT.validate_python(event))
+            self._kept.recall(step["kept"], self.folder.steps / str(number))
+            step.pop("kept")
+
+    def nodes(self) -> list[int]:
+        """As `ExchangeBackend`."""
+        found: list[int] = self._answer(
+            {"op": "nodes"}, self.simulation.nodes, lambda nodes, _: nodes, lambda kept, _: kept
+        )
+        return found
+
+    def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
+        """As `ExchangeBackend`."""
+        model = model_ref(request.model)
+        asked = {
+            "op": "exchange",
+            "message_type": request.message_type,
+            "nodes": list(request.nodes),
+            "server_round": request.server_round,
+            "model": model.sha256 if model else None,
+            "configs": {key: dict(value) for key, value in request.configs.items()},
+            "timeout": request.timeout,
+        }
+        found: list[ExchangeReply] = self._answer(
+            asked, lambda: self.simulation.exchange(request), _keep_sums, _kept_sums
+        )
+        return found
+
+    def ask(self, request: PlainRequest) -> list[PlainReply]:
+        """As `ExchangeBackend`."""
+        contents = _hashes(request)
+        asked = {
+            "op": "plain-exchange",
+            "server_round": request.server_round,
+            "questions": [[one.node, one.message_type, contents[one.content]] for one in request.messages],
+            "timeout": request.timeout,
+        }
+        found: list[PlainReply] = self._answer(
+            asked, lambda: self.simulation.ask(request), _keep_replies, _kept_replies
+        )
+        return found
+
+    def found(self, figures: FiguresFound) -> None:
+        """As `ExchangeBackend`; those before the last kept answer are among the events that were kept."""
+        if self._number >= len(self._steps):
+            self.simulation.found(figures)
+
+    def _answer(
+        self,
+        asked: dict[str, Any],
+        live: Callable[[], Any],
+        keep: Callable[[Any, Path], Any],
+        kept: Callable[[Any, Path], Any],
+    ) -> Any:
+        self._number += 1
+        request = json.loads(json.dumps(asked))
+        place = self.folder.steps / str(self._number)
+        if self._number <= len(self._steps):
+            step = self._steps[self._number - 1]
+            if fields := [key for key in request if request[key] != step["request"].get(key)]:
+                raise ConfigurationError(_DIFFERS.format(number=self._number, fields=", ".join(fields)))
+            _set_chance(step["chance"])
+            return kept(step["answer"], place)
+        answer = live()
+        place.mkdir()
+        step = {"request": request, "answer": keep(answer, place), "chance": _chance()}
+        step["events"] = self._heard.told()
+        step["kept"] = self._kept.remember(place)
+        write_file(self.folder.steps / f"{self._number}.json", json.dumps(step), durable=True)
+        self._steps.append({})  # the number of steps is all that is needed of it
+        self._kept.forget_superseded(place)
+        return answer
+
+
+def identity_of(simulation: Simulation) -> dict[str, str]:
+    """What tells one run from another, by the names of the options that decide it."""
+    devices = simulation.devices
+    initial = simulation.initial.sha256() if simulation.initial is not None else ""
+    parts = {
+        "fedcore": fedcore_version(),
+        "app": f"{simulation.app.name} {AppBundle.from_folder(simulation.app.folder).sha256}",
+        "clients": simulation.clients,
+        "run-config": sorted(simulation.run_config.items()),
+        "settings": sorted(simulation.settings.to_mapping().items()),
+        "seed": simulation.seed,
+        "drop": simulation.drop,
+        "devices": None if devices is None else (devices.profiles, devices.network, devices.seed),
+        "policy": simulation.policy,
+        "initial-model": initial,
+    }
+    return {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
+
+
+def _keep_sums(replies: list[ExchangeReply], place: Path) -> Any:
+    kept = []
+    for number, reply in enumerate(replies):
+        state = reply.model()
+        if state is not None:
+            state.save(place / f"{number}.safetensors")
+        sums = {"node": reply.node, "examples": reply.examples, "metrics": dict(reply.metrics)}
+        kept.append({**sums, "state": state is not None})
+    return kept
+
+
+def _kept_sums(kept: Any, place: Path) -> list[ExchangeReply]:
+    return [
+        ExchangeReply(
+            node=one["node"],
+            state=ModelState.open(place / f"{number}.safetensors") if one["state"] else None,
+            examples=one["examples"],
+            metrics=one["metrics"],
+        )
+        for number, one in enumerate(kept)
+    ]
+
+
+def _keep_replies(replies: list[PlainReply], place: Path) -> Any:
+    kept = []
+    for reply in replies:
+        if reply.content is not None:
+            shutil.copyfile(reply.content, place / f"{reply.node}.reply")
+        error = reply.error.model_dump(mode="json") if reply.error is not None else None
+        told = {"node": reply.node, "examples": reply.examples, "metrics": dict(reply.metrics), "error": error}
+        kept.append({**told, "content": reply.content is not None})
+    return kept
+
+
+def _kept_replies(kept: Any, place: Path) -> list[PlainReply]:
+    return [
+        PlainReply(
+            node=one["node"],
+            content=place / f"{one['node']}.reply" if one["content"] else None,
+            error=ReplyError.model_validate(one["error"]) if one["error"] else None,
+            examples=one["examples"],
+            metrics=one["metrics"],
+        )
+        for one in kept
+    ]
+
+
+def _hashes(request: PlainRequest) -> list[str]:
+    folder = make_private_folder()
+    try:
+        hashes = []
+        for content in request.contents:
+            content.save(folder / "content")
+            hashes.append(sha256_file(folder / "content"))
+        return hashes
+    finally:
+        shutil.rmtree(folder)
+
+
+def _seed(seed: int) -> None:
+    """Seed the generators that apps draw from without seeding them: a run that is started anew draws the same."""
+    number = int.from_bytes(hashlib.sha256(f"fedcore simulation {seed}".encode()).digest()[:4], "big")
+    random.seed(number)
+    np.random.seed(number)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(number)
+
+
+def _chance() -> dict[str, Any]:
+    """Where the generators stand: the clients' apps draw from them as well, and are not run again."""
+    torch = sys.modules.get("torch")
+    return {
+        "random": to_json(random.getstate()),
+        "numpy": to_json(np.random.get_state()),
+        "torch": torch.get_rng_state().numpy().tobytes().hex() if torch is not None else None,
+    }
+
+
+def _set_chance(chance: Mapping[str, Any]) -> None:
+    random.setstate(from_json(chance["random"]))
+    np.random.set_state(from_json(chance["numpy"]))
+    if chance["torch"] is not None:
+        import torch
+
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(chance["torch"]), dtype=torch.uint8))

@@ -1,0 +1,122 @@
+"""What is kept of a simulation: a secure one that was broken off goes on with its scales, budget and transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.events import told
+from support.tiny import TINY
+
+from fedcore.config import JobSettings, override
+from fedcore.errors import ConfigurationError
+from fedcore.events import RunEvent
+from fedcore.flower.app import FlowerApp
+from fedcore.simulation import Simulation
+from fedcore.simulation.memento import from_json, to_json
+
+PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 4.0, "dp-metric-bound": 10.0, "evaluate-metrics": ["eval_loss"]}
+
+
+DRAWING = TINY.with_name("drawing")
+"""An app without whole numbers in its model, which privacy allows; it evaluates as the other one does."""
+
+
+class Broken(Exception):
+    """Stands for the end of the process."""
+
+
+def simulation(
+    folder: Path, events: list[RunEvent], *, breaks: int = 0, settings: Mapping[str, Any] | None = None
+) -> Simulation:
+    app = FlowerApp.load(DRAWING if settings else TINY)
+
+    def emit(event: RunEvent) -> None:
+        events.append(event)
+        if breaks and sum(one.kind == "exchange-done" for one in events) == breaks:
+            raise Broken
+
+    return Simulation(
+        app=app,
+        clients=12,
+        run_config=override(app.run_config, {"num-server-rounds": 3}, "test"),
+        settings=JobSettings.from_mapping({**app.settings.to_mapping(), **(settings or {})}),
+        drop=0.02,
+        seed=1,
+        state=folder,
+        emit=emit,
+    )
+
+
+def run_to_its_end(
+    folder: Path, breaks: int, settings: Mapping[str, Any] | None = None
+) -> tuple[Simulation, list[RunEvent]]:
+    if breaks:
+        with pytest.raises(Broken):
+            simulation(folder, [], breaks=breaks, settings=settings).run()
+    events: list[RunEvent] = []
+    again = simulation(folder, events, settings=settings)
+    outcome = again.run()
+    assert outcome.state is not None
+    again.told = {"weight": outcome.state["weight"]}  # type: ignore[dict-item]
+    return again, events
+
+
+class TestSecure:
+    @pytest.mark.parametrize("breaks", [1, 2, 4])
+    def test_it_goes_on_as_it_would_have(self, tmp_path: Path, breaks: int) -> None:
+        calm, calm_events = run_to_its_end(tmp_path / "calm", 0)
+        late, late_events = run_to_its_end(tmp_path / "late", breaks)
+        assert np.allclose(calm.told["weight"], late.told["weight"], atol=1e-4)  # type: ignore[arg-type]
+        done = [told(event) for event in calm_events if event.kind == "exchange-done"]
+        again = [told(event) for event in late_events if event.kind == "exchange-done"]
+        for name in ("exchange", "server_round", "survivors", "examples", "bytes_up"):
+            assert [one[name] for one in again] == [one[name] for one in done], name
+        assert len(late._owners.chain.links) == len(calm._owners.chain.links) == len(done)
+        assert all(
+            late._owners._histories[client].entered == calm._owners._histories[client].entered
+            for client in range(1, 13)
+        )
+
+    def test_the_budget_that_was_spent_stays_spent(self, tmp_path: Path) -> None:
+        calm, _ = run_to_its_end(tmp_path / "calm", 0, PRIVATE)
+        late, _ = run_to_its_end(tmp_path / "late", 3, PRIVATE)
+        assert late._account.epsilon_spent == calm._account.epsilon_spent
+        assert calm._account.epsilon_spent
+
+    def test_a_run_that_is_over_is_told_again(self, tmp_path: Path) -> None:
+        first, events = run_to_its_end(tmp_path / "run", 0)
+        second, again = run_to_its_end(tmp_path / "run", 0)
+        assert np.array_equal(first.told["weight"], second.told["weight"])  # type: ignore[arg-type]
+        assert [event for event in again if event.kind != "resumed"] == events
+
+    def test_a_folder_with_something_else_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").write_text("ten years of work")
+        with pytest.raises(ConfigurationError, match="holds something else"):
+            simulation(tmp_path, [])
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_two_at_once_are_refused(self, tmp_path: Path) -> None:
+        first = simulation(tmp_path / "run", [])
+        with pytest.raises(ConfigurationError, match="another simulation is at work"):
+            simulation(tmp_path / "run", [])
+        assert first._kept_in is not None
+
+
+class TestMemento:
+    def test_there_and_back(self) -> None:
+        value = {("a", 1): [b"\x00\xff", {2, 3}, frozenset({4}), np.arange(6).reshape(2, 3)], 5: (None, True, 1.5)}
+        found = from_json(to_json(value))
+        assert np.array_equal(found["a", 1][3], value["a", 1][3])  # type: ignore[index]
+        assert found["a", 1][:3] == value["a", 1][:3]
+        assert found[5] == value[5]
+
+    @pytest.mark.parametrize(
+        "name", ["os:system", "fedcore.system.files:write_file", "subprocess:Popen", "fedcore.errors:FedcoreError"]
+    )
+    def test_a_file_names_no_code_to_run(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="is not sound"):
+            from_json({"type": name, "fields": {}})
