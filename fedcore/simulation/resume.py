@@ -231,13 +231,19 @@ class Resumable:
 
 
 def identity_of(simulation: Simulation) -> dict[str, str]:
-    """What tells one run from another, by the names of the options that decide it."""
+    """What tells one run from another, by the names of the options that decide it.
+
+    Raises ConfigurationError for a run that cannot be kept.
+    """
+    if simulation.settings.buffered:
+        raise ConfigurationError("--state: a run without rounds cannot be kept, since clients are always at work in it")
     devices = simulation.devices
     initial = simulation.initial.sha256() if simulation.initial is not None else ""
     parts = {
         "fedcore": fedcore_version(),
         "app": f"{simulation.app.name} {AppBundle.from_folder(simulation.app.folder).sha256}",
         "clients": simulation.clients,
+        "clients-at-once": simulation.clients_at_once,
         "run-config": sorted(simulation.run_config.items()),
         "settings": sorted(simulation.settings.to_mapping().items()),
         "seed": simulation.seed,

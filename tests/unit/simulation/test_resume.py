@@ -21,6 +21,7 @@ from fedcore.simulation.memento import from_json, to_json
 PRIVATE = {"clip-norm": 1.0, "dp-noise-multiplier": 4.0, "dp-metric-bound": 10.0, "evaluate-metrics": ["eval_loss"]}
 
 
+BUFFERED = {"asynchrony": "buffered", "buffer-size": 4, "concurrency": 8}
 DRAWING = TINY.with_name("drawing")
 """An app without whole numbers in its model, which privacy allows; it evaluates as the other one does."""
 
@@ -98,6 +99,10 @@ class TestSecure:
         with pytest.raises(ConfigurationError, match="holds something else"):
             simulation(tmp_path, [])
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_a_run_without_rounds_cannot_be_kept(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="a run without rounds cannot be kept"):
+            simulation(tmp_path / "run", [], settings=BUFFERED)
 
     def test_two_at_once_are_refused(self, tmp_path: Path) -> None:
         first = simulation(tmp_path / "run", [])
