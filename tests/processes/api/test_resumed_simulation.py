@@ -16,7 +16,18 @@ APP = Path(__file__).parents[2] / "apps" / "drawing"
 
 
 def words(folder: Path, name: str, *more: str) -> list[str | Path]:
-    options = ["--clients", "8", "--engine", "inline", "--drop", "0.2", "--seed", "3", "--devices", "time=lognormal:1,there=0.8:20"]
+    options = [
+        "--clients",
+        "8",
+        "--engine",
+        "inline",
+        "--drop",
+        "0.2",
+        "--seed",
+        "3",
+        "--devices",
+        "time=lognormal:1,there=0.8:20",
+    ]
     kept = ["--state", folder / f"{name}-state", "--out", folder / f"{name}.safetensors", "--force", "--json"]
     return ["simulate", APP, *options, "--set", 'aggregation="plain"', *kept, *more]
 
