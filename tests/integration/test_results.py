@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from support.deployment import Deployment, fedcore
 from support.reporting_app import reporting_app
 
 
-def test_results_prints_and_files_come_home(tmp_path: Path) -> None:
-    with Deployment.open(tmp_path / "two", clients=2) as here:
-        here.app = reporting_app(tmp_path)
-        here.start()
-        done = here.submit().finish()
-        assert done.status == 0, done.stderr
-        person = tmp_path / "home" / "m.safetensors"
-        person.parent.mkdir()
-        command = ("run", here.app, "--operator", here.federation.operator, "--out", person)
-        shown = fedcore(*command)
-        again = fedcore(*command)
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("reporting")
+    with Deployment.open(folder / "two", clients=2) as made:
+        made.app = reporting_app(folder)
+        made.start()
+        yield made
+
+
+def test_results_prints_and_files_come_home(here: Deployment, tmp_path: Path) -> None:
+    done = here.submit().finish()
+    assert done.status == 0, done.stderr
+    person = tmp_path / "home" / "m.safetensors"
+    person.parent.mkdir()
+    command = ("run", here.app, "--operator", here.federation.operator, "--out", person)
+    shown = fedcore(*command)
+    again = fedcore(*command)
     lines = [event["line"] for event in done.of("log")]
     assert "centrally evaluated round 2" in lines
     assert any("own words of the app" in line for line in lines)
@@ -40,12 +48,10 @@ def test_results_prints_and_files_come_home(tmp_path: Path) -> None:
     assert "exists already" in again.stderr
 
 
-def test_a_run_that_fails_half_way_says_where_its_results_are(tmp_path: Path) -> None:
-    with Deployment.open(tmp_path / "two", clients=2) as here:
-        here.app = reporting_app(tmp_path, raises=1)
-        here.start()
-        model = tmp_path / "m.safetensors"
-        shown = fedcore("run", here.app, "--operator", here.federation.operator, "--out", model)
+def test_a_run_that_fails_half_way_says_where_its_results_are(here: Deployment, tmp_path: Path) -> None:
+    model = tmp_path / "m.safetensors"
+    operator = here.federation.operator
+    shown = fedcore("run", here.app, "--operator", operator, "--run-config", "raises=1", "--out", model)
     assert shown.returncode == 5, shown.stdout
     assert "the ServerApp raised ValueError: no test data" in shown.stderr
     assert f"results saved to {tmp_path}/m.results.json" in shown.stdout

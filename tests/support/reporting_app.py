@@ -20,12 +20,9 @@ from flwr.serverapp.strategy import FedAvg
 from reporting_app.problem import initial
 
 app = ServerApp()
-RAISES = None
 
 
 def evaluate(server_round, arrays):
-    if server_round == RAISES:
-        raise ValueError("no test data")
     print(f"centrally evaluated round {server_round}")
     norm = float(sum(np.square(array.numpy().astype(np.float64)).sum() for array in arrays.values()))
     return MetricRecord({"norm": norm, "steps": [float(server_round)] * 6})
@@ -34,9 +31,15 @@ def evaluate(server_round, arrays):
 @app.main()
 def main(grid, context):
     log(INFO, "own words of the app")
+
+    def evaluate_or_raise(server_round, arrays):
+        if server_round == context.run_config["raises"]:
+            raise ValueError("no test data")
+        return evaluate(server_round, arrays)
+
     arrays = ArrayRecord({key: Array(np.asarray(value)) for key, value in initial().items()})
     strategy = FedAvg(min_train_nodes=2, min_evaluate_nodes=2, min_available_nodes=2)
-    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2, evaluate_fn=evaluate)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2, evaluate_fn=evaluate_or_raise)
     Path("curves").mkdir()
     Path("curves/norm.txt").write_text(str(result.evaluate_metrics_serverapp[2]["norm"]))
 """
@@ -75,10 +78,10 @@ def main(grid, context):
 """A ServerApp that evaluates on all examples, under a name that its clients use, too, whose metrics it aggregates."""
 
 
-def reporting_app(
-    folder: Path, *, name: str = "reporting_app", raises: int | None = None, server: str = SERVER
-) -> Path:
-    """The app, in a new folder. raises: the round in which its evaluation does. server: the code of its ServerApp.
+def reporting_app(folder: Path, *, name: str = "reporting_app", raises: int = -1, server: str = SERVER) -> Path:
+    """The app, in a new folder. raises: the round in which its evaluation does, unless the run config says another.
+
+    server: the code of its ServerApp.
 
     name: of its package, another one for each app that one process runs.
     """
@@ -87,6 +90,9 @@ def reporting_app(
     package = (app / "tiny_app").rename(app / name)  # one process may have imported the tiny one
     for path in (app / "pyproject.toml", *package.glob("*.py")):
         path.write_text(path.read_text().replace("tiny_app", name))
-    server = server.replace("RAISES = None", f"RAISES = {raises}").replace("reporting_app", name)
-    (package / "server_app.py").write_text(server)
+    project = app / "pyproject.toml"
+    project.write_text(
+        project.read_text().replace("[tool.flwr.app.config]", f"[tool.flwr.app.config]\nraises = {raises}")
+    )
+    (package / "server_app.py").write_text(server.replace("reporting_app", name))
     return app
