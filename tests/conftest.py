@@ -6,6 +6,7 @@ under `--test-seconds` it may also take no longer than that.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import inspect
 import multiprocessing.process
@@ -88,6 +89,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             f"takes {taken:.1f} s of the processor: a quick test takes {limit:g} s, a longer one goes elsewhere"
         )
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """pytest-timeout ends one thing for each test: where that was the test, its teardown may hang as well."""
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _refuse_in_unit_tests(event: str, _arguments: tuple[object, ...]) -> None:
