@@ -55,6 +55,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--seeds", nargs="+", type=int, default=[], help="seeds in place of the cells' own")
     made.add_argument("--rounds", type=int, default=0, help="rounds in place of the cells' own")
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time, a thread each")
+    made.add_argument("--workers", type=int, default=1, help="processes that train the clients of one run (1)")
     made.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept (build/published)")
     made.add_argument("--list", action="store_true", help="say what there is to run, and what is kept; run nothing")
     return made
@@ -62,13 +63,14 @@ def options() -> argparse.ArgumentParser:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Run what is missing, as far as the time goes, and report all that is kept."""
-    if arguments.minutes <= 0 or arguments.jobs < 1 or arguments.rounds < 0:
-        raise ConfigurationError("--minutes and --jobs must be positive, --rounds not negative")
+    if arguments.minutes <= 0 or min(arguments.jobs, arguments.workers) < 1 or arguments.rounds < 0:
+        raise ConfigurationError("--minutes, --jobs and --workers must be positive, --rounds not negative")
     cells, shelf = chosen(arguments), Shelf(arguments.folder)
     wanted = [run for cell in cells for run in runs_of(cell, arguments)]
     missing = [run for run in wanted if (kept := shelf.outcome(run)) is None or not kept.answers(run)]
     say(f"{len(wanted)} runs, of which {len(wanted) - len(missing)} are kept from before")
-    failures = carry_out(missing, shelf, time.time() + 60 * arguments.minutes, arguments.jobs)
+    deadline = time.time() + 60 * arguments.minutes
+    failures = carry_out(missing, shelf, deadline, jobs=arguments.jobs, workers=arguments.workers)
     return report(arguments.table, cells, wanted, shelf, failures)
 
 
@@ -105,13 +107,13 @@ def runs_of(cell: Cell, arguments: argparse.Namespace) -> list[Run]:
     return cell.runs(rates=tuple(arguments.rates), seeds=tuple(arguments.seeds), rounds=rounds)
 
 
-def carry_out(runs: Sequence[Run], shelf: Shelf, deadline: float, jobs: int) -> dict[str, str]:
+def carry_out(runs: Sequence[Run], shelf: Shelf, deadline: float, *, jobs: int, workers: int) -> dict[str, str]:
     """Run all of them, `jobs` at a time; returns by key why some failed. Small models gain nothing by more threads."""
     failures: dict[str, str] = {}
     if not runs:
         return failures
     with ProcessPoolExecutor(min(jobs, len(runs)), mp_context=get_context("spawn"), initializer=_prepare) as pool:
-        running = {pool.submit(_carry_out, run, shelf, deadline): run for run in runs}
+        running = {pool.submit(_carry_out, run, shelf, deadline, workers): run for run in runs}
         try:
             for done in as_completed(running):
                 one = running[done]
@@ -131,10 +133,10 @@ def _prepare() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-def _carry_out(run: Run, shelf: Shelf, deadline: float) -> str:
+def _carry_out(run: Run, shelf: Shelf, deadline: float, workers: int) -> str:
     if time.time() > deadline:
         return "not begun, the time is over"
-    outcome = Runner(run, shelf, deadline).carry_out()
+    outcome = Runner(run, shelf, deadline, workers).carry_out()
     return (
         f"{outcome.rounds} rounds in {outcome.seconds:.0f} s, best {outcome.best:.2f} %, ended by its {outcome.ended}"
     )

@@ -25,6 +25,7 @@ from fedcore.config import JobSettings, override
 from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
+from fedcore.simulation.crews import Engine, crew_of
 from fedcore.state import ModelState
 from fedcore.system.files import write_file
 from fedcore.wire import Scalar
@@ -149,11 +150,12 @@ class Shelf:
 
 @dataclass(slots=True)
 class Runner:
-    """Carries out one run, and keeps what it finds."""
+    """Carries out one run, and keeps what it finds. workers: processes that train its clients; 1 for this one alone."""
 
     run: Run
     shelf: Shelf
     deadline: float
+    workers: int = 1
     outcome: Outcome = field(default_factory=Outcome)
     _started: float = field(default_factory=time.monotonic)
     _saved: float = 0.0
@@ -163,15 +165,21 @@ class Runner:
         run = self.run
         app = FlowerApp.load(run.folder)
         changes = {**run.config, "seed": run.seed, "num-server-rounds": run.rounds, "fraction-evaluate": 0.0}
-        simulation = Simulation(
-            app=app,
-            clients=run.clients,
-            run_config=override(app.run_config, changes, "the run config"),
-            settings=JobSettings.from_mapping({**app.settings.to_mapping(), **run.settings}),
-            emit=self.hear,
-            enough=self.test,
-        )
-        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        engine: Engine = "process" if self.workers > 1 else "inline"
+        with (
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            crew_of(engine, app, run.clients, self.workers, 0) as crew,
+        ):
+            simulation = Simulation(
+                app=app,
+                clients=run.clients,
+                run_config=override(app.run_config, changes, "the run config"),
+                settings=JobSettings.from_mapping({**app.settings.to_mapping(), **run.settings}),
+                crew=crew,
+                emit=self.hear,
+                enough=self.test,
+            )
             state = simulation.run().state
         self.outcome.ended = self.outcome.ended or "rounds"
         self._save(state)
