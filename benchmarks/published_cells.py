@@ -153,7 +153,7 @@ def _synthetic(alpha: float, mu: float, late: float, drop: bool, published: tupl
     }  # fmt: skip
     name = f"Synthetic {where}, {late:.0%} late, {way}"
     return Cell(
-        name=name, app="synthetic", clients=30, rounds=200, minutes=15, config=config, published=published,
+        name=name, app="synthetic", clients=30, rounds=200, minutes=5, config=config, published=published,
     )  # fmt: skip
 
 

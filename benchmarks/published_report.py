@@ -237,7 +237,7 @@ def _cuts(kept: Sequence[Kept], absent: Sequence[str]) -> list[str]:
     untried = sorted({run.name for run, _ in kept if "lr" in run.config})
     if untried:
         cuts.append(
-            "learning rates: those in brackets were tried, one unless more are named; the papers tried 11 to 13"
+            "learning rates: those in brackets were tried, one unless more are named; McMahan et al. tried 11 to 13"
         )
     return cuts
 
