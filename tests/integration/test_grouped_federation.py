@@ -1,0 +1,40 @@
+"""Groups in a real federation: one server, six clients, two groups of three, drawn anew in every round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from support.deployment import Deployment
+from typer.testing import CliRunner
+
+from fedcore.cli import app
+
+POISONED = Path(__file__).parents[1] / "apps" / "poisoned"
+CLIENTS = [f"client-{number}" for number in range(1, 7)]
+
+
+def test_six_clients_in_two_groups(tmp_path: Path) -> None:
+    with Deployment.open(tmp_path, clients=len(CLIENTS)) as federation:
+        federation.app = POISONED
+        federation.start()
+        settings = {"min-clients": len(CLIENTS), "groups": 2, "min-groups": 2, "max-corrupt": 0.0}
+        done = federation.submit(settings=settings, num_server_rounds=3).finish()
+        checked = CliRunner().invoke(
+            app, ["transcript", "verify", "--operator", str(federation.federation.operator), "--json"]
+        )
+        kept = CliRunner().invoke(app, ["transcript", "verify", "--kit", str(federation.kit("client-2")), "--json"])
+        log = federation.log("client-2")
+    assert done.status == 0, done.stderr
+    trained = done.of("exchange-done")
+    assert [(event["groups"], event["survivors"]) for event in trained] == [(2, CLIENTS)] * 3
+    groups = [tuple(event["cohort"]) for event in done.of("group")]
+    assert len(groups) == 6
+    assert {len(group) for group in groups} == {3}
+    assert "named its place among 6 clients" in log
+    told, own = json.loads(checked.output), json.loads(kept.output)
+    assert (checked.exit_code, told["holds"], len(told["exchanges"])) == (0, True, 6)
+    assert (kept.exit_code, own["holds"]) == (0, True), "a client's own copy holds, up to its last round"
+    distance = np.linalg.norm(done.arrays()["weight"] - np.linspace(-1, 1, 8))
+    assert distance < 0.5
