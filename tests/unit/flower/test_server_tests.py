@@ -83,7 +83,7 @@ def test_the_model_is_tested_before_the_first_round_and_after_each(aggregation: 
     assert not outcome.stopped
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES.keys() - {"ditto", "fedbn", "fedper"}))
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES.keys() - {"ditto", "fedbn", "fedper", "fedbuff"}))
 def test_of_every_strategy_the_model_is_tested(strategy: str) -> None:
     app = client()
     server = averaging_server(app, test=lambda config: TEST)
