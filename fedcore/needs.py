@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from fedcore.config import JobSettings
-from fedcore.errors import CohortBelowMinimum, ConfigurationError
+from fedcore.errors import CohortBelowMinimum, ConfigurationError, EncodingError
 from fedcore.exchange import EncodingPlan, corrupt_for
 from fedcore.groups import needed_places
 from fedcore.wire import Cut, is_query, is_training
@@ -106,4 +106,9 @@ def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:
             f"{members} clients at most {members // group} groups can be made"
         )
     # Worst cases are computed now, not when the first clients have trained.
-    EncodingPlan(settings, min_cohort).encoding("evaluate", None, members)
+    plan = EncodingPlan(settings, min_cohort)
+    try:
+        plan.encoding("evaluate", None, members)
+    except EncodingError:
+        # A sum of everybody does not fit into its fields; a strategy may ask fewer, as many as have to be.
+        plan.encoding("evaluate", None, max(clients, settings.quorum))

@@ -156,3 +156,32 @@ def test_the_command_takes_a_policy(tmp_path: Path) -> None:
     assert held.exit_code == 5
     assert "every client refused: config-not-allowed min-nodes" in " ".join(held.output.split())
     assert CliRunner().invoke(app, [*command, "--policy", "own"]).exit_code == 0
+
+
+def test_rounds_of_few_among_many_need_owners_who_reckon_with_fewer_who_collude(simulate: Simulate):
+    """With stock policies 2 of 40 may collude, so that a sum needs 5 clients."""
+    counting = Path(__file__).parents[2] / "apps" / "counting"
+    with pytest.raises(CohortBelowMinimum, match="asks 4 of 40 clients to train, a sum needs 5"):
+        simulate(40, app=counting, fraction_train=0.1, num_server_rounds=1)
+    done = simulate(
+        40,
+        app=counting,
+        policy=Policy.own(40, min_corrupt=0.0),
+        settings={"max-corrupt": 0.0},
+        fraction_train=0.1,
+        num_server_rounds=1,
+    ).of("exchange-done")
+    assert len(done[0]["survivors"]) == 4
+
+
+def test_a_sum_of_everybody_need_not_fit_where_a_round_asks_few(simulate: Simulate):
+    """Fields of 16 bits hold no sum of 10,000, and one of 100."""
+    policy = Policy.own(10_000, min_corrupt=0.0)
+    simulate(
+        10_000,
+        app=Path(__file__).parents[2] / "apps" / "counting",
+        policy=policy,
+        settings={"max-corrupt": 0.0},
+        fraction_train=0.0004,
+        num_server_rounds=1,
+    )
