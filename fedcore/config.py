@@ -212,6 +212,10 @@ class JobSettings:
                 raise ConfigurationError(
                     f'{name} cannot be used with asynchrony = "buffered": who is in a sum depends on how fast it is'
                 )
+        if self.groups > 1:
+            raise ConfigurationError(
+                'groups cannot be used with asynchrony = "buffered": a buffer is too small to be cut'
+            )
 
     def _check_groups(self) -> None:
         if self.min_groups > self.groups:

@@ -39,6 +39,7 @@ def test_noise_or_a_budget_makes_a_run_private() -> None:
         ({"asynchrony": "buffered", "aggregation": "plain"}, 'needs aggregation = "secure"'),
         ({"asynchrony": "buffered", "over-selection": 0.1}, "over-selection cannot be used"),
         ({"asynchrony": "buffered", "clip-norm": 1, "dp-noise-multiplier": 1}, "privacy cannot be used"),
+        ({"asynchrony": "buffered", "groups": 2}, "groups cannot be used"),
         ({"asynchrony": "buffered", "max-staleness": 101}, "max-staleness must be from 0 to 100"),
         ({"dp-epsilon": 8, "clip-norm": 1}, "needs dp-rounds"),
         ({"dp-noise-multiplier": 1, "clip-norm": 1, "aggregation": "plain"}, 'needs aggregation = "secure"'),

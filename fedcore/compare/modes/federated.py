@@ -67,6 +67,11 @@ class Federated(Mode):
         if not self.private:
             decided |= {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
         checked = JobSettings.from_mapping({**settings, **decided})
+        if checked.buffered:
+            raise ConfigurationError(
+                f'mode {self.name} is a federation of real processes, and asynchrony = "buffered" runs in a simulation '
+                "only so far: fedcore simulate APP --set asynchrony=buffered"
+            )
         if checked.private != self.private:
             raise ConfigurationError(TOGETHER.format(self.name))
         return checked.to_mapping()

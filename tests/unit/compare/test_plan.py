@@ -62,6 +62,12 @@ def test_the_brackets_of_a_mode_are_for_it_alone() -> None:
     assert (sgd.config["server-lr"], adam.config["server-lr"]) == (0.0, 0.5)
 
 
+def test_real_processes_have_no_buffered_rounds() -> None:
+    (chosen,) = parse_modes("federated")
+    with pytest.raises(ConfigurationError, match="runs in a simulation only"):
+        chosen.mode.settings({"asynchrony": "buffered"}, sites=4)
+
+
 def test_federated_modes_have_their_own_settings() -> None:
     private = {"clip-norm": (1.0,), "dp-noise-multiplier": (1.0,)}
     runs = plan(job("federated,federated-plain,federated-dp", sweep=private))
