@@ -26,6 +26,10 @@ from fedcore.compare.workers.processes import Ended, ReportSink, WorkerReport, W
 from fedcore.data.types import Split
 from fedcore.errors import AppError, ConfigurationError, FedcoreError
 from fedcore.flower.engine_app import LocalApp
+from fedcore.flower.loading import load_object
+from fedcore.flower.local_algorithms import STRATEGY
+from fedcore.flower.personal_strategies import PERSONAL
+from fedcore.training.algorithms import ALGORITHMS
 from fedcore.training.engines import Engine, EngineConfig, World, make_engine
 from fedcore.training.engines.batches import Rows, TrainingData
 
@@ -41,13 +45,15 @@ class AppFacts(WorkerReport):
 
     refusal: why the modes that train the app's model themselves cannot; "" where they can. metrics: that every model is
     evaluated by, the most important first; empty where the app's own evaluation alone can. batch_loss: the name of a
-    loss over a whole batch; "" for one of each example. split: of the data over the sites; empty where it cannot be
-    known. cost: of computation, None without a network.
+    loss over a whole batch; "" for one of each example. strategy: what the run config names, where it asks something
+    of the clients that only a federation can do, and the ClientApp is one that does it; "" otherwise. split: of the
+    data over the sites; empty where it cannot be known. cost: of computation, None without a network.
     """
 
     refusal: str
     metrics: dict[str, Better | None] = Field(default_factory=dict)
     batch_loss: str = ""
+    strategy: str = ""
     split: tuple[SiteSplit, ...] = ()
     cost: Cost | None = None
 
@@ -68,7 +74,31 @@ class AppFacts(WorkerReport):
                 refused.setdefault(reason, {})[mode.label] = None
         return [f"{', '.join(labels)}: {reason}" for reason, labels in refused.items()]
 
+    def check_strategies(self, runs: Sequence[PlannedRun]) -> None:
+        """Raise ConfigurationError where runs of one comparison would be judged in different ways.
+
+        A strategy that keeps models on the clients is judged by what these report, any other by the run's own model.
+        """
+        named = {str(run.config.get(STRATEGY, "")) for run in runs}
+        if (self.strategy or not self.refusal) and (kept := named & PERSONAL) and named - PERSONAL:
+            raise ConfigurationError(
+                f"strategy {', '.join(sorted(kept))} keeps models on the clients, which are judged by what the clients "
+                f"report, and {', '.join(sorted(named - PERSONAL))} does not: compare them one by one, each with an "
+                "--out of its own"
+            )
+
     def _why_not(self, chosen: ChosenMode) -> str:
+        federation = bool(chosen.mode.in_report.protection)
+        if self.strategy in PERSONAL and not federation:
+            return (
+                f"strategy {self.strategy} keeps models on the clients, beside a federation that this mode does not "
+                "have; only the federated modes can do that"
+            )
+        if self.strategy and self.refusal and chosen.mode.in_report.pooled:
+            return (
+                f"the app's ServerApp would lead strategy {self.strategy} on pooled data as on one client of several, "
+                'which is no centralized training; give the app data=... (local_app), or set strategy="fedavg"'
+            )
         if self.refusal and not chosen.mode.any_app:
             return self.refusal
         if self.batch_loss and chosen.mode.divides_batches(chosen.options):
@@ -112,7 +142,7 @@ def _find_facts(report: ReportSink, run: PlannedRun) -> None:
     try:
         problem = Problem.of(run)
     except ConfigurationError as error:
-        report(AppFacts(refusal=str(error)))
+        report(AppFacts(refusal=str(error), strategy=_strategy(run)))
         return
     try:
         split = tuple(_site(problem, site) for site in range(run.sites))
@@ -121,6 +151,16 @@ def _find_facts(report: ReportSink, run: PlannedRun) -> None:
         report(Unreadable(reason=str(error)))
     else:
         report(_facts(problem.app, split, cost))
+
+
+def _strategy(run: PlannedRun) -> str:
+    """The strategy of the run config, where the ClientApp does what it asks of clients beside plain steps."""
+    name = str(run.config.get(STRATEGY, ""))
+    try:
+        load_object(run.app.folder, run.app.clientapp, LocalApp)
+    except AppError:
+        return ""
+    return name if name in PERSONAL or name in ALGORITHMS else ""
 
 
 def _facts(app: LocalApp, split: tuple[SiteSplit, ...], cost: Cost | None) -> AppFacts:

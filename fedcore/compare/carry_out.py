@@ -79,6 +79,7 @@ def carry_out(
             drop(reason)
     runs = [replace(run, cost=facts.cost) for run in plan(possible)]
     facts.check([run.chosen for run in runs])
+    facts.check_strategies(runs)
     with folder.opened(job, force=force), ModeRunner(job.out) as runner:
         folder.keep_facts(facts)
         results = execute(runs, runner, watch, seen=lambda result: check_metric(job, facts, result))

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.supercore.run import Run
 
-from fedcore.errors import ConfigurationError, FedcoreError, RunFailed, UsageError
+from fedcore.errors import AppError, ConfigurationError, EncodingError, FedcoreError, RunFailed, UsageError
 from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.figures import NewFigures
@@ -138,8 +138,11 @@ class ExchangeGrid(Grid):
         final = self.final_arrays()
         if final is not None:
             return self.conform(final)
-        last = self._last_state
-        return last.only(set(last) - self.beside) if last is not None and self.beside else last
+        return None if self._last_state is None else self.model_in(self._last_state)
+
+    def model_in(self, state: ModelState) -> ModelState:
+        """The model alone, without what a strategy sends beside it."""
+        return state.only(set(state) - self.beside) if self.beside else state
 
     def final_arrays(self) -> ArrayRecord | None:
         """What the strategy or the legacy Server ended with, if there was one."""
@@ -216,8 +219,14 @@ class ExchangeGrid(Grid):
         self._check_started()
 
     def conform(self, record: ArrayRecord) -> ModelState:
-        """The record in the dtypes of the first model of the run, which the strategy may have changed."""
-        return cast_to_layout(state_from_arrays(record, like=self._layout), self._layout)
+        """The record in the dtypes of the first model of the run, which the strategy may have changed.
+
+        Raises AppError for an array that is not a NumPy one, and for a value that its dtype cannot hold.
+        """
+        try:
+            return cast_to_layout(state_from_arrays(record, like=self._layout), self._layout)
+        except EncodingError as error:
+            raise AppError(str(error)) from None
 
 
 def with_ids(messages: Iterable[Message]) -> list[Message]:

@@ -13,6 +13,8 @@ from flwr.app import UserConfig
 from fedcore.errors import ConfigurationError
 from fedcore.flower.personalized import Personal
 
+PERSONAL: Final = frozenset({"ditto", "fedbn", "fedper"})
+"""Strategies under which a client keeps a model, or a part of one, that is its own."""
 DITTO_KEY: Final = "ditto-lambda"
 LAYERS_KEY: Final = "personal-layers"
 _DITTO: Final = 0.1

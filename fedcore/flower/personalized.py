@@ -10,6 +10,7 @@ import torch
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.own_models import OwnModelStore, Provenance
+from fedcore.flower.records import cast_to_layout
 from fedcore.state import Layout, MemorySink, ModelState, StateSink
 from fedcore.training.engines import Engine, Proximal
 from fedcore.training.engines.transfer import parameter_of
@@ -108,7 +109,7 @@ class Personalization:
     ) -> None:
         """Put the model that is to be trained into the engine; with ditto, train the personal one with `fit` first."""
         if self.personal.ditto:
-            self._load_shared(model)
+            self.load_shared(model)
             anchor = self.engine.snapshot()
             self._load_kept(store)
             metrics = fit(Proximal(mu=self.personal.ditto, anchor=anchor))
@@ -143,12 +144,14 @@ class Personalization:
 
     # --- in and out -----------------------------------------------------------------------------------------------
 
-    def _load_shared(self, model: ModelState | None) -> None:
-        self.engine.load(model, optimizer=self.averaged, only=self.shared)
+    def load_shared(self, model: ModelState | None) -> None:
+        """Put what was sent into the engine, in the dtypes of its tensors: a strategy may have changed them."""
+        given = None if model is None else cast_to_layout(model, self.layout())
+        self.engine.load(given, optimizer=self.averaged, only=self.shared)
 
     def _receive(self, model: ModelState | None, store: OwnModelStore) -> None:
         """The global tensors from the server, the client's own from its store."""
-        self._load_shared(model)
+        self.load_shared(model)
         if self.own:
             exists, state = self._kept(store)
             kept = None if state is None else state.only(self.own)

@@ -38,7 +38,7 @@ class PlainGrid(ExchangeGrid):
         """The model that the strategy ended with, or the last one that was sent; None where that is no model."""
         record = self.final_arrays() or self._last_sent
         try:
-            return self.conform(record) if record is not None else None
+            return self.model_in(self.conform(record)) if record is not None else None
         except AppError:
             return None
 

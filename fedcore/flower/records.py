@@ -48,15 +48,17 @@ def state_from_arrays(record: ArrayRecord, *, like: Layout | None = None) -> Mod
 
 
 def cast_to_layout(state: ModelState, layout: Layout | None) -> ModelState:
-    """`state` with the dtypes of `layout` for the tensors that it names.
+    """`state` with the dtypes of `layout` for the tensors that it names, as `load_state_dict` has them.
 
     Flower's averages turn integer buffers into float64, and FedAdam returns float64 parameters; the model keeps its
-    own. A strategy may send more tensors in a training than in an evaluation.
+    own. A strategy may send more tensors in a training than in an evaluation. Raises EncodingError for a value that its
+    dtype cannot hold, rounded or not.
     """
     if layout is None or state.layout == layout:
         return state
     known = {spec.name: spec for spec in layout.specs}
-    wanted = {spec.name: known.get(spec.name, spec) for spec in state.layout.specs}
+    # No Flower record has BF16, and its bits are no numbers that a cast would keep.
+    wanted = {spec.name: spec if spec.dtype == "BF16" else known.get(spec.name, spec) for spec in state.layout.specs}
     return ModelState.from_arrays(
         {name: _cast(state[name], spec) for name, spec in wanted.items()},
         dtypes={name: spec.dtype for name, spec in wanted.items()},
@@ -143,7 +145,11 @@ def _cast(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
         return array
     if spec.is_float:
         return from_float(spec, array)
-    whole: NDArray[Any] = np.rint(array).astype(spec.storage)
+    rounded = np.rint(array) if array.dtype.kind == "f" else array
+    with np.errstate(invalid="ignore"):
+        whole: NDArray[Any] = rounded.astype(spec.storage)
+    if not np.array_equal(whole, rounded):
+        raise EncodingError(f"tensor {spec.name!r} holds values that its dtype {spec.dtype} cannot")
     return whole
 
 

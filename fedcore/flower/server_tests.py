@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, MetricRecord, UserConfig
 from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
 from fedcore.flower.engine_app import LocalApp
-from fedcore.flower.records import cast_to_layout, state_from_arrays
+from fedcore.flower.records import state_from_arrays
 from fedcore.training.engines import EngineConfig, World
 from fedcore.training.loop import evaluate
 from fedcore.training.metrics import accuracy
@@ -57,8 +57,7 @@ def server_test(
     examples, layout = _drawn(test_set(config), most, int(config.get("seed", 0))), work.layout()
 
     def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        state = state_from_arrays(arrays, like=layout)
-        engine.load(cast_to_layout(state, layout), optimizer=work.averaged, only=work.shared)
+        work.load_shared(state_from_arrays(arrays, like=layout))
         found = evaluate(engine, examples, metrics=client.metrics)
         figures = {"eval_acc" if name == accuracy.name else name: value for name, value in found.values.items()}
         return MetricRecord({"eval_loss": found.loss, **figures})

@@ -78,7 +78,7 @@ class Together:
             reason = self._about(warm).reason or _own_steps(next(iter(jobs.values())))
         if reason is not None:
             return self._one_by_one(reason, asked_for=trains)
-        warm.engine.load(model, only=warm.personalization.shared)
+        warm.personalization.load_shared(model)
         return self._train(self._app, warm, jobs) if trains else _test(self._app, warm, jobs)
 
     def _train(self, app: SupervisedApp, warm: Warm, jobs: Mapping[int, LocalJob]) -> dict[int, LocalResult]:

@@ -81,7 +81,7 @@ def test_a_run_is_reported_whole(runs: Any) -> None:
 
 
 def test_it_began_with_the_model_of_the_other_modes(runs: Any) -> None:
-    """What the server handed out is what `initial_state` makes, and depends on the seed."""
+    """What the server handed out is what `first_of` makes, and depends on the seed."""
     for name in ("first", "killed"):
         result, folder, _ = runs[name]
         assert result.initial_sha256 == sha256_file(folder / "initial.safetensors")

@@ -15,7 +15,7 @@ from fedcore.compare.modes.base import InReport, Mode, Trained
 from fedcore.compare.own_figures import OwnFigures
 from fedcore.compare.results import Metrics, Point, RunResult, as_metrics
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun, site_of, worker_name
-from fedcore.compare.workers.models import START_SECONDS, everywhere, initial_state
+from fedcore.compare.workers.models import START_SECONDS, everywhere, first_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
@@ -111,7 +111,7 @@ def rounds_tested(followed: Followed, sites: int, *, but: Container[int]) -> dic
 
 
 class Description(WorkerReport):
-    """What the app says of a run. model_bytes: of the file that clients fetch; 0 where the run begins without a model.
+    """What the app says of a run. model_bytes: of the file that clients fetch to train; 0 where the run begins without a model.
 
     schedule: None for an app that does its own training.
     """
@@ -133,10 +133,11 @@ def _describe(report: ReportSink, run: PlannedRun) -> None:
     schedule = None
     # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
     with contextlib.suppress(AppError):
-        state = initial_state(run)
-        state.save(run.folder / INITIAL_FILE)
-        parameters = sum(spec.size for spec in state.layout.specs)
+        first = first_of(run)
+        first.sent.save(run.folder / INITIAL_FILE)
         model_bytes = (run.folder / INITIAL_FILE).stat().st_size
+        first.model.save(run.folder / INITIAL_FILE)
+        parameters = sum(spec.size for spec in first.model.layout.specs)
     with contextlib.suppress(ConfigurationError):
         schedule = Problem.of(run).schedule
     report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))

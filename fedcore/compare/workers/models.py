@@ -22,7 +22,8 @@ from fedcore.errors import AppError, BudgetSpent, UsageError
 from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
-from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.plain_request import Content, PlainRequest
+from fedcore.flower.records import state_from_arrays
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.telling import ToldTest
 from fedcore.plain_exchange import PlainReply
@@ -52,6 +53,7 @@ class _Ending:
     """An `ExchangeBackend` that ends the run when the first model is sent; questions before that are answered here."""
 
     run: PlannedRun
+    sent: Content | None = None
     _questions: PlainSimulation | None = None
 
     def nodes(self) -> list[int]:
@@ -62,6 +64,7 @@ class _Ending:
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         if any(message.message_type.partition(".")[0] in ("train", "evaluate") for message in request.messages):
+            self.sent = request.contents[0]
             raise BudgetSpent("the first model is known")
         if self._questions is None:
             self._questions = self._simulation()
@@ -82,19 +85,29 @@ class _Ending:
         )
 
 
-def initial_state(run: PlannedRun) -> ModelState:
+@dataclass(frozen=True, slots=True)
+class First:
+    """model: that a run begins with. sent: the whole of what its clients get, with what a strategy sends beside it."""
+
+    model: ModelState
+    sent: ModelState
+
+
+def first_of(run: PlannedRun) -> First:
     """Run the ServerApp in this process up to the first model that it sends; raises AppError where it sends none."""
+    ending = _Ending(run)
     outcome = run_server_app(
         run.app,
-        backend=_Ending(run),
+        backend=ending,
         run="initial model",
         run_config=dict(run.config),
         aggregation="plain",
         most_nodes=run.sites,
     )
-    if outcome.state is None:
+    if outcome.state is None or ending.sent is None:
         raise AppError(f"the ServerApp of {run.app.name} sends no model before it needs an answer")
-    return outcome.state
+    records = list(ending.sent.records.array_records.values())
+    return First(outcome.state, state_from_arrays(records[0]) if len(records) == 1 else outcome.state)
 
 
 def save_initial(run: PlannedRun, workers: Workers) -> str:
@@ -108,7 +121,7 @@ def save_initial(run: PlannedRun, workers: Workers) -> str:
 
 def _save_initial(report: ReportSink, run: PlannedRun) -> None:
     del report
-    initial_state(run).save(run.folder / INITIAL_FILE)
+    first_of(run).model.save(run.folder / INITIAL_FILE)
 
 
 # --- the models of rounds --------------------------------------------------------------------------------------------

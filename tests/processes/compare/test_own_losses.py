@@ -12,7 +12,7 @@ from fedcore.compare.carry_out import carry_out_run
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.results import RunResult
 from fedcore.compare.run import MODEL_FILE, PlannedRun
-from fedcore.compare.workers.models import initial_state
+from fedcore.compare.workers.models import first_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.events import ignore
 from fedcore.flower.app import FlowerApp
@@ -78,5 +78,5 @@ def test_a_mode_that_would_divide_a_batch_fails_by_name(tmp_path: Path) -> None:
 
 
 def test_the_first_model_is_found_behind_the_questions_of_an_app(tmp_path: Path) -> None:
-    state = initial_state(planned("local", tmp_path, ROOT / "examples" / "cox"))
+    state = first_of(planned("local", tmp_path, ROOT / "examples" / "cox")).model
     assert sum(spec.size for spec in state.layout.specs) == 39

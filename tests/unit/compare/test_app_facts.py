@@ -10,11 +10,13 @@ from fedcore.compare.app_facts import AppFacts, Unreadable, _find_facts
 from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.plan import CompareJob, plan
+from fedcore.compare.workers.models import first_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import WorkerReport
 from fedcore.compare.workers.server_app import train_centralized
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
+from fedcore.training.models import digits_mlp
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 TOKENS = Path(__file__).parents[2] / "apps" / "tokens"
@@ -66,6 +68,64 @@ def test_a_local_app_is_told_what_to_write() -> None:
     assert isinstance(found, AppFacts)
     with pytest.raises(ConfigurationError, match=r"--modes diloco: .*write local_app\(\.\.\., data=lambda job: "):
         found.check(parse_modes("federated,diloco"))
+
+
+@pytest.mark.parametrize("config", [{"strategy": "ditto"}, {"strategy": "fedper", "personal-layers": "2.*"}])
+def test_a_strategy_that_keeps_models_on_clients_needs_a_federation(config: dict[str, Any]) -> None:
+    found = found_in(DIGITS, **config)
+    assert isinstance(found, AppFacts)
+    found.check(parse_modes("federated,federated-plain"))
+    refused = rf"--modes centralized, local, diloco: strategy {config['strategy']} keeps models on the clients"
+    with pytest.raises(ConfigurationError, match=refused):
+        found.check(parse_modes("federated,centralized,local,diloco"))
+    assert [mode.kind for mode in parse_modes("federated,local") if found.allows(mode)] == ["federated"]
+
+
+def test_other_strategies_leave_the_baselines_as_they_are() -> None:
+    found = found_in(DIGITS, strategy="scaffold")
+    assert isinstance(found, AppFacts)
+    found.check(parse_modes("federated,centralized,local,ps-async"))
+
+
+def test_the_first_model_is_the_model_alone() -> None:
+    """Baselines begin with it, and control variates are nothing that they train; clients are sent both."""
+    job = CompareJob(
+        app=FlowerApp.load(DIGITS),
+        modes=parse_modes("local"),
+        sites=2,
+        out=Path("/nowhere"),
+        run_config={"strategy": "scaffold"},
+    )
+    (run,) = plan(job)
+    first = first_of(run)
+    assert list(first.model) == list(digits_mlp().state_dict())
+    assert set(first.sent) - set(first.model) == {f"control/{name}" for name in first.model}
+
+
+def test_pooled_data_are_not_one_client_of_several() -> None:
+    """The ServerApp of an app that says nothing of its data would count one client of three in every sum."""
+    found = AppFacts(refusal="its local_app does not say on which data", strategy="scaffold")
+    found.check(parse_modes("federated"))
+    with pytest.raises(
+        ConfigurationError, match=r"--modes centralized: .* would lead strategy scaffold on pooled data"
+    ):
+        found.check(parse_modes("centralized"))
+
+
+@pytest.mark.parametrize("first", ["fedavg", "ditto"])
+def test_models_that_are_judged_in_different_ways_are_not_compared(first: str) -> None:
+    found = found_in(DIGITS, strategy=first)
+    assert isinstance(found, AppFacts)
+    job = CompareJob(
+        app=FlowerApp.load(DIGITS),
+        modes=parse_modes("federated"),
+        sites=2,
+        out=Path("/nowhere"),
+        sweep={"strategy": ("fedavg", "ditto")},
+    )
+    with pytest.raises(ConfigurationError, match=r"strategy ditto keeps models .* and fedavg does not: compare them"):
+        found.check_strategies(plan(job))
+    found.check_strategies(plan(job)[:1])
 
 
 def test_the_metrics_are_known_before_the_first_run() -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedcore.errors import AppError
+from fedcore.errors import AppError, EncodingError
 from fedcore.flower.records import (
     arrays_from_state,
     cast_to_layout,
@@ -44,6 +44,22 @@ def test_the_model_keeps_its_dtypes() -> None:
     assert kept.layout == model.layout
     np.testing.assert_array_equal(kept["w"], np.array([0.25, 1.0], np.float32))
     assert kept["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(np.uint8, 300.0), (np.int8, -129.0), (np.int64, 2.0**63), (np.int64, np.nan), (np.bool_, 2.0), (np.float16, 1e6)],
+)
+def test_a_value_that_its_dtype_cannot_hold_is_refused(dtype: type, value: float) -> None:
+    model = ModelState.from_arrays({"n": np.zeros(1, dtype)})
+    with pytest.raises(EncodingError, match=r"tensor 'n' holds values that .* dtype"):
+        cast_to_layout(ModelState.from_arrays({"n": np.array([value])}), model.layout)
+
+
+def test_the_bits_of_bfloat16_are_not_taken_for_numbers() -> None:
+    model = ModelState.from_arrays({"w": np.zeros(1, np.float32)})
+    sent = ModelState.from_arrays({"w": np.array([0x3F80], np.uint16)}, dtypes={"w": "BF16"})
+    assert cast_to_layout(sent, model.layout).layout == sent.layout
 
 
 @pytest.mark.parametrize(

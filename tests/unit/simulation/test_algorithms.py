@@ -334,6 +334,18 @@ def test_running_statistics_are_averaged_as_ever(strategy: str) -> None:
     assert not np.allclose(found["1.weight"], plain["1.weight"], rtol=1e-3)
 
 
+@pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_clients_take_whatever_dtypes_flowers_strategies_send(strategy: str) -> None:
+    """From round 2 on they send float64 where the model has float32 (FedAdam) or counts batches (all)."""
+    options = {"client": app(model=with_statistics), "num-server-rounds": 2}
+    plain, secure = (simulated(strategy, aggregation, **options) for aggregation in ("plain", "secure"))
+    assert "F64" in {spec.dtype for spec in plain[0].layout.specs}  # what the clients began round 2 with
+    assert plain[-1].layout == secure[-1].layout
+    assert plain[-1]["0.num_batches_tracked"].dtype == np.int64
+    for name in plain[-1]:
+        np.testing.assert_allclose(plain[-1][name], secure[-1][name], rtol=1e-3, atol=1e-3)
+
+
 @dataclass(slots=True, kw_only=True)
 class Spent(Simulation):
     """Its budget is spent before the first sum."""

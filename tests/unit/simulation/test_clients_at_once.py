@@ -124,9 +124,8 @@ def assert_same(a: Ran, b: Ran, *, tolerance: float) -> None:
         assert dict(one.metrics) == pytest.approx(dict(other.metrics), abs=10 * tolerance)
 
 
-# In plain aggregation Flower's FedAdam sends a float64 model from round 2 on, which none of our apps take.
 # FedBuff is for runs of another kind.
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"fedadam", "fedbuff"}))
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"fedbuff"}))
 def test_every_strategy(run: Callable[..., Ran], strategy: str) -> None:
     config = {"strategy": strategy, **KEYS.get(strategy, {})}
     layers = (nn.BatchNorm1d(5),) if strategy == "fedbn" else ()
