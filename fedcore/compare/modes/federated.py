@@ -113,7 +113,8 @@ def rounds_tested(followed: Followed, sites: int, *, but: Container[int]) -> dic
 class Description(WorkerReport):
     """What the app says of a run.
 
-    model_bytes: of the file that clients fetch to train; 0 where the run begins without a model. schedule: None for an app that does its own training.
+    model_bytes: of the file that clients fetch to train; 0 where the run begins without a model. schedule: None for an
+    app that does its own training.
     """
 
     parameters: int = 0
