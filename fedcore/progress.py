@@ -1,11 +1,13 @@
 """What a person sees while a run goes on: one lasting line for each exchange, and on a terminal a live part below them.
 
-The live part has one line for the stage, with the round and the time that is left, and a table of the sites.
+The live part has one line for the stage, with the round and the time that is left, and a table of the sites. Of many
+clients neither names nor a table are shown, but how many they are.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,7 +38,7 @@ from fedcore.events import (
     name_some,
 )
 from fedcore.operator_wire import RunClientOut
-from fedcore.site_table import MOST_ROWS, SiteTable
+from fedcore.site_table import MOST_ROWS, SiteTable, in_sum
 from fedcore.time_left import TimeLeft, in_words
 from fedcore.wire import is_query
 
@@ -45,6 +47,11 @@ _OWN_LINES: Final = 3
 """Of the live part beside the table's rows, with one that stays free."""
 _REFRESHES: Final = 4.0
 """A second."""
+MANY: Final = 20
+"""More clients than these are counted, and not named one by one."""
+_REASONS_SHOWN: Final = 3
+_WORTH_SAYING: Final = 10.0
+"""Seconds that are left, in a line that stays."""
 PLAIN_WARNING = 'aggregation = "plain": the server can read every update of this run'
 
 
@@ -52,11 +59,17 @@ class ProgressView:
     """Renders the events of a run on a console; on a terminal with a live part below the lines.
 
     Use as a context manager, so that the live part is always taken away, and the cursor is there again. live: whether
-    a terminal has that part. clock: monotonic seconds.
+    a terminal has that part. clock: monotonic seconds. clients: of a simulation, which nobody has to look after.
     """
 
     def __init__(
-        self, console: Console, label: str, *, live: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console,
+        label: str,
+        *,
+        live: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        clients: int = 0,
     ) -> None:
         self._console = console
         self._label = label
@@ -71,6 +84,9 @@ class ProgressView:
         self._sites = SiteTable()
         self._wants_live = live and console.is_terminal and not console.is_dumb_terminal
         self._clients = -1
+        self._crowd = clients > MANY
+        self._many = self._crowd
+        self._dropped: list[ClientDropped] = []
         self._work = ""
         self._rounds: int | None = None
 
@@ -93,6 +109,7 @@ class ProgressView:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._tell_dropped()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -106,6 +123,8 @@ class ProgressView:
         line = Text.assemble(f"{self._label}  ", (", ".join(place), "bold"), "  " if place else "", self._doing)
         line.no_wrap, line.overflow = True, "ellipsis"
         self._spinner.text = line
+        if self._crowd:
+            return Group(self._spinner, in_sum(self._sites)) if self._sites.sites else self._spinner
         table = self._sites.render(rows=min(height - _OWN_LINES, MOST_ROWS), width=width)
         return Group(self._spinner, table) if table is not None else self._spinner
 
@@ -128,14 +147,14 @@ class ProgressView:
                 self._on_started(event)
             case ExchangeStarted():
                 attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
+                self._many = self._crowd or len(event.cohort) > MANY
                 self._left.begins(event.server_round, self._heard[0])
                 self._place = f"round {self._round(event.server_round).lstrip()}"
                 self._work = self._doing = f"{event.message_type}{attempt}"
             case StageProgress():
                 self._doing = f"{self._work}: {event.stage} {event.done}/{event.expected}  {event.seconds:.1f} s"
             case ClientDropped():
-                text = f"{event.client} dropped out during {event.stage}: {event.reason}"
-                self._line(f"[yellow]{escape(text)}[/]")
+                self._on_dropped(event)
             case ClientBlamed():
                 text = f"{event.client} cheated during {event.stage} ({event.reason}) and is asked no more in this run"
                 self._line(f"[red]{escape(text)}[/]")
@@ -152,11 +171,16 @@ class ProgressView:
                 text = f"the updates of {event.large} of {event.survivors} clients are larger than the scales"
                 self._line(f"exchange {event.exchange}: {text}; repeated with wider ones")
             case RunEnded():
+                self._tell_dropped()
                 self._line(event.status.value + (f": {escape(event.reason)}" if event.reason else ""))
 
     def wait(self, text: str) -> None:
         """Say what the run waits for, in the live line."""
         self._doing = text
+
+    def works(self, work: str, done: int, expected: int) -> None:
+        """Say in the live line how many of the clients that were asked have done their work."""
+        self._doing = f"{work}: {done:,} of {expected:,} clients"
 
     def _line(self, text: str) -> None:
         self._console.print(f"[bold]{escape(self._label)}[/]  {text}", highlight=False, soft_wrap=True)
@@ -167,10 +191,18 @@ class ProgressView:
     def _on_clients(self, event: ClientsOnline) -> None:
         if len(event.online) != self._clients:
             self._clients = len(event.online)
-            names = ", ".join(event.online) or "none yet"
+            online = event.online
+            names = (name_some(online) if len(online) > MANY else ", ".join(online)) or "none yet"
             waiting = _waiting_for(event.absent, event.expected - len(event.online))
             telling = _telling(event.reporting, len(event.online))
             self._line(escape(f"{len(event.online)} of {event.expected} clients joined: {names}{waiting}{telling}"))
+
+    def _on_dropped(self, event: ClientDropped) -> None:
+        if self._many and event.exchange:
+            self._dropped.append(event)
+        else:
+            text = f"{event.client} dropped out during {event.stage}: {event.reason}"
+            self._line(f"[yellow]{escape(text)}[/]")
 
     def _on_started(self, event: RunStarted) -> None:
         self._rounds = self._left.rounds = event.rounds
@@ -188,11 +220,13 @@ class ProgressView:
         """A group that gave its sum is part of its round's line."""
         if not event.reason:
             return
+        self._tell_dropped()
         which = f", group {event.group} of {event.groups}" if isinstance(event, GroupEnded) else ""
         what = "trying again" if event.retry else "giving up"
         self._line(f"[red]round {event.server_round}{which} failed: {escape(event.reason)}; {what}[/]")
 
     def _on_done(self, event: ExchangeDone) -> None:
+        self._doing = "waiting"
         self._left.begins(event.server_round, self._heard[0] - event.seconds)  # a simulation tells of no beginnings
         self._place = f"round {self._round(event.server_round).lstrip()}"
         metrics = metrics_text(event.metrics)
@@ -204,11 +238,30 @@ class ProgressView:
         if is_query(event.message_type):
             shown = f"  {len(event.metrics)} sums" if event.metrics else ""
         self._line(
-            f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors)} clients  "
-            f"{groups}{event.seconds:5.1f} s{shown}{epsilon}"
+            f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors):,} clients  "
+            f"{groups}{event.seconds:5.1f} s{shown}{epsilon}{self._time_left()}"
         )
+        self._tell_dropped()
         for warning in _warnings(event):
             self._line(f"[yellow]{warning}[/]")
+
+    def _time_left(self) -> str:
+        """For a line of a run that nobody sees a live part of."""
+        left = None if self.live else self._left.left(self._heard[0])
+        return f"  ({in_words(left)} left)" if left is not None and left >= _WORTH_SAYING else ""
+
+    def _tell_dropped(self) -> None:
+        """Say of many clients how many dropped out of an exchange, why, and who some of them are."""
+        dropped, self._dropped = self._dropped, []
+        if not dropped:
+            return
+        reasons = Counter(f"{one.stage}: {one.reason}" for one in dropped).most_common()
+        why = [f"{count:,} {reason}" if len(reasons) > 1 else reason for reason, count in reasons[:_REASONS_SHOWN]]
+        if rest := sum(count for _, count in reasons[_REASONS_SHOWN:]):
+            why.append(f"{rest:,} for other reasons")
+        names = name_some(list(dict.fromkeys(one.client for one in dropped)))
+        text = f"{len(dropped):,} dropped out ({', '.join(why)}): {names}"
+        self._line(f"[yellow]{escape(text)}[/]")
 
 
 def _warnings(event: ExchangeDone) -> list[str]:

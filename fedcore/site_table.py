@@ -10,6 +10,7 @@ from typing import Final
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedcore.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
 from fedcore.operator_wire import ClientState, RunClientOut
@@ -93,6 +94,13 @@ class SiteTable:
             table.add_row(f"{len(rest)} more", "", ", ".join(f"{count} {state}" for state, count in counts.items()))
         return table
 
+    def sums(self) -> tuple[dict[str, int], int, int]:
+        """How many clients are in which state, and the bytes that all of them sent and received."""
+        with self._lock:
+            sites = list(self.sites.values())
+        counts = Counter(site.state for site in sites)
+        return dict(counts.most_common()), sum(site.up for site in sites), sum(site.down for site in sites)
+
     def _come_and_go(self, event: ClientsOnline) -> None:
         for name in event.online:
             if name not in self.sites or self.sites[name].state == "away":
@@ -116,6 +124,13 @@ class SiteTable:
         return chosen, [self.sites[name] for name in urgent[rows - 1 :]]
 
 
+def in_sum(table: SiteTable) -> Text:
+    """All clients in one line, where a table of them would tell nobody anything."""
+    states, up, down = table.sums()
+    shown = ", ".join(f"{count:,} {state}" for state, count in states.items())
+    return Text(f"{shown}; sent {_size(up)}, received {_size(down)}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
 def _by_number(name: str) -> tuple[str, int]:
     """client-2 before client-10."""
     head = name.rstrip("0123456789")
@@ -125,4 +140,6 @@ def _by_number(name: str) -> tuple[str, int]:
 def _size(count: int) -> str:
     if not count:
         return "-"
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"

@@ -90,7 +90,7 @@ def data_folder(folder: str | Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shown(progress: Progress, label: str) -> Iterator[EventSink]:
+def shown(progress: Progress, label: str, *, clients: int = 0) -> Iterator[EventSink]:
     """What takes the events of a run: the view of the commands, a function of the caller's, or nothing.
 
     In a notebook lines go to standard output, since a notebook marks the other one as trouble.
@@ -105,5 +105,5 @@ def shown(progress: Progress, label: str) -> Iterator[EventSink]:
         from fedcore.progress import ProgressView
 
         file = sys.stdout if Console().is_jupyter else sys.stderr
-        with ProgressView(Console(file=file, force_jupyter=False), label) as view:
+        with ProgressView(Console(file=file, force_jupyter=False), label, clients=clients) as view:
             yield view.show

@@ -88,7 +88,6 @@ def simulate(
         IN_TURN,
         opened(app, run_config or {}) as found,
         data_folder(data_dir),
-        shown(progress, "simulated") as show,
         KeptFolder() as left,
         ExitStack() as stack,
     ):
@@ -97,6 +96,7 @@ def simulate(
         chosen = chosen_settings(found.app, settings, aggregation)
         clients = clients or found.app.simulation_clients
         config = with_cohort(config, run_config or {}, per_round, clients, reads=found.in_memory)
+        show = stack.enter_context(shown(progress, "simulated", clients=clients))
         if engine != "inline":
             folder_of(app, f'engine="{engine}"')
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedcore.flower.app import FlowerApp
     from fedcore.record import RunRecord
     from fedcore.simulation import Simulation
+    from fedcore.simulation.crew import Crew
     from fedcore.state import ModelState
     from fedcore.wire import Scalar
 
@@ -153,7 +154,7 @@ def simulate(
         "initial": None if initial_model is None else open_initial(initial_model),
     }
     with crew_of(checked_engine(engine), wanted.app, wanted.clients, workers, clients_at_once) as crew:
-        record, summary = carried_out(wanted, outputs, track, {**parts, "crew": crew})
+        record, summary = carried_out(wanted, outputs, track, crew, parts)
     print_json(summary) if as_json else _print_metrics(record, summary)
     if record.reason:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
@@ -238,7 +239,7 @@ class Outputs:
 
 
 def carried_out(
-    wanted: Wanted, outputs: Outputs, track: list[str] | None, parts: Mapping[str, Any]
+    wanted: Wanted, outputs: Outputs, track: list[str] | None, crew: Crew, parts: Mapping[str, Any]
 ) -> tuple[RunRecord, dict[str, Any]]:
     """Simulate, showing how it goes on, and keep what is wanted of it: its record, and the summary for a program.
 
@@ -252,6 +253,7 @@ def carried_out(
     from fedcore.record import RunRecord
     from fedcore.results_home import saved_lines
     from fedcore.simulation import Simulation
+    from fedcore.simulation.watched import WatchedCrew
     from fedcore.system.files import private_folder
     from fedcore.tracking import Tracking, parse_tracks
 
@@ -262,7 +264,7 @@ def carried_out(
     with (
         private_folder() as folder,
         user_output_to_stderr(),
-        ProgressView(Console(stderr=True), "simulated") as view,
+        ProgressView(Console(stderr=True), "simulated", clients=wanted.clients) as view,
         Tracking.begin(tracks, _tracked(wanted), lambda line: view.show(Warned(line=line))) as tracking,
     ):
 
@@ -278,6 +280,7 @@ def carried_out(
             settings=wanted.settings,
             folder=folder,
             emit=emit,
+            crew=WatchedCrew(crew, view.works),
             **parts,
         )
         try:

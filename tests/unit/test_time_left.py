@@ -144,6 +144,76 @@ class TestSites:
         assert max(map(len, shown)) <= width
 
 
+def of_many(number: int, cohort: int) -> RunEvent:
+    names = [f"client-{i}" for i in range(1, cohort + 1)]
+    what = {"message_type": "train", "aggregation": "secure", "examples": 2, "metrics": {}, "seconds": 60.0}
+    return event("exchange-done", exchange=number, server_round=number, survivors=names, **what)
+
+
+def gone(exchange: int, number: int, reason: str = "simulated dropout") -> RunEvent:
+    return event("dropped", exchange=exchange, client=f"client-{number}", stage="input", reason=reason)
+
+
+class TestThousands:
+    def lines(self, clients: int, *events: RunEvent) -> list[str]:
+        out = io.StringIO()
+        with ProgressView(Console(file=out, width=200), "run", clients=clients) as view:
+            for seconds, one in enumerate(events):
+                view.show(one, 60.0 * seconds)
+        return out.getvalue().splitlines()
+
+    def test_dropouts_of_many_are_counted_after_their_round(self) -> None:
+        dropped = [gone(1, number) for number in range(1, 31)] + [gone(1, 99, "late"), gone(1, 98, "late")]
+        done_line, dropped_line = self.lines(2000, *dropped, of_many(1, 1950))
+        assert "1,950 clients" in done_line
+        assert "32 dropped out (30 input: simulated dropout, 2 input: late): client-1, client-2," in dropped_line
+        assert "client-9," not in dropped_line
+        assert len(dropped_line) < 200
+
+    def test_of_many_reasons_the_usual_ones_are_named(self) -> None:
+        (line,) = self.lines(21, *(gone(1, number, f"it {number}") for number in range(1, 6)))
+        assert "5 dropped out (1 input: it 1, 1 input: it 2, 1 input: it 3, 2 for other reasons)" in line
+
+    def test_of_a_failed_round_they_are_told_as_well(self) -> None:
+        failed = event("exchange-failed", exchange=1, server_round=1, reason="too few", retry=True)
+        first, second = self.lines(21, gone(1, 1), gone(1, 2), failed)
+        assert "2 dropped out (input: simulated dropout): client-1, client-2" in first
+        assert "too few" in second
+
+    def test_of_twenty_each_has_its_line_at_once(self) -> None:
+        assert len(self.lines(20, *(gone(1, number) for number in range(1, 6)))) == 5
+
+    def test_a_server_that_asks_many_is_told_of_like_a_simulation(self) -> None:
+        names = [f"client-{number}" for number in range(1, 31)]
+        joined, dropped = self.lines(
+            0, event("clients", online=names, absent=[], expected=30), started(1, names), gone(1, 1), gone(1, 2)
+        )
+        assert "client-8, ..." in joined
+        assert "client-9" not in joined
+        assert "2 dropped out" in dropped
+
+    def test_who_has_no_terminal_reads_the_time_that_is_left(self) -> None:
+        begun = event("started", app="a", aggregation="secure", rounds=10)
+        lines = self.lines(2000, begun, *(of_many(number, 50) for number in range(1, 11)))
+        assert "left" not in lines[1]
+        assert lines[2].endswith("(about 7 min left)")
+        assert "left" not in lines[-1]
+
+    def test_a_terminal_has_sums_in_place_of_a_table(self) -> None:
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=True, width=100)
+        with ProgressView(console, "run", clients=2000, clock=lambda: 0.0) as view:
+            view.show(of_many(1, 1950))
+            view.show(gone(2, 7))
+            view.works("round 2 train", 7, 1950)
+            console.print(view.picture())
+            view.show(of_many(2, 3))
+        shown = Text.from_ansi(out.getvalue()).plain
+        assert "round 2 train: 7 of 1,950 clients" in shown
+        assert "1,949 done, 1 dropped; sent -, received -" in shown
+        assert "waits for" not in shown
+
+
 class TestTerminal:
     def show(self, console: Console) -> None:
         with ProgressView(console, "federated", clock=lambda: 0.0) as view:

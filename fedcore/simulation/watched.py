@@ -1,0 +1,71 @@
+"""A crew that says how far it is: a round of thousands takes minutes, and ends in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeAlias, TypeVar
+
+from fedcore.flower.clientside import Answer
+from fedcore.flower.tensor_app import LocalResult
+from fedcore.simulation.crew import Asked, Crew
+from fedcore.state import ModelState
+from fedcore.wire import Task
+
+T = TypeVar("T")
+
+Told: TypeAlias = Callable[[str, int, int], None]
+"""Takes what clients work at, how many of them are done, and how many were asked."""
+
+
+@dataclass(slots=True)
+class WatchedCrew:
+    """A `Crew` that tells of each result. It is no event: nothing of it is kept, and no tracker hears it."""
+
+    crew: Crew
+    tell: Told
+
+    def run(self, task: Task, model: ModelState | None, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """As `Crew`."""
+        return self._counted(
+            f"round {task.server_round} {task.message_type}", len(clients), self.crew.run(task, model, clients)
+        )
+
+    def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
+        """As `Crew`."""
+        one = next((one.task for one in asked.values()), None)
+        work = f"round {one.server_round} {one.message_type}" if one is not None else ""
+        return self._counted(work, len(asked), self.crew.answer(asked))
+
+    def _counted(self, work: str, expected: int, results: Iterator[T]) -> Iterator[T]:
+        self.tell(work, 0, expected)
+        for done, result in enumerate(results, start=1):
+            self.tell(work, done, expected)
+            yield result
+
+    def count(self, server_round: int, clients: Sequence[int]) -> None:
+        """As `Crew`."""
+        self.crew.count(server_round, clients)
+
+    def hears(self, warn: Callable[[str], None]) -> None:
+        """As `Crew`."""
+        self.crew.hears(warn)
+
+    def leave(self, folder: Path, clients: Sequence[int]) -> list[int]:
+        """As `Crew`."""
+        return self.crew.leave(folder, clients)
+
+    def take_up(self, states: Mapping[int, Path]) -> None:
+        """As `Crew`."""
+        self.crew.take_up(states)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `Crew`."""
+        self.crew.close()
