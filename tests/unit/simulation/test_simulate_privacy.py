@@ -90,7 +90,17 @@ def test_integer_tensors_are_refused_with_the_alternative(simulate: Simulate) ->
 
 
 def test_the_command_says_epsilon_and_ends_with_status_6(tmp_path: Path) -> None:
-    command = ["simulate", str(STEADY), "--clients", "3", "--run-config", "num-server-rounds=3", "--json"]
+    command = [
+        "simulate",
+        "--engine",
+        "inline",
+        str(STEADY),
+        "--clients",
+        "3",
+        "--run-config",
+        "num-server-rounds=3",
+        "--json",
+    ]
     command += ["--set", "dp-epsilon=5 dp-rounds=2", "--out", str(tmp_path / "model.safetensors")]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 6
