@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from fedcore.admission.agreed import Agreed
-from fedcore.admission.simulated import SimulatedOwners
 from fedcore.admission.tasks import check_privacy
 from fedcore.checking.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
@@ -50,6 +49,10 @@ class DryRound(Simulation):
     costs: list[tuple[Task, AnyEncoding]] = field(default_factory=list, init=False)
     _asked_for: Counter[str] = field(default_factory=Counter, init=False)
 
+    def __post_init__(self) -> None:
+        super(DryRound, self).__post_init__()
+        self._owners.agreed = Agreed(run_config=self.run_config, settings=self.settings)
+
     def refuse(self, error: AppError) -> None:
         """Note that code of the app wants more than the mean, and let it have that alone."""
         self.findings.error("the strategy", str(error))
@@ -62,12 +65,12 @@ class DryRound(Simulation):
         self._asked_for[kind] += 1
         if self._asked_for[kind] > 1 and not is_query(kind):
             raise Enough
-        self._exchange += 1
+        self._sums.count += 1
         request = self._with_enough_nodes(request)
         groups = self.settings.groups if is_training(kind) else 1
         request = replace(request, nodes=request.nodes[: -(-len(request.nodes) // groups)])  # the largest group
         encoding = self._encoding(request)
-        task = self._task(request, encoding, attempt=1, whole=False)
+        task = self._sums.task(request, encoding, attempt=1, whole=False)
         if encoding is not None:
             self._admit(task, encoding, request.model)
         result = None
@@ -135,11 +138,6 @@ class DryRound(Simulation):
                     self.facts["bytes_up"] = later.words * 8
                 return ExchangeReply.of_cohort(found)
         return _nothing(request)
-
-    def _simulated_owners(self) -> SimulatedOwners:
-        owners = super(DryRound, self)._simulated_owners()
-        owners.agreed = Agreed(run_config=self.run_config, settings=self.settings)
-        return owners
 
     def check_budget(self) -> None:
         """What the noise of all rounds that are planned costs, against the run's budget and the clients'."""

@@ -93,7 +93,7 @@ class KeptRun:
         self._entered.update({i: one.entered for i, one in changed.items()})
         links, self._links = owners.chain.links[self._links :], len(owners.chain.links)
         return {
-            "exchange": run._exchange,
+            "exchange": run._sums.count,
             "plain": run._plain_exchanges.count,
             "fates": to_json(chance.getstate()),
             "scales": to_json(run._plan._tracks),
@@ -103,7 +103,7 @@ class KeptRun:
             "virtual": [virtual.clock.now, virtual._lap, virtual._polls] if virtual is not None else None,
             "links": to_json(links),
             "histories": to_json(changed),
-            "judged": to_json([run._unjudged, run._warned_of_best]),
+            "judged": to_json([run._models.unjudged, run._models.warned]),
             **self._models(place),
             **self._states(place),
         }
@@ -111,16 +111,16 @@ class KeptRun:
     def recall(self, kept: Mapping[str, Any], place: Path) -> None:
         """Put back what one step has kept; to be called for each of them in order."""
         run = self.simulation
-        run._exchange, run._plain_exchanges.count = kept["exchange"], kept["plain"]
+        run._sums.count, run._plain_exchanges.count = kept["exchange"], kept["plain"]
         self._fates()._chance.setstate(from_json(kept["fates"]))
         run._plan._tracks, run._plan._names = from_json(kept["scales"]), from_json(kept["names"])
-        run._account._spent, run.told = from_json(kept["spent"]), from_json(kept["told"])
+        run._account._spent, run._sums.told = from_json(kept["spent"]), from_json(kept["told"])
         if run._virtual is not None:
             run._virtual.clock.now, run._virtual._lap, run._virtual._polls = kept["virtual"]
         run._owners.chain.links += from_json(kept["links"])
         histories = from_json(kept["histories"])
         run._owners._histories.update(histories)
-        run._unjudged, run._warned_of_best = from_json(kept["judged"])
+        run._models.unjudged, run._models.warned = from_json(kept["judged"])
         self._links = len(run._owners.chain.links)
         self._entered.update({i: one.entered for i, one in histories.items()})
         self._recall_models(kept, place)
@@ -161,8 +161,8 @@ class KeptRun:
             kept["best"] = [best.value, best.said, best.rounds, best.epsilon]
             self._superseded += [self._best_file] if self._best_file else []
             self._best_file = place / "best.safetensors"
-        if run.settings.best_model and run._evaluated is not None:
-            number, model = run._evaluated
+        if run.settings.best_model and run._models.evaluated is not None:
+            number, model = run._models.evaluated
             model.save(place / "evaluated.safetensors")
             kept["evaluated"] = number
         return kept
@@ -172,10 +172,10 @@ class KeptRun:
         if kept["best"] is not None and (place / "best.safetensors").exists():
             value, said, rounds, epsilon = kept["best"]
             state = ModelState.open(place / "best.safetensors")
-            run.best = BestModel(state=state, value=value, said=said, rounds=rounds, epsilon=epsilon)
-            self._best, self._best_file = run.best, place / "best.safetensors"
+            run._models.best = BestModel(state=state, value=value, said=said, rounds=rounds, epsilon=epsilon)
+            self._best, self._best_file = run._models.best, place / "best.safetensors"
         if kept["evaluated"] is not None:
-            run._evaluated = kept["evaluated"], ModelState.open(place / "evaluated.safetensors")
+            run._models.evaluated = kept["evaluated"], ModelState.open(place / "evaluated.safetensors")
 
     def _fates(self) -> RandomDrops:
         if not isinstance(self.simulation._fates, RandomDrops):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcore.best import BestRule
+from fedcore.events import EventSink, Warned
 from fedcore.flower.app import AppBundle
+from fedcore.privacy import PrivacyBudget
 from fedcore.record import RunRecord
 from fedcore.state import ModelFacts, ModelState
 from fedcore.wire import ModelRef
@@ -27,6 +31,39 @@ class BestModel:
     said: str
     rounds: int
     epsilon: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class BestSoFar:
+    """Keeps the model that was evaluated best. rule: None keeps none. evaluated: the last one, and in which round.
+
+    unjudged: what to say where that evaluation had no such metric, and neither has what the strategy makes of it.
+    """
+
+    rule: BestRule | None
+    account: PrivacyBudget
+    emit: EventSink
+    best: BestModel | None = field(default=None, init=False)
+    evaluated: tuple[int, ModelState] | None = field(default=None, init=False)
+    unjudged: str = field(default="", init=False)
+    warned: bool = field(default=False, init=False)
+
+    def judge(self, metrics: Mapping[str, Any]) -> None:
+        """Keep the model that was evaluated last if no other was better."""
+        if self.rule is None or self.evaluated is None:
+            return
+        number, model = self.evaluated
+        value = self.rule.value(metrics)
+        self.unjudged = self.rule.absent(metrics) if value is None else ""
+        if value is not None and self.rule.beats(value, self.best.value if self.best is not None else None):
+            spent = self.account.epsilon_spent
+            self.best = BestModel(state=model, value=value, said=self.rule.said(value), rounds=number, epsilon=spent)
+
+    def warn_unjudged(self) -> None:
+        """Say once that the evaluation did not have the metric, nor what the strategy made of it."""
+        if self.unjudged and not self.warned:
+            self.warned = True
+            self.emit(Warned(line=self.unjudged))
 
 
 def model_ref(model: ModelState | None) -> ModelRef | None:

@@ -1,12 +1,14 @@
-"""What a simulated sum gave, and what is told of groups."""
+"""What a simulated sum gave, and what is told of groups and of refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedcore.admission.refusals import refused_by_all
 from fedcore.codec import AnyEncoding, Decoded
-from fedcore.events import GroupEnded
+from fedcore.errors import ProtocolViolation, RunFailed
+from fedcore.events import EventSink, ExchangeFailed, GroupEnded
 from fedcore.wire import Group
 
 
@@ -36,3 +38,10 @@ def group_failed(
         reason=reason,
         retry=again,
     )
+
+
+def refused_run(refusal: ProtocolViolation, emit: EventSink, *, exchange: int, server_round: int) -> RunFailed:
+    """What ends a run that the owners do not take part in."""
+    reason = refused_by_all([refusal])
+    emit(ExchangeFailed(exchange=exchange, server_round=server_round, reason=reason, retry=False))
+    return RunFailed(reason)
