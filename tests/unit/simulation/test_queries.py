@@ -88,7 +88,7 @@ def test_other_names_at_one_client_give_no_sum_and_no_second_attempt() -> None:
     backend = simulation(fault="other")
     with pytest.raises(FedcoreError, match="numbers of other names or other lengths"):
         ask(backend)
-    assert backend._exchange == 1
+    assert backend._sums.count == 1
 
 
 def test_more_than_1000_clients_have_room() -> None:
