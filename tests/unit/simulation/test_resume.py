@@ -62,7 +62,7 @@ def run_to_its_end(
     again = simulation(folder, events, settings=settings)
     outcome = again.run()
     assert outcome.state is not None
-    again.told = {"weight": outcome.state["weight"]}  # type: ignore[dict-item]
+    again._sums.told = {"weight": outcome.state["weight"]}  # type: ignore[dict-item]
     return again, events
 
 
