@@ -123,6 +123,32 @@ class Run:
             shutil.copytree(self.left.path, target / "files")
         return target
 
+    def report(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write report.html, report.md, report.json and figures, as `fedcore compare` makes them, into a folder.
+
+        `fedcore compare --from` lays several of these report.json over one another. force: replace a report that is
+        there. Raises ConfigurationError where there is something else, OSError.
+        """
+        from fedcore.compare.report import write_report
+        from fedcore.compare.simulated import check_report_place, comparison_of
+
+        target = Path(folder).expanduser().absolute()
+        check_report_place(target, force=force)
+        comparison = comparison_of(
+            self.record,
+            self.results,
+            app=self.app,
+            clients=self.clients,
+            run_config=self.run_config,
+            settings=self.settings,
+            changed=tuple(self.run_config),
+            seed=0,
+            parameters=0 if self.model is None else sum(spec.size for spec in self.model.layout.specs),
+        )
+        target.mkdir(parents=True, exist_ok=True)
+        write_report(comparison, target)
+        return target
+
     def summary(self) -> dict[str, Any]:
         """The run as plain JSON, without its model: what `fedcore simulate --json` prints."""
         return {
@@ -136,7 +162,9 @@ class Run:
         }
 
     def __repr__(self) -> str:
-        return f"<fedcore.Run: {self._title()}; see .history, .metrics, .model, .plot(), .save(folder)>"
+        return (
+            f"<fedcore.Run: {self._title()}; see .history, .metrics, .model, .plot(), .report(folder), .save(folder)>"
+        )
 
     def _repr_html_(self) -> str:
         return html_table(self._title(), self.history, note=self._note())

@@ -93,6 +93,12 @@ Out = Annotated[
     Path | None, typer.Option(help="Save the final model here, as safetensors; results and files beside it.")
 ]
 Best = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the best model here, by the setting best-model.")]
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="FOLDER", help="Write the report of the run here: HTML, Markdown, JSON and figures."
+    ),
+]
 State = Annotated[
     Path | None,
     typer.Option(
@@ -123,6 +129,7 @@ def simulate(
     best: Best = None,
     force: Force = False,
     state: State = None,
+    report: ReportFolder = None,
     initial_model: InitialModel = None,
     track: Tracks = None,
     as_json: AsJson = False,
@@ -142,7 +149,7 @@ def simulate(
     if aggregation:
         set_ = [*(set_ or []), f'aggregation="{aggregation}"']
     wanted = Wanted.of(app, clients, run_config, set_, per_round)
-    outputs = Outputs(out=out, best=best, force=force)
+    outputs = Outputs(out=out, best=best, report=report, force=force)
     outputs.check(wanted.settings)
     parts = {
         "drop": drop,
@@ -199,10 +206,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Where models and results are put. out: the last model. best: the best one. force: replace what is there."""
+    """Where models and results are put. out: the last model. best: the best one.
+
+    report: of the run. force: replace what is there.
+    """
 
     out: Path | None
     best: Path | None
+    report: Path | None
     force: bool
 
     def check(self, settings: JobSettings) -> None:
@@ -210,6 +221,10 @@ class Outputs:
         from fedcore.results_home import Home
         from fedcore.system.files import check_place
 
+        if self.report is not None:
+            from fedcore.compare.simulated import check_report_place
+
+            check_report_place(self.report, force=self.force)
         if self.out is not None:
             Home.beside(self.out).check_free(force=self.force)
         if self.best is not None:
@@ -224,6 +239,28 @@ class Outputs:
         from fedcore.results_home import Home
 
         return {} if self.out is None else Home.beside(self.out).write(simulation.results, left)
+
+    def reported(self, wanted: Wanted, simulation: Simulation, state: ModelState | None, record: RunRecord) -> None:
+        """Write the report where it is wanted."""
+        if self.report is None:
+            return
+        from fedcore.compare.report import write_report
+        from fedcore.compare.simulated import comparison_of
+
+        own = wanted.app.run_config
+        comparison = comparison_of(
+            record,
+            simulation.results,
+            app=wanted.app.name,
+            clients=wanted.clients,
+            run_config=wanted.run_config,
+            settings=wanted.settings.to_mapping(),
+            changed=[key for key, value in wanted.run_config.items() if value != own.get(key)],
+            seed=simulation.seed,
+            parameters=0 if state is None else sum(spec.size for spec in state.layout.specs),
+        )
+        self.report.mkdir(parents=True, exist_ok=True)
+        write_report(comparison, self.report)
 
     def models(self, simulation: Simulation, state: ModelState | None, record: RunRecord) -> Iterator[tuple[str, Path]]:
         """Write the last and the best model where they are wanted; what was written."""
@@ -292,8 +329,13 @@ def carried_out(
         places = outputs.results(simulation, folder)
         for kind, file in outputs.models(simulation, outcome.state, record):
             tracking.keep(file, kind)
+        outputs.reported(wanted, simulation, outcome.state, record)
     summary = {"app": wanted.app.name, "clients": wanted.clients, **record.summary(), "results": simulation.results}
-    return record, summary | {"model": str(outputs.out) if outputs.out else None, **places}
+    kept = {
+        "model": str(outputs.out) if outputs.out else None,
+        "report": str(outputs.report) if outputs.report else None,
+    }
+    return record, summary | {**kept, **places}
 
 
 def _tracked(wanted: Wanted) -> Any:
@@ -320,6 +362,10 @@ def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     lines = (f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"]))
     for line in filter(None, lines):
         Console().print(escape(line), highlight=False, soft_wrap=True)
+    if summary["report"]:
+        Console().print(
+            f"report: {summary['report']}/report.html, report.md, report.json", highlight=False, soft_wrap=True
+        )
     if record.privacy is not None:
         line = epsilon_line(record.privacy, record.epsilon_spent() or 0.0)
         Console().print(line, highlight=False, soft_wrap=True)

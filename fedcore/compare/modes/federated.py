@@ -153,8 +153,9 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
     training = _training(followed, about.model_bytes)
     schedule = about.schedule if about.schedule and _keeps_to(about.schedule, training, followed.taken) else None
     simulated = _simulated(run, record, training, schedule)
-    own = OwnFigures.of(followed.results, _evaluations(record))
-    curve = _curve(run, training, {} if record.privacy else followed.taken, simulated, own)
+    own = OwnFigures.of(followed.results, evaluations_of(record))
+    samples = _samples(training, {} if record.privacy else followed.taken)
+    curve = curve_of(run.sites, training, samples, simulated, own)
     finished = record.status == "finished"
     model = run.folder / MODEL_FILE
     return run.result(
@@ -179,7 +180,7 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
     )
 
 
-def _evaluations(record: RunRecord) -> dict[int, Metrics]:
+def evaluations_of(record: RunRecord) -> dict[int, Metrics]:
     """Round -> what its evaluation gave, as the exchange had it."""
     return {done.server_round: as_metrics(done.metrics) for done in record.exchanges if done.evaluates}
 
@@ -204,13 +205,20 @@ def _training(followed: Followed, size: int) -> list[ExchangeDone]:
     ]
 
 
-def _curve(
-    run: PlannedRun, training: Sequence[ExchangeDone], taken: Taken, simulated: Sequence[float], own: OwnFigures
+def curve_of(
+    sites: int,
+    training: Sequence[ExchangeDone],
+    samples: Sequence[int | None],
+    simulated: Sequence[float],
+    own: OwnFigures,
 ) -> tuple[Point, ...]:
-    """A point for each round, and one for the first model where the app evaluated it."""
+    """A point for each round, and one for the first model where the app evaluated it.
+
+    samples, simulated: at the end of each of the training exchanges; the latter empty without such a clock.
+    """
     seconds = accumulate(exchange.seconds for exchange in training)
-    up = accumulate(sum(exchange.bytes_up.values()) / run.sites for exchange in training)
-    down = accumulate(sum(exchange.bytes_down.values()) / run.sites for exchange in training)
+    up = accumulate(sum(exchange.bytes_up.values()) / sites for exchange in training)
+    down = accumulate(sum(exchange.bytes_down.values()) / sites for exchange in training)
     clock: Sequence[float | None] = simulated or [None] * len(training)
     first = own.rounds.get(0)
     start = [] if first is None else [Point(round=0, simulated_seconds=0.0 if simulated else None, metrics=first)]
@@ -224,9 +232,7 @@ def _curve(
             bytes_down=received,
             metrics=own.rounds.get(exchange.server_round, {}),
         )
-        for exchange, seen, at, then, sent, received in zip(
-            training, _samples(training, taken), seconds, clock, up, down, strict=True
-        )
+        for exchange, seen, at, then, sent, received in zip(training, samples, seconds, clock, up, down, strict=True)
     ]
     return (*start, *points)
 

@@ -89,7 +89,7 @@ AXES = (
         place="after {}",
         value=lambda point: point.seconds,
         form=duration,
-        caption="On this machine, over its loopback, evaluation and start left out.",
+        caption="On this machine, evaluation and start left out.",
     ),
     Against(
         name="simulated-seconds",
@@ -97,7 +97,7 @@ AXES = (
         place="after {} of the simulated clock",
         value=lambda point: point.simulated_seconds,
         form=duration,
-        caption="On the machines and links of the network model.",
+        caption="On the machines and links of the network model, or on simulated devices.",
     ),
     Against(name="rounds", label="rounds", place="after round {}", value=lambda point: point.round, form=count),
 )

@@ -66,7 +66,7 @@ class Comparison:
 
     partition: how the app divided its data. run_config, settings: of the app, as changed for all modes alike; changed:
     keys of both that are otherwise than the app or fedcore has them. Seeds, sweeps and options of modes are in the
-    runs. network: None for the loopback as it is. cost: seconds of computation for the simulated clock. created: ISO
+    runs. network: None for this machine as it is. cost: seconds of computation for the simulated clock. created: ISO
     8601, UTC. modes: in the order of the report. split: of the first seed. runs: every mode with every seed at every
     point of a sweep. sources: empty unless several reports were merged. judged_by: the metric that models are judged
     by, None where nobody says whether more of one is better. own_evaluation: the metrics are those that the app's own

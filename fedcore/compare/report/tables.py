@@ -49,7 +49,7 @@ _ALONE = (
 _READERS: Mapping[Readers, str] = {
     "": NONE, "nobody": "nobody", "server": "the server", "sites": "other sites", "pooled": "all data pooled"
 }  # fmt: skip
-_SIMULATED = " Simulated: seconds on the machines and links of the network model."
+_SIMULATED = " Simulated: seconds on the machines and links of the network model, or on simulated devices."
 
 
 def caption(comparison: Comparison) -> str:
@@ -190,7 +190,7 @@ def settings_rows(comparison: Comparison) -> tuple[list[tuple[str, str]], list[t
         ("partition", comparison.partition or NONE),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("judged by", _judged_by(comparison)),
-        ("network", comparison.network.name if comparison.network else "none: the loopback as it is"),
+        ("network", comparison.network.name if comparison.network else "none: this machine as it is"),
     ]
     if comparison.network is not None:
         rows.append(("links", _links(comparison)))

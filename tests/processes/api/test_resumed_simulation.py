@@ -13,6 +13,7 @@ from support.commands import forked
 from support.deployment import wait_until
 
 APP = Path(__file__).parents[2] / "apps" / "drawing"
+TINY = APP.parent / "tiny"
 
 
 def words(folder: Path, name: str, *more: str) -> list[str | Path]:
@@ -34,11 +35,15 @@ def words(folder: Path, name: str, *more: str) -> list[str | Path]:
 
 def killed_after(steps: int, folder: Path, name: str) -> None:
     """Start a command, and kill it as soon as so many answers are kept."""
-    command = [sys.executable, "-m", "fedcore", *map(str, words(folder, name))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed_while(words(folder, name), folder / f"{name}-state" / "steps" / f"{steps}.json")
+
+
+def killed_while(command: list[str | Path], kept: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedcore", *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
-        kept = folder / f"{name}-state" / "steps" / f"{steps}.json"
-        wait_until(f"{steps} answers", lambda: kept.exists() or process.poll() is not None)
+        wait_until(f"{kept} is there", lambda: kept.exists() or process.poll() is not None)
     finally:
         process.kill()
         process.wait()
@@ -91,3 +96,22 @@ def test_an_app_that_does_not_repeat_itself_is_told_why(tmp_path: Path) -> None:
     assert refused.returncode != 0
     assert "did not do the same again" in refused.stderr
     assert "differs in questions" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--engine", "process", "--workers", "2", "--clients", "8", "--drop", "0.2", "--aggregation", "plain"],
+        ["--engine", "inline", "--clients", "12", "--set", "groups=2"],
+    ],
+    ids=["process", "groups"],
+)
+def test_a_pool_and_groups_go_on_as_well(tmp_path: Path, options: list[str]) -> None:
+    def command(name: str) -> list[str | Path]:
+        return ["simulate", TINY, *options, "--seed", "3", "--state", tmp_path / name, "--json"]
+
+    killed_while(command("killed"), tmp_path / "killed" / "steps" / "2.json")
+    calm, killed = (json.loads(forked(*command(name)).stdout) for name in ("calm", "killed"))
+    assert killed["metrics"] == pytest.approx(calm["metrics"], rel=1e-3)
+    same = ("status", "rounds", "samples", "dropouts", "bytes_up_per_client")
+    assert {name: killed[name] for name in same} == {name: calm[name] for name in same}
