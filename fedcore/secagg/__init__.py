@@ -19,7 +19,7 @@ was. There is no input or output here: only `fedcore.errors`, NumPy and `cryptog
 argument, and there is no clock. So the server, the client and the simulator all run the very same code.
 """
 
-from fedcore.secagg.agreement import Agreement
+from fedcore.secagg.agreement import Agreement, BothEnds, Exchange
 from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.client import ClientSession
 from fedcore.secagg.complaint import Complaint, Part, Verdict
@@ -56,12 +56,14 @@ __all__ = [
     "AdvertisedCohort",
     "Advertisement",
     "Agreement",
+    "BothEnds",
     "Check",
     "ClientSession",
     "ClientState",
     "Complaint",
     "ConsistencySignature",
     "Dealing",
+    "Exchange",
     "Fault",
     "GraphSize",
     "KeyShares",

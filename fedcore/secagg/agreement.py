@@ -12,6 +12,7 @@ an encapsulated secret alone (see `schedule.seal_pair_secret`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -38,6 +39,36 @@ _LOW_ORDER = frozenset(
         39382357235489614581723060781553021112529911719440698176882885853963445705823,
     }
 )
+
+
+Exchange = Callable[[X25519PrivateKey, bytes, bytes], bytes]
+"""`exchange`, or a memory of it: a private key, its own public key, the peer's -> the agreed secret."""
+
+
+def exchange(private: X25519PrivateKey, own: bytes, peer: bytes) -> bytes:
+    """X25519 (RFC 7748), 32 bytes; ValueError where they are zero whatever the own key. `own` is not needed."""
+    return private.exchange(X25519PublicKey.from_public_bytes(peer))
+
+
+class BothEnds:
+    """`exchange` for a process that holds both ends of every pair, as a simulation does: one operation serves both.
+
+    Each secret is kept until the other end has asked for it, and no longer; every end asks once (`KeyPair`).
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, bytes] = {}
+
+    def __call__(self, private: X25519PrivateKey, own: bytes, peer: bytes) -> bytes:
+        """As `exchange`."""
+        ends = own + peer if own < peer else peer + own
+        agreed = self._waiting.pop(ends, None)
+        if agreed is None:
+            agreed = self._waiting[ends] = exchange(private, own, peer)
+        return agreed
+
+    def __repr__(self) -> str:
+        return f"<BothEnds waiting={len(self._waiting)}>"
 
 
 class Agreement(StrEnum):
@@ -101,14 +132,15 @@ class KeyPair:
     _mlkem: MLKEM768PrivateKey | None = field(repr=False)
     # A memory, no state: one agreement serves both directions between two clients.
     _agreed: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
+    _agree: Exchange = field(default=exchange, repr=False, compare=False)
 
     @classmethod
-    def draw(cls, agreement: Agreement, randomness: Randomness) -> KeyPair:
+    def draw(cls, agreement: Agreement, randomness: Randomness, agree: Exchange = exchange) -> KeyPair:
         """A fresh pair from 32 random bytes."""
-        return cls.from_root(agreement, Secret(draw(randomness, KEY_BYTES)))
+        return cls.from_root(agreement, Secret(draw(randomness, KEY_BYTES)), agree)
 
     @classmethod
-    def from_root(cls, agreement: Agreement, root: Secret) -> KeyPair:
+    def from_root(cls, agreement: Agreement, root: Secret, agree: Exchange = exchange) -> KeyPair:
         """The pair that follows from 32 secret bytes."""
         x25519 = X25519PrivateKey.from_private_bytes(derive(root.reveal(), b"", Usage.KEY_X25519))
         public, mlkem = x25519.public_key().public_bytes_raw(), None
@@ -117,7 +149,7 @@ class KeyPair:
             seed = b"".join(derive(root.reveal(), b"", Usage.KEY_MLKEM, part) for part in ("d", "z"))
             mlkem = MLKEM768PrivateKey.from_seed_bytes(seed)
             public += mlkem.public_key().public_bytes_raw()
-        return cls(agreement=agreement, public=public, root=root, _x25519=x25519, _mlkem=mlkem)
+        return cls(agreement=agreement, public=public, root=root, _x25519=x25519, _mlkem=mlkem, _agree=agree)
 
     def encapsulate(self, peer_public: bytes) -> tuple[bytes, Secret]:
         """A ciphertext for the peer, and the secret (32 or 64 bytes) that the two then share."""
@@ -144,7 +176,7 @@ class KeyPair:
         point = peer_public[:KEY_BYTES]
         if point not in self._agreed:
             try:
-                self._agreed[point] = self._x25519.exchange(X25519PublicKey.from_public_bytes(point))
+                self._agreed[point] = self._agree(self._x25519, self.public[:KEY_BYTES], point)
             except ValueError:
                 raise ProtocolViolation(
                     Check.LOW_ORDER_POINT, "a public key of low order makes the agreed secret zero"

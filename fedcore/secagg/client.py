@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedcore.errors import ConfigurationError, IllegalTransition, ProtocolViolation, UsageError
 from fedcore.secagg import complaint, dealing, inspection, schedule, shamir
-from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg.agreement import Exchange, KeyPair, exchange
 from fedcore.secagg.checks import Check
 from fedcore.secagg.complaint import Complaint, Part
 from fedcore.secagg.graph import Graph, graph_over
@@ -111,7 +111,8 @@ class ClientSession:
     Secrets go as soon as they have done their work: both key pairs after the shares are opened, the pair secrets and b
     when the masks are made, the shares of others after `unmask`. A session is used by one thread, and cannot be
     stored or copied: a client that restarts is a dropout of the round, so no mask is ever used twice.
-    `verify` checks signatures; a simulation passes one that remembers what it has checked for another client.
+    `verify` checks signatures and `agree` agrees on keys; a simulation passes ones that remember what they have done
+    for another client.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class ClientSession:
         min_threshold: int,
         randomness: Randomness = os.urandom,
         verify: Verify = verifies,
+        agree: Exchange = exchange,
     ) -> None:
         inspection.check_proposal(parameters, client_id, roster, min_cohort, min_threshold)
         if identity.public_key().public_bytes_raw() != roster[client_id]:
@@ -136,6 +138,7 @@ class ClientSession:
         self._floor = parameters.quorum
         self._randomness = randomness
         self._verify = verify
+        self._agree = agree
         self._context = parameters.ctx()
         self._state = ClientState.NEW
         self._transcript: schedule.Transcript | None = None
@@ -176,7 +179,7 @@ class ClientSession:
         if rule.repeat:
             return _present(self._answers.advertised)
         agreement = self._parameters.agreement
-        seal_pair, mask_pair = (KeyPair.draw(agreement, self._randomness) for _ in range(2))
+        seal_pair, mask_pair = (KeyPair.draw(agreement, self._randomness, self._agree) for _ in range(2))
         signed = schedule.advertisement_statement(self._context, self._client_id, seal_pair.public, mask_pair.public)
         self._secrets.seal_pair, self._secrets.mask_pair = seal_pair, mask_pair
         answer = Advertisement(self._client_id, seal_pair.public, mask_pair.public, sign(self._identity, signed))
@@ -191,8 +194,9 @@ class ClientSession:
         if rule.repeat:
             return _repeated(self._answers.shared, message, Check.SECOND_COHORT)
         inspection.check_listed(message.ids, self._parameters.cohort, self._floor)
+        root = message.root()
         transcript = schedule.Transcript(
-            context=self._context, cohort=schedule.cohort_hash(self._context, message.ids, message.root())
+            context=self._context, cohort=schedule.cohort_hash(self._context, message.ids, root)
         )
         graph = graph_over(message.ids, degree=self._parameters.degree, seed=schedule.ring_seed(transcript))
         inspection.check_cohort(
@@ -222,7 +226,7 @@ class ClientSession:
         self._transcript, self._graph, self._publics, self._advertised = transcript, graph, publics, message.ids
         self._secrets.self_secret = self_secret
         self._secrets.held = {self._client_id: dealt[self._client_id]}
-        self._answers.shared = _Given(message.digest(), answer)
+        self._answers.shared = _Given(message.digest(root), answer)
         self._state = rule.target
         return answer
 

@@ -56,8 +56,9 @@ def check_proposal(
 def check_listed(ids: tuple[int, ...], cohort: Collection[int], floor: int) -> None:
     """R1: U1 is large enough and within the cohort; only of such a list is there a graph to ask about."""
     _check_size(len(ids), floor, "advertised keys")
-    strangers = sorted(set(ids) - set(cohort))
-    if strangers:
+    known = set(cohort)
+    if not known.issuperset(ids):
+        strangers = sorted(set(ids) - known)
         raise ProtocolViolation(
             Check.OFF_ROSTER, f"client {strangers[0]} was not asked in this round", peer=strangers[0]
         )
@@ -149,7 +150,7 @@ def check_dealing(shown: Dealing, case: Case, graph: Graph, roster: Mapping[int,
 
 def check_sharers(sharers: tuple[int, ...], client_id: int, advertised: Collection[int], floor: int) -> None:
     """R1: U2 is large enough, within U1, and holds this client."""
-    if not set(sharers) <= set(advertised):
+    if not set(advertised).issuperset(sharers):
         raise ProtocolViolation(Check.SHARERS_NOT_ADVERTISED, "a sharer is named whose keys were never advertised")
     if client_id not in sharers:
         raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} shared its keys but is left out")
@@ -174,7 +175,7 @@ def check_holders(sharers: Collection[int], client_id: int, graph: Graph, thresh
 
 def check_survivors(survivors: tuple[int, ...], client_id: int, sharers: Collection[int], floor: int) -> None:
     """R3: U3 is large enough, within U2, and holds this client."""
-    if not set(survivors) <= set(sharers):
+    if not set(sharers).issuperset(survivors):
         raise ProtocolViolation(Check.SURVIVORS_NOT_SHARERS, "a survivor is named that never shared its keys")
     if client_id not in survivors:
         raise ProtocolViolation(Check.OWN_ID_MISSING, f"client {client_id} sent its vector but is left out")

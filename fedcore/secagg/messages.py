@@ -9,8 +9,11 @@ Ids are client ids; sets of ids are tuples in ascending order. Bytes are raw key
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg.agreement import Agreement
@@ -84,14 +87,13 @@ class AdvertisedCohort:
         for value in self.proof:
             _check_bytes(value, HASH_BYTES, "a hash")
 
-    def digest(self) -> bytes:
-        """32 bytes."""
-        return _digest("cohort", self.root(), pack_ids(self.ids), *(member.digest() for member in self.members))
+    def digest(self, root: bytes | None = None) -> bytes:
+        """32 bytes. root: that of `root()`, where it is known already."""
+        return _digest("cohort", root or self.root(), pack_ids(self.ids), *(member.digest() for member in self.members))
 
     def root(self) -> bytes:
         """The root of the tree over the advertisements of all of U1, 32 bytes."""
-        place = {client_id: index for index, client_id in enumerate(self.ids)}
-        leaves = {place[member.client_id]: member.digest() for member in self.members}
+        leaves = {bisect_left(self.ids, member.client_id): member.digest() for member in self.members}
         return root_of(leaves, len(self.ids), self.proof)
 
 
@@ -275,7 +277,15 @@ def _digest(kind: str, *fields: Field) -> bytes:
 
 def _pack_mapping(entries: Mapping[int, bytes]) -> bytes:
     """Entries in ascending order of the ids: eight bytes of id, eight of length, the value."""
-    return b"".join(struct.pack(">QQ", client, len(entries[client])) + entries[client] for client in sorted(entries))
+    ids = sorted(entries)
+    values = [entries[client] for client in ids]
+    if len(sizes := set(map(len, values))) != 1:
+        return b"".join([struct.pack(">QQ", client, len(entries[client])) + entries[client] for client in ids])
+    # Thousands of signatures go to each of thousands of clients: columns, not rows.
+    size = sizes.pop()
+    columns = (pack_ids(ids), len(ids) * size.to_bytes(8, "big"), b"".join(values))
+    rows = [np.frombuffer(column, np.uint8).reshape(len(ids), -1) for column in columns]
+    return np.concatenate(rows, axis=1).tobytes()
 
 
 def _check_id(value: object) -> None:

@@ -12,12 +12,27 @@ PRIME = 2**256 + 297
 """The smallest prime above 2^256."""
 
 
-def evaluate(coefficients: Sequence[int], point: int) -> int:
-    """The value at `point`, by Horner's rule."""
-    value = 0
-    for coefficient in reversed(coefficients):
-        value = (value * point + coefficient) % PRIME
-    return value
+def evaluate(coefficients: Sequence[int], m: int) -> list[int]:
+    """The values at the points 1 to m, by Horner's rule.
+
+    The points are small, so the remainder is taken once in a few steps: between them a value grows by the bits of m
+    with each. Dividing is most of what a step costs.
+    """
+    backwards = coefficients[::-1]
+    runs = [backwards[start : start + _STEPS] for start in range(0, len(backwards), _STEPS)]
+    values = []
+    for point in range(1, m + 1):
+        value = 0
+        for run in runs:
+            for coefficient in run:
+                value = value * point + coefficient
+            value %= PRIME
+        values.append(value)
+    return values
+
+
+_STEPS = 64
+"""Steps of Horner's rule between two remainders."""
 
 
 class SmallPoints:

@@ -37,9 +37,8 @@ def split(secret: Secret, *, threshold: int, holders: int, randomness: Randomnes
     if not 1 <= threshold <= holders:
         raise UsageError("the threshold lies between 1 and the number of holders")
     coefficients = [int.from_bytes(raw, "big"), *_elements(threshold - 1, randomness)]
-    return tuple(
-        polynomial.evaluate(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in range(1, holders + 1)
-    )
+    values = polynomial.evaluate(coefficients, holders)
+    return tuple([value.to_bytes(SHARE_BYTES, "big") for value in values])
 
 
 def _elements(count: int, randomness: Randomness) -> list[int]:

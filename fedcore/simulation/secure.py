@@ -23,7 +23,7 @@ from fedcore.flower.tensor_app import LocalResult
 from fedcore.groups import Part
 from fedcore.plain_exchange import mean_metrics
 from fedcore.privacy import PrivacyBudget
-from fedcore.secagg import ClientSession, RoundParameters, ServerRound, Verify, verifies
+from fedcore.secagg import BothEnds, ClientSession, Exchange, RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor
 from fedcore.simulation.crew import Crew
 from fedcore.simulation.fates import Fates
@@ -138,11 +138,11 @@ class SecureSums:
         admitted = self.owners.admit(task, request.model)
         parameters = self._parameters(task)
         stage = self._stage(task, attempt, request.model.layout.nbytes if request.model else 0)
-        # Thousands of clients in one process would each check the same signatures.
-        verify = cache(verifies)
+        # Thousands of clients in one process would check the same signatures, and agree on each key from both its ends.
+        verify, agree = cache(verifies), BothEnds()
         round_ = MemoryRound(
             server=ServerRound(parameters=parameters, roster=self.owners.roster.keys, verify=verify),
-            sessions={i: self._session(i, parameters, verify) for i in task.cohort},
+            sessions={i: self._session(i, parameters, verify, agree) for i in task.cohort},
             doomed=self.fates.doomed(task.cohort),
             admitted=admitted,
             on_dropout=partial(self.dropped, stage),
@@ -230,7 +230,7 @@ class SecureSums:
             return None
         return UpdateStage(time=self.virtual, task=task, down=down, enough=attempt.enough, trained=attempt.trained)
 
-    def _session(self, client: int, parameters: RoundParameters, verify: Verify) -> ClientSession:
+    def _session(self, client: int, parameters: RoundParameters, verify: Verify, agree: Exchange) -> ClientSession:
         return ClientSession(
             parameters=parameters,
             client_id=client,
@@ -239,6 +239,7 @@ class SecureSums:
             min_cohort=self.owners.policy.min_cohort,
             min_threshold=self.owners.policy.min_threshold,
             verify=verify,
+            agree=agree,
         )
 
     def _parameters(self, task: Task) -> RoundParameters:

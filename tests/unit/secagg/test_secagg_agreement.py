@@ -8,8 +8,8 @@ import itertools
 import pytest
 
 from fedcore.errors import ProtocolViolation
-from fedcore.secagg import Agreement, Secret
-from fedcore.secagg.agreement import KeyPair, is_low_order
+from fedcore.secagg import Agreement, BothEnds, Secret
+from fedcore.secagg.agreement import KeyPair, exchange, is_low_order
 from fedcore.secagg.domain import Usage, derive
 from fedcore.secagg.schedule import (
     Transcript,
@@ -37,6 +37,26 @@ def test_two_clients_agree_and_a_third_does_not(drbg, agreement):
     assert two.decapsulate(one.public, ciphertext) == secret
     assert three.decapsulate(one.public, ciphertext) != secret
     assert two.decapsulate(three.public, ciphertext) != secret
+
+
+@pytest.mark.parametrize("agreement", Agreement)
+def test_both_ends_in_one_process_agree_on_what_each_would_alone_and_at_half_the_cost(drbg, agreement, monkeypatch):
+    made: list[bytes] = []
+
+    def counted(private, own, peer):
+        made.append(own)
+        return exchange(private, own, peer)
+
+    monkeypatch.setattr("fedcore.secagg.agreement.exchange", counted)
+    both = BothEnds()
+    one, two, three = (KeyPair.draw(agreement, drbg(name), both) for name in ("one", "two", "three"))
+    alone = KeyPair.from_root(agreement, two.root)
+    for _ in range(2):
+        ciphertext, secret = one.encapsulate(two.public)
+        assert two.decapsulate(one.public, ciphertext) == alone.decapsulate(one.public, ciphertext) == secret
+        assert three.decapsulate(one.public, ciphertext) != secret
+    assert [made.count(pair.public[:32]) for pair in (one, two, three)] == [1, 0, 1]
+    assert "waiting=1" in repr(both)  # for the end of the one with the third; what both have asked for is gone
 
 
 @pytest.mark.parametrize("agreement", Agreement)

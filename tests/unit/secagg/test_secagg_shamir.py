@@ -150,6 +150,12 @@ def test_is_share():
 # The short cut for the points 1 to m
 
 
+@given(st.lists(st.integers(0, PRIME - 1), min_size=1, max_size=150), st.integers(1, 20))
+def test_values_are_those_of_the_powers(coefficients, m):
+    expected = [sum(c * x**power for power, c in enumerate(coefficients)) % PRIME for x in range(1, m + 1)]
+    assert polynomial.evaluate(coefficients, m) == expected
+
+
 @given(st.data())
 def test_small_points_agree_with_lagrange(data):
     m = data.draw(st.integers(1, 40))
@@ -170,7 +176,8 @@ def test_the_dual_word_is_orthogonal_to_shares_and_to_nothing_else(data):
     small, challenge = SmallPoints(m), data.draw(st.integers(m + 1, PRIME - 1))
     word = small.dual_word(points, small.scales(points), dimension, challenge)
     coefficients = data.draw(st.lists(st.integers(0, PRIME - 1), min_size=dimension, max_size=dimension))
-    values = [polynomial.evaluate(coefficients, point) for point in points]
+    everywhere = polynomial.evaluate(coefficients, m)
+    values = [everywhere[point - 1] for point in points]
     assert sum(map(int.__mul__, word, values)) % PRIME == 0
     values[data.draw(st.integers(0, len(points) - 1))] += data.draw(st.integers(1, PRIME - 1))
     assert sum(map(int.__mul__, word, values)) % PRIME != 0
