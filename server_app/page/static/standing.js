@@ -6,7 +6,7 @@ import { bytes, count, duration, isOver, number, stageText, timeLeft } from "./w
 /** The upper part of a run's panel. */
 export class Standing {
   #rounds = { rounds: [], planned: null, privacy: null };
-  #open = { exchange: 0, round: 0, kind: "", stage: "", done: 0, expected: 0 };
+  #open = { exchange: 0, round: 0, kind: "", stage: "", done: 0, expected: 0, groups: 1 };
   #info = null;
 
   constructor() {
@@ -47,7 +47,8 @@ export class Standing {
   stage({ exchange, server_round: round, stage }) {
     if (exchange !== this.#open.exchange || stage !== this.#open.stage) {
       const kind = exchange === this.#open.exchange ? this.#open.kind : "";
-      this.#open = { exchange, round, kind, stage, done: 0, expected: 0 };
+      const groups = round === this.#open.round ? this.#open.groups : 1; // those of a round have numbers of their own
+      this.#open = { exchange, round, kind, stage, done: 0, expected: 0, groups };
       this.#draw();
     }
   }
@@ -55,18 +56,18 @@ export class Standing {
   /** What is open, as events tell it. */
   hear(event) {
     if (event.kind === "exchange") {
-      this.#open = { exchange: event.exchange, round: event.server_round, kind: event.message_type, stage: "", done: 0, expected: event.cohort.length };
+      this.#open = { exchange: event.exchange, round: event.server_round, kind: event.message_type, stage: "", done: 0, expected: event.cohort.length, groups: event.groups ?? 1 };
     } else if (event.kind === "stage") {
       this.#open = { ...this.#open, exchange: event.exchange, stage: event.stage, done: event.done, expected: event.expected };
     } else if (event.kind.startsWith("exchange-")) {
-      this.#open = { ...this.#open, exchange: 0, stage: "" };
+      this.#open = { ...this.#open, exchange: 0, stage: "", groups: 1 };
     } else return;
     this.#draw();
   }
 
   over() {
     clearInterval(this.timer);
-    this.#open = { exchange: 0, round: 0, kind: "", stage: "", done: 0, expected: 0 };
+    this.#open = { exchange: 0, round: 0, kind: "", stage: "", done: 0, expected: 0, groups: 1 };
     this.#draw();
   }
 
@@ -81,7 +82,9 @@ export class Standing {
     const ended = this.#info && isOver(this.#info.status);
     const now = ended ? last : Math.max(this.#open.round, last, 1);
     const waits = this.#info?.status === "waiting";
-    say(this.round, waits ? "Not begun yet" : ended ? `${count(last, "round")}${planned ? ` of ${planned}` : ""}` : `Round ${now}${planned ? ` of ${planned}` : ""}`);
+    const of = planned ? ` of ${planned}` : "";
+    const groups = this.#open.groups > 1 ? `, in ${this.#open.groups} groups` : "";
+    say(this.round, waits ? "Not begun yet" : ended ? count(last, "round") + of : `Round ${now}${of}${groups}`);
     this.bar.max = planned || Math.max(last, 1);
     this.bar.value = Math.min(last, this.bar.max);
     this.bar.hidden = !planned;
