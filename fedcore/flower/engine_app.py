@@ -24,6 +24,7 @@ from torch import nn
 
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.flower import telling
+from fedcore.flower.freezing import Frozen
 from fedcore.flower.local_algorithms import AlgorithmWork, weighed
 from fedcore.flower.own_models import ContextStore, OwnModelStore
 from fedcore.flower.personal_strategies import by_strategy
@@ -92,7 +93,7 @@ def local_app(
     optimizer_state: what becomes of momenta between rounds: fresh ones each round, those of this client's last round
     (lost when it restarts), or the federation's average, which is then part of the model that the server holds.
     adapter: only what requires gradients is federated, as with LoRA; the rest stays as `model` makes it, the same on
-    every client and on the server.
+    every client and on the server. So does what `freeze` in the run config names (`fedcore.flower.freezing`).
     """
     definition = Definition(
         model=model,
@@ -116,19 +117,28 @@ class Definition:
     optimizer_state: OptimizerState = "reset"
     adapter: bool = False
 
+    def build(self, config: UserConfig) -> nn.Module:
+        """The model, with the parameters frozen that the run config names."""
+        return Frozen.of(config).applied(self.model(config))
+
+    def keeps_weights(self, config: UserConfig) -> bool:
+        """Whether something that `model` makes stays as it is, and never travels."""
+        return self.adapter or bool(Frozen.of(config))
+
     def warm(self, config: UserConfig, engine_config: EngineConfig | None, world: World) -> Warm:
+        Frozen.of(config).check(lambda: self.model(config))
         personal = by_strategy(self.personal(config), config)
         if personal.ditto and self.optimizer_state != "reset":
             raise ConfigurationError('ditto trains two models in turn, and needs optimizer_state = "reset"')
         recipe = Recipe(
-            build=lambda: self.model(config),
+            build=lambda: self.build(config),
             optimizer=self.optimizer(config),
             loss=self.loss,
-            keep_weights=personal.parts or self.adapter,
+            keep_weights=personal.parts or self.keeps_weights(config),
         )
         engine = make_engine(recipe, engine_config, world)
         averaged = self.optimizer_state == "average"
-        work = Personalization.of(personal, engine, averaged=averaged, adapter=self.adapter)
+        work = Personalization.of(personal, engine, averaged=averaged, adapter=self.adapter, frozen=Frozen.of(config))
         return Warm(dict(config), engine, work)
 
 

@@ -40,7 +40,7 @@ READY_CONFIG: Final[Mapping[str, Scalar]] = {
 """What `supervised_app` and `averaging_server` read, for an app that has no pyproject.toml to say it."""
 READ_TOO: Final = (
     "strategy", "proximal-mu", "server-lr", "server-momentum", "beta-1", "beta-2", "tau", "feddyn-alpha", "clip-first",
-    "clip-quantile", "clip-rate", "ditto-lambda", "personal-layers", "fraction-train", "fraction-evaluate",
+    "clip-quantile", "clip-rate", "ditto-lambda", "personal-layers", "freeze", "fraction-train", "fraction-evaluate",
     "local-steps",
 )  # fmt: skip
 _NUMBERS: Final = itertools.count(1)

@@ -11,6 +11,7 @@ from typing import Final
 from flwr.app import UserConfig
 
 from fedcore.errors import ConfigurationError
+from fedcore.flower.freezing import patterns_in
 from fedcore.flower.personalized import Personal
 
 PERSONAL: Final = frozenset({"ditto", "fedbn", "fedper"})
@@ -37,7 +38,7 @@ def by_strategy(own: Personal, config: UserConfig) -> Personal:
         case "fedbn":
             return replace(own, batch_norm=True)
         case "fedper":
-            patterns = tuple(part.strip() for part in str(config.get(LAYERS_KEY, "")).split(",") if part.strip())
+            patterns = patterns_in(config, LAYERS_KEY)
             if not patterns:
                 raise ConfigurationError(
                     f"strategy fedper keeps layers on the client, and {LAYERS_KEY} names none: set it to patterns such "

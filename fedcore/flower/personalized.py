@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from fedcore.errors import ConfigurationError
+from fedcore.flower.freezing import NOTHING, Frozen
 from fedcore.flower.own_models import OwnModelStore, Provenance
 from fedcore.flower.records import cast_to_layout
 from fedcore.state import Layout, MemorySink, ModelState, StateSink
@@ -70,17 +71,18 @@ class Personalization:
     averaged: bool
 
     @classmethod
-    def of(cls, personal: Personal, engine: Engine, *, averaged: bool, adapter: bool) -> Self:
+    def of(cls, personal: Personal, engine: Engine, *, averaged: bool, adapter: bool, frozen: Frozen = NOTHING) -> Self:
         """Raises ConfigurationError for patterns that match nothing or all, and for an adapter that is all or none."""
         own: frozenset[str] = frozenset()
         if personal.parts:
             with torch.device("meta"):  # the whole model, of which a rank may hold a part only, for its names
                 model = engine.recipe.build()
             own = frozenset(personal_names(model, personal.patterns, batch_norm=personal.batch_norm))
-        if adapter and engine.config.engine == "pp":
-            raise ConfigurationError("an adapter cannot be trained with engine pp; use fsdp or tp")
+        if (adapter or frozen) and engine.config.engine == "pp":
+            what = "an adapter" if adapter else "a model that is frozen in parts"
+            raise ConfigurationError(f"{what} cannot be trained with engine pp; use fsdp or tp")
         names = {spec.name for spec in engine.layout().specs}
-        kept = own | (names - set(adapter_names(engine.module)) if adapter else set())
+        kept = own | frozen.names(engine.module) | (names - set(adapter_names(engine.module)) if adapter else set())
         shared = {
             spec.name for spec in engine.layout(optimizer=averaged).specs if _of_model(spec.name, names) not in kept
         }

@@ -86,10 +86,10 @@ class Problem:
         """For an engine. wrap: what makes the optimizer out of the app's own."""
         definition, config = self.app.definition, dict(self.config)
         return Recipe(
-            build=lambda: definition.model(config),
+            build=lambda: definition.build(config),
             optimizer=wrap(definition.optimizer(config)),
             loss=definition.loss,
-            keep_weights=definition.adapter,
+            keep_weights=definition.keeps_weights(config),
         )
 
     def job(self, site: int, server_round: int = 1) -> LocalJob:

@@ -1,0 +1,1 @@
+"""Least squares, a few local steps on each client."""
