@@ -113,12 +113,13 @@ def rounds_tested(followed: Followed, sites: int, *, but: Container[int]) -> dic
 class Description(WorkerReport):
     """What the app says of a run.
 
-    model_bytes: of the file that clients fetch to train; 0 where the run begins without a model. schedule: None for an
-    app that does its own training.
+    model_bytes, sent_sha256: of the first file that clients fetch to train, which may hold more than the model; 0 and
+    "" where the run begins without a model. schedule: None for an app that does its own training.
     """
 
     parameters: int = 0
     model_bytes: int = 0
+    sent_sha256: str = ""
     schedule: Schedule | None = None
 
 
@@ -130,18 +131,18 @@ def describe(run: PlannedRun, workers: Workers) -> Description:
 
 
 def _describe(report: ReportSink, run: PlannedRun) -> None:
-    parameters = model_bytes = 0
+    parameters, model_bytes, sent = 0, 0, ""
     schedule = None
     # Any Flower app will do: one that sends no model at first, and one that trains in its own way.
     with contextlib.suppress(AppError):
         first = first_of(run)
         first.sent.save(run.folder / INITIAL_FILE)
-        model_bytes = (run.folder / INITIAL_FILE).stat().st_size
+        model_bytes, sent = (run.folder / INITIAL_FILE).stat().st_size, sha256_file(run.folder / INITIAL_FILE)
         first.model.save(run.folder / INITIAL_FILE)
         parameters = sum(spec.size for spec in first.model.layout.specs)
     with contextlib.suppress(ConfigurationError):
         schedule = Problem.of(run).schedule
-    report(Description(parameters=parameters, model_bytes=model_bytes, schedule=schedule))
+    report(Description(parameters=parameters, model_bytes=model_bytes, sent_sha256=sent, schedule=schedule))
 
 
 # --- from the record to the result ----------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
         bytes_down=_total(run, [exchange.bytes_down for exchange in training]),
-        initial_sha256=next(filter(None, followed.models), ""),
+        initial_sha256=_initial_sha256(run, followed, about),
         model_sha256=sha256_file(model) if finished and model.exists() else "",
         curve=curve,
         losses=followed.losses,
@@ -178,6 +179,12 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         epsilon_spent=record.epsilon_spent(),
         by_server=own.server,
     )
+
+
+def _initial_sha256(run: PlannedRun, followed: Followed, about: Description) -> str:
+    """Of the first model that the clients had: its file alone, where they were sent it with more beside it."""
+    first = next(filter(None, followed.models), "")
+    return sha256_file(run.folder / INITIAL_FILE) if first and first == about.sent_sha256 else first
 
 
 def evaluations_of(record: RunRecord) -> dict[int, Metrics]:

@@ -27,7 +27,7 @@ def perceptron(config: Any) -> nn.Module:
 
 
 def digits(job: LocalJob) -> tuple[Split, Split]:
-    return client_data(load_digits(), "labels:3", client=job.client - 1, clients=CLIENTS, seed=1)
+    return client_data(load_digits(), "labels:4", client=job.client - 1, clients=CLIENTS, seed=1)
 
 
 def app() -> LocalApp:
@@ -54,13 +54,17 @@ def simulated(strategy: str, aggregation: str, **config: Any) -> tuple[set[str],
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-@pytest.mark.parametrize(("strategy", "config"), [("fedbn", {}), ("fedper", {"personal-layers": "3.*"})])
-def test_the_global_model_has_no_personal_tensor(strategy: str, config: dict[str, Any], aggregation: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "config", "better"), [("fedbn", {}, 0.005), ("fedper", {"personal-layers": "3.*"}, 0.05)]
+)
+def test_the_global_model_has_no_personal_tensor(
+    strategy: str, config: dict[str, Any], better: float, aggregation: str
+) -> None:
     tensors, evaluations = simulated(strategy, aggregation, **config)
     assert tensors == set(perceptron({}).state_dict()) - KEPT[strategy]
     _, plain = simulated("fedavg", aggregation)
-    # With three labels each, a client's own layers suit it better than the mean of all.
-    assert evaluations[-1].metrics["eval_acc"] > plain[-1].metrics["eval_acc"] + 0.05
+    # With four labels each, a client's own layers suit it better than the mean of all.
+    assert evaluations[-1].metrics["eval_acc"] > plain[-1].metrics["eval_acc"] + better
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
