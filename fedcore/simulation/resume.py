@@ -65,6 +65,7 @@ class StateFolder:
 
         what: tells one run from another, each entry a word or a hash.
         """
+        path = path.absolute()  # ServerApps run in a folder of their own
         path.mkdir(parents=True, exist_ok=True)
         lock = Lock(path, taken=f"--state: another simulation is at work in {path}")
         file = path / RUN_FILE
