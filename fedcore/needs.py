@@ -12,6 +12,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, EncodingError
 from fedcore.exchange import EncodingPlan, corrupt_for
 from fedcore.groups import needed_places
+from fedcore.secagg import default_quorum
 from fedcore.wire import Cut, is_query, is_training
 
 
@@ -53,8 +54,28 @@ def _check_grouped(asked: int, settings: JobSettings, least: int) -> None:
         )
 
 
-def check_asked(asked: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str) -> None:
-    """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum."""
+def most_corrupt(asked: int, members: int, min_cohort: int) -> float | None:
+    """The setting max-corrupt with which `asked` of `members` clients are enough, and a third of them may drop out.
+
+    The largest of two digits; None where `asked` are too few whoever colludes.
+    """
+    quorum = default_quorum(asked)
+    # As `quorum_for`: those beside them are a cohort, and two sets of so many have an honest client in common.
+    corrupt = min(quorum - min_cohort, 2 * quorum - asked - 1)
+    if corrupt < 0:
+        return None
+    share = corrupt / members
+    digits = 1 - math.floor(math.log10(share)) if share else 0
+    return math.floor(share * 10**digits) / 10**digits
+
+
+def check_asked(
+    asked: int, settings: JobSettings, members: int, min_cohort: int, *, message_type: str, own: bool = False
+) -> None:
+    """Refuse an exchange for which a strategy asks too few clients; raises CohortBelowMinimum.
+
+    own: whoever runs it decides alone how many may collude.
+    """
     least = least_of(asked, settings, members, min_cohort)
     if settings.groups > 1 and is_training(message_type):
         _check_grouped(asked, settings, least_group(settings, members, min_cohort))
@@ -69,9 +90,11 @@ def check_asked(asked: int, settings: JobSettings, members: int, min_cohort: int
     nodes = f"min_{what}_nodes={least} (for Flower's own strategies), or fraction_{what}={share:g} or more"
     if is_query(message_type):
         nodes = f"{least} nodes or more"
+    lower = most_corrupt(asked, members, min_cohort) if own and corrupt and settings.quorum <= asked else None
+    other = "" if lower is None else f"; or reckon with fewer that collude: set max-corrupt to at most {lower:g}"
     raise CohortBelowMinimum(
         f"the strategy asks {asked} of {members} clients to {what}, a sum needs {least} ({why}): of fewer it would "
-        f"show single updates. Let the strategy ask more: {nodes}"
+        f"show single updates. Let the strategy ask more: {nodes}{other}"
     )
 
 

@@ -164,11 +164,19 @@ def check_start(task: Task, client: int, own: Version | None) -> None:
 
 
 def refused_choices(
-    run_config: Mapping[str, Any], settings: JobSettings, agreed: Agreed, policy: Policy
+    run_config: Mapping[str, Any], settings: JobSettings, agreed: Agreed, policy: Policy, *, members: int
 ) -> Iterator[ProtocolViolation]:
-    """Every refusal of what whoever starts a run decides: its config and settings, and that updates can be read."""
-    if settings.aggregation == "plain" and not policy.allow_plain:
-        yield _no_plain()
+    """Every refusal of what whoever starts a run decides: its config and settings, and that updates can be read.
+
+    members: how many the federation has.
+    """
+    if settings.aggregation == "plain":
+        if not policy.allow_plain:
+            yield _no_plain()
+    else:
+        withstood, least = (corrupt_clients(members, share) for share in (settings.max_corrupt, policy.min_corrupt))
+        if withstood < least:
+            yield _too_few_corrupt(withstood, least)
     for change in agreed.changes_of_run(run_config, settings.for_clients()):
         if not change.allowed(policy):
             yield change.refusal()
@@ -178,6 +186,15 @@ def _no_plain() -> ProtocolViolation:
     return ProtocolViolation(
         PLAIN_NOT_ALLOWED,
         "the server could read this client's update; its owner would have to set allow-plain = true in policy.toml",
+    )
+
+
+def _too_few_corrupt(withstood: int, least: int) -> ProtocolViolation:
+    return ProtocolViolation(
+        CORRUPT_BELOW_MINIMUM,
+        f"the exchange withstands {withstood} clients that help the server, the policy demands {least}",
+        asked=withstood,
+        allowed=least,
     )
 
 
@@ -397,12 +414,7 @@ def _check_protection(task: Task, kit: Owner) -> None:
         raise ProtocolViolation(Check.BAD_PARAMETERS, "a secure task must name its graph, threshold and key agreement")
     least = corrupt_clients(len(kit.roster.members), policy.min_corrupt)
     if protection.corrupt < least:
-        raise ProtocolViolation(
-            CORRUPT_BELOW_MINIMUM,
-            f"the exchange withstands {protection.corrupt} clients that help the server, the policy demands {least}",
-            asked=protection.corrupt,
-            allowed=least,
-        )
+        raise _too_few_corrupt(protection.corrupt, least)
     # With differential privacy who contributes nothing still adds its share of the noise.
     failures = task.encoding.failures if isinstance(task.encoding, Encoding) else 0
     if (honest := task.quorum - protection.corrupt - failures) < policy.min_cohort:

@@ -131,7 +131,7 @@ def _checked(
         owners = policy_of(policy, clients) or owners
     workable = _needs(settings, clients, owners, findings)
     note = findings.warn if policy is None else findings.error
-    for refusal in refused_choices(config, settings, Agreed.to(app), owners):
+    for refusal in refused_choices(config, settings, Agreed.to(app), owners, members=clients):
         note("the clients' policies", str(refusal))
     loads = _loads(app, clients, findings)
     if not loads or workable is None or not dry_round:

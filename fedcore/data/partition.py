@@ -50,7 +50,7 @@ def iid(train: Split, test: Split, *, clients: int, seed: int) -> list[ClientRow
     """Shuffle, then deal out in equal sizes."""
     rng = np.random.default_rng(seed)
     halves = [np.array_split(rng.permutation(len(half)), clients) for half in (train, test)]
-    return _guarded(_joined(*halves), f"IID over {clients} clients")
+    return _guarded(_joined(*halves), f"IID over {clients} clients", min_train=1)
 
 
 def dirichlet(train: Split, test: Split, *, clients: int, seed: int, alpha: float) -> list[ClientRows]:
@@ -61,6 +61,11 @@ def dirichlet(train: Split, test: Split, *, clients: int, seed: int, alpha: floa
     sizes differ too, and which the published tables for Flower use. As there, a client that has an
     equal share already gets nothing more, and the draw is repeated until every client has enough.
     """
+    if MIN_TRAIN_EXAMPLES * clients > len(train):  # no draw can
+        raise DataError(
+            f"{len(train)} training examples cannot give each of {clients} clients {MIN_TRAIN_EXAMPLES}: take fewer "
+            'clients, or partition = "iid", which gives each at least 1'
+        )
     rng = np.random.default_rng(seed)
     classes = 1 + max(int(_class_labels(half).max()) for half in (train, test))
     train_rows, test_rows = (_rows_by_class(half, classes, rng) for half in (train, test))

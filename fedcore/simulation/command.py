@@ -136,7 +136,7 @@ def simulate(
 ) -> None:
     """Run an app in memory, with the same state machines as the real server and clients.
 
-    Example: fedcore simulate examples/digits --clients 100 --per-round 10
+    Example: fedcore simulate examples/digits --clients 100 --per-round 10 --run-config partition=iid
     """
     from fedcore.api.arguments import policy_of
     from fedcore.compare.measure.network import Network

@@ -46,7 +46,8 @@ def owners_of(
     agreed = Agreed.to(app)
     if policy is None:
         agreed = Agreed(run_config=run_config, settings=settings)
-        policy = replace(Policy.default(len(members)), allow_plain=True)
+        stock = Policy.default(len(members))
+        policy = replace(stock, allow_plain=True, min_corrupt=min(stock.min_corrupt, settings.max_corrupt))
     return SimulatedOwners(
         roster=Roster.sign(FEDERATION, members, authority),
         policy=policy,

@@ -75,7 +75,7 @@ class Simulation:
     the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay, 1: one
     by one) if the app allows it. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
-    read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
+    settings and read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
     ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
     initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
     `results_of` has it, also of a run that failed. enough: whether what the ServerApp found ends the run, with the
@@ -268,7 +268,9 @@ class Simulation:
         return [ExchangeReply.of_cohort(found)]
 
     def _check_asked(self, nodes: int, message_type: str) -> None:
-        check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type)
+        check_asked(
+            nodes, self.settings, self.clients, self._least, message_type=message_type, own=self.policy is None
+        )
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """One plain exchange; raises EnoughFound to end the run."""
@@ -304,5 +306,5 @@ class Simulation:
     def _warn_of_choices(self) -> None:
         """Say what the owners of a federation would refuse that whoever simulates may decide alone."""
         stock = Policy.default(self.clients)
-        for refusal in refused_choices(self.run_config, self.settings, Agreed.to(self.app), stock):
+        for refusal in refused_choices(self.run_config, self.settings, Agreed.to(self.app), stock, members=self.clients):
             self.emit(Warned(line=f"a federation with stock policies refuses this run: {refusal}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from typer.testing import CliRunner
 
 from fedcore.admission.refusals import SENTENCES
 from fedcore.cli import app
+from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
 from fedcore.events import RunEvent
+from fedcore.exchange import quorum_for
 from fedcore.federation import Policy
+from fedcore.needs import most_corrupt
 from fedcore.wire import NUMBERED_CHECKS
 
 SIMULATE = ("simulate", "--engine", "inline")
 
 APPS = Path(__file__).parents[2] / "apps"
-STEADY, LEGACY = APPS / "steady", APPS / "legacy"
+STEADY, LEGACY, COUNTING = APPS / "steady", APPS / "legacy", APPS / "counting"
 
 
 def test_the_sentences_with_numbers_are_those_that_may_travel() -> None:
@@ -75,7 +79,6 @@ def test_quorum_and_failures_are_those_of_a_deployment(simulate: Simulate) -> No
 @pytest.mark.parametrize(
     ("clients", "settings", "words"),
     [
-        (20, {"max-corrupt": 0.0}, "corrupt-below-minimum: the exchange withstands 0 clients .* demand 1"),
         (4, {"key-agreement": "x25519"}, "agreement-not-allowed: .* allow-x25519 = true"),
         (4, {"train-seconds": 90_000.0}, "too-(long|short): "),
     ],
@@ -158,20 +161,40 @@ def test_the_command_takes_a_policy(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*command, "--policy", "own"]).exit_code == 0
 
 
-def test_rounds_of_few_among_many_need_owners_who_reckon_with_fewer_who_collude(simulate: Simulate):
-    """With stock policies 2 of 40 may collude, so that a sum needs 5 clients."""
-    counting = Path(__file__).parents[2] / "apps" / "counting"
-    with pytest.raises(CohortBelowMinimum, match="asks 4 of 40 clients to train, a sum needs 5"):
-        simulate(40, app=counting, fraction_train=0.1, num_server_rounds=1)
-    done = simulate(
-        40,
-        app=counting,
-        policy=Policy.own(40, min_corrupt=0.0),
-        settings={"max-corrupt": 0.0},
-        fraction_train=0.1,
-        num_server_rounds=1,
-    ).of("exchange-done")
-    assert len(done[0]["survivors"]) == 4
+@pytest.mark.parametrize(("clients", "asked"), [(40, 4), (400, 20), (10_000, 100)])
+def test_rounds_of_few_among_many_say_how_many_may_collude(simulate: Simulate, clients: int, asked: int) -> None:
+    """With stock policies 5 % of all may collude, and all of them be in a round; a simulation needs no more than words."""
+    few = {"app": COUNTING, "fraction_train": (asked + 0.5) / clients, "num_server_rounds": 1}
+    with pytest.raises(CohortBelowMinimum, match=f"asks {asked} of {clients} clients to train, a sum needs") as refused:
+        simulate(clients, **few)
+    remedy = re.search(r"; or reckon with fewer that collude: set max-corrupt to at most ([\d.]+)$", str(refused.value))
+    assert remedy
+    finished = simulate(clients, settings={"max-corrupt": float(remedy[1])}, **few)
+    assert [len(done["survivors"]) for done in finished.of("exchange-done")] == [asked]
+    assert any(
+        event["line"].startswith("a federation with stock policies refuses this run: corrupt-below-minimum: ")
+        for event in finished.of("warning")
+    )
+
+
+def test_the_largest_share_that_may_collude_is_said(simulate: Simulate) -> None:
+    """Of 100 clients 67 have to survive, so that 33 may collude: of any two sets of 67 one honest client is in both."""
+    assert most_corrupt(100, 10_000, 3) == 0.0033
+    assert [quorum_for(JobSettings(max_corrupt=share), 100, 3, 10_000) for share in (0.0033, 0.0034)] == [67, 68]
+    assert most_corrupt(4, 40, 3) == 0
+    assert most_corrupt(2, 40, 3) is None
+    with pytest.raises(CohortBelowMinimum, match="fraction_train=0.13 or more$"):
+        simulate(40, app=COUNTING, fraction_train=0.06, settings={"quorum": 0})
+
+
+def test_a_named_policy_reckons_with_those_that_it_names(simulate: Simulate) -> None:
+    few: dict[str, Any] = {"app": COUNTING, "fraction_train": 0.1, "num_server_rounds": 1}
+    with pytest.raises(CohortBelowMinimum, match="fraction_train=0.13 or more$"):
+        simulate(40, policy=Policy.own(40), **few)
+    with pytest.raises(RunFailed, match="every client refused: corrupt-below-minimum: .* withstands 0 .* demand 2"):
+        simulate(40, policy=Policy.own(40), settings={"max-corrupt": 0.0}, **few)
+    done = simulate(40, policy=Policy.own(40, min_corrupt=0.0), settings={"max-corrupt": 0.0}, **few)
+    assert [len(event["survivors"]) for event in done.of("exchange-done")] == [4]
 
 
 def test_a_sum_of_everybody_need_not_fit_where_a_round_asks_few(simulate: Simulate):
@@ -179,7 +202,7 @@ def test_a_sum_of_everybody_need_not_fit_where_a_round_asks_few(simulate: Simula
     policy = Policy.own(10_000, min_corrupt=0.0)
     simulate(
         10_000,
-        app=Path(__file__).parents[2] / "apps" / "counting",
+        app=COUNTING,
         policy=policy,
         settings={"max-corrupt": 0.0},
         fraction_train=0.0004,
