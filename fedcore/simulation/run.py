@@ -268,9 +268,7 @@ class Simulation:
         return [ExchangeReply.of_cohort(found)]
 
     def _check_asked(self, nodes: int, message_type: str) -> None:
-        check_asked(
-            nodes, self.settings, self.clients, self._least, message_type=message_type, own=self.policy is None
-        )
+        check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type, own=self.policy is None)
 
     def ask(self, request: PlainRequest) -> list[PlainReply]:
         """One plain exchange; raises EnoughFound to end the run."""
@@ -306,5 +304,7 @@ class Simulation:
     def _warn_of_choices(self) -> None:
         """Say what the owners of a federation would refuse that whoever simulates may decide alone."""
         stock = Policy.default(self.clients)
-        for refusal in refused_choices(self.run_config, self.settings, Agreed.to(self.app), stock, members=self.clients):
+        for refusal in refused_choices(
+            self.run_config, self.settings, Agreed.to(self.app), stock, members=self.clients
+        ):
             self.emit(Warned(line=f"a federation with stock policies refuses this run: {refusal}"))
