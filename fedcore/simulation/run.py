@@ -75,8 +75,9 @@ class Simulation:
     the clients' apps; None for this process, where `clients_at_once` of them train at once (0: as many as pay, 1: one
     by one) if the app allows it. emit: takes the events.
     policy: what every client's owner insists on. None: a stock policy, but who runs all of it may set its config and
-    settings and read single updates; what the owners of a federation would refuse of that is said in a warning. folder: where the
-    ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the current one.
+    settings and read single updates; what the owners of a federation would refuse of that is said in a warning.
+    folder: where the ServerApp runs, as on a server in one of its own; None for the current one. Clients train in the
+    latter.
     initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
     `results_of` has it, also of a run that failed. enough: whether what the ServerApp found ends the run, with the
     model that it has then. state: a folder in which the run keeps all that it takes to go on, and

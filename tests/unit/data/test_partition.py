@@ -149,7 +149,7 @@ def test_a_rule_that_does_not_fit_is_refused_with_the_way_out():
         client_data(data, "iid", client=4, clients=4, seed=0)
     with pytest.raises(DataError, match="use fewer clients"):
         partition("iid", data, clients=101, seed=0)
-    with pytest.raises(DataError, match='100 training examples cannot give each of 11 clients 10: .* "iid"'):
+    with pytest.raises(DataError, match=r'100 training examples cannot give each of 11 clients 10: .* "iid"'):
         partition("dirichlet:1000", data, clients=11, seed=0)
     with pytest.raises(DataError, match="larger alpha or fewer clients"):
         partition("dirichlet:0.001", data, clients=8, seed=0)

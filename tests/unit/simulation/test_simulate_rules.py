@@ -163,7 +163,7 @@ def test_the_command_takes_a_policy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("clients", "asked"), [(40, 4), (400, 20), (10_000, 100)])
 def test_rounds_of_few_among_many_say_how_many_may_collude(simulate: Simulate, clients: int, asked: int) -> None:
-    """With stock policies 5 % of all may collude, and all of them be in a round; a simulation needs no more than words."""
+    """With stock policies 5 % of all may collude, and all of them be in a round."""
     few = {"app": COUNTING, "fraction_train": (asked + 0.5) / clients, "num_server_rounds": 1}
     with pytest.raises(CohortBelowMinimum, match=f"asks {asked} of {clients} clients to train, a sum needs") as refused:
         simulate(clients, **few)
@@ -183,15 +183,15 @@ def test_the_largest_share_that_may_collude_is_said(simulate: Simulate) -> None:
     assert [quorum_for(JobSettings(max_corrupt=share), 100, 3, 10_000) for share in (0.0033, 0.0034)] == [67, 68]
     assert most_corrupt(4, 40, 3) == 0
     assert most_corrupt(2, 40, 3) is None
-    with pytest.raises(CohortBelowMinimum, match="fraction_train=0.13 or more$"):
+    with pytest.raises(CohortBelowMinimum, match=r"fraction_train=0\.13 or more$"):
         simulate(40, app=COUNTING, fraction_train=0.06, settings={"quorum": 0})
 
 
 def test_a_named_policy_reckons_with_those_that_it_names(simulate: Simulate) -> None:
     few: dict[str, Any] = {"app": COUNTING, "fraction_train": 0.1, "num_server_rounds": 1}
-    with pytest.raises(CohortBelowMinimum, match="fraction_train=0.13 or more$"):
+    with pytest.raises(CohortBelowMinimum, match=r"fraction_train=0\.13 or more$"):
         simulate(40, policy=Policy.own(40), **few)
-    with pytest.raises(RunFailed, match="every client refused: corrupt-below-minimum: .* withstands 0 .* demand 2"):
+    with pytest.raises(RunFailed, match=r"every client refused: corrupt-below-minimum: .* withstands 0 .* demand 2"):
         simulate(40, policy=Policy.own(40), settings={"max-corrupt": 0.0}, **few)
     done = simulate(40, policy=Policy.own(40, min_corrupt=0.0), settings={"max-corrupt": 0.0}, **few)
     assert [len(event["survivors"]) for event in done.of("exchange-done")] == [4]
