@@ -66,7 +66,8 @@ def most_corrupt(asked: int, members: int, min_cohort: int) -> float | None:
         return None
     share = corrupt / members
     digits = 1 - math.floor(math.log10(share)) if share else 0
-    return math.floor(share * 10**digits) / 10**digits
+    scale = 10.0**digits
+    return math.floor(share * scale) / scale
 
 
 def check_asked(
