@@ -128,10 +128,12 @@ def test_what_the_app_evaluates_itself_is_said_to_be_its_own() -> None:
     own = comparison(run("federated", {"c_index": 0.7}, sites=(), samples=None), own_evaluation=True)
     assert headline(own)[-1] == OWN_EVALUATION
     assert "as the app's own evaluation reports them" in caption(own)
-    checks = {check.name: check for check in fairness(own)}
+    both = [run(mode, {"c_index": 0.7}, sites=(), samples=None) for mode in ("federated", "federated-plain")]
+    checks = {check.name: check for check in fairness(comparison(*both, own_evaluation=True))}
+    of = "not known of federated, federated-plain"
     assert (checks["Test examples"].status, checks["Examples trained on"].status) == ("unknown", "unknown")
-    assert checks["Test examples"].detail.endswith("not known of federated: the app's own evaluation")
-    assert checks["Examples trained on"].detail.endswith("not known of federated: the app's own loop takes them")
+    assert checks["Test examples"].detail.endswith(f"{of}: the app's own evaluation")
+    assert checks["Examples trained on"].detail.endswith(f"{of}: the app's own loop takes them")
 
 
 def test_the_report_says_whose_evaluation_is_judged_by() -> None:
