@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,7 +55,9 @@ def do_page(name: str, folder: Path) -> None:
         try:
             status = process.wait(PATIENCE)
         finally:
-            if process.poll() is None:
+            # Servers and clients that the page starts go on when its last command is done; what they started ends with
+            # them.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
     assert status == 0, log.read_text(errors="replace")[-6000:]
