@@ -33,7 +33,7 @@ from benchmarks.published_report import report
 from benchmarks.published_runs import Run, Runner, Shelf
 from fedcore.errors import ConfigurationError, FedcoreError
 
-FOLDER = Path(__file__).resolve().parents[1] / "build" / "published"
+FOLDER = Path(__file__).resolve().parent / "results" / "runs"
 _QUICK_ROUNDS = 2
 
 
@@ -56,7 +56,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=0, help="rounds in place of the cells' own")
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time, a thread each")
     made.add_argument("--workers", type=int, default=1, help="processes that train the clients of one run (1)")
-    made.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept (build/published)")
+    made.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept (benchmarks/results/runs)")
     made.add_argument("--list", action="store_true", help="say what there is to run, and what is kept; run nothing")
     return made
 

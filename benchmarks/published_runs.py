@@ -26,7 +26,6 @@ from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.crews import Engine, crew_of
-from fedcore.state import ModelState
 from fedcore.system.files import write_file
 from fedcore.wire import Scalar
 
@@ -124,7 +123,7 @@ def rounds_to(curve: Sequence[float], target: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """The folder in which outcomes and last models are kept."""
+    """The folder in which outcomes are kept, a small file for each run."""
 
     folder: Path
 
@@ -138,14 +137,19 @@ class Shelf:
         return outcome if outcome.rounds else None
 
     def keep(self, run: Run, outcome: Outcome) -> None:
-        """In one step: a reader never sees half of it."""
+        """In one step: a reader never sees half of it. Figures are rounded as tables show them, and to spare."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"run": asdict(run), "outcome": asdict(outcome)}, indent=1)
-        write_file(self.folder / f"{run.key}.json", text)
-
-    def model(self, run: Run) -> Path:
-        """Where its last model is."""
-        return self.folder / f"{run.key}.safetensors"
+        rounded = {
+            **asdict(outcome),
+            "curve": [round(value, 3) for value in outcome.curve],
+            "losses": [float(f"{value:.5g}") for value in outcome.losses],
+            "seconds": round(outcome.seconds, 1),
+            "exchange_seconds": round(outcome.exchange_seconds, 1),
+        }
+        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in rounded.items())
+        write_file(
+            self.folder / f"{run.key}.json", f'{{"run": {json.dumps(asdict(run))},\n"outcome": {{\n{lines}}}}}\n'
+        )
 
 
 @dataclass(slots=True)
@@ -180,9 +184,9 @@ class Runner:
                 emit=self.hear,
                 enough=self.test,
             )
-            state = simulation.run().state
+            simulation.run()
         self.outcome.ended = self.outcome.ended or "rounds"
-        self._save(state)
+        self._save()
         return self.outcome
 
     def hear(self, event: RunEvent) -> None:
@@ -202,19 +206,17 @@ class Runner:
         elif found.server_round < run.rounds and time.time() > self.deadline:
             outcome.ended = "time"
         if time.monotonic() - self._saved > _SAVE_SECONDS:
-            self._save(None)
+            self._save()
             say(
                 f"{run.name}, {run.aggregation}: round {found.server_round} of {run.rounds}, "
                 f"accuracy {outcome.curve[-1]:.2f}, best {outcome.best:.2f}, {outcome.seconds:.0f} s"
             )
         return outcome.ended != ""
 
-    def _save(self, state: ModelState | None) -> None:
+    def _save(self) -> None:
         self._saved = time.monotonic()
         self.outcome.seconds = self._saved - self._started
         self.outcome.date = datetime.now(UTC).date().isoformat()
         before = self.shelf.outcome(self.run)
         if before is None or before.rounds <= self.outcome.rounds or self.outcome.ended == "target":
             self.shelf.keep(self.run, self.outcome)
-            if state is not None:
-                state.save(self.shelf.model(self.run))

@@ -86,7 +86,7 @@ def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_p
     assert shelf.outcome(replace(run, seed=43)) is None
     runner = Runner(run, shelf, deadline=time.time() + 100)
     runner.test(figures_of(0, 0.5))
-    runner._save(None)
+    runner._save()
     assert shelf.outcome(run) == kept
 
 
@@ -137,4 +137,3 @@ def test_the_smallest_cell_of_the_harness(
     assert main() == 0
     assert "1 are kept from before" in capsys.readouterr().err
     assert shelf.outcome(run) == before
-    assert shelf.model(run).is_file()
