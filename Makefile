@@ -8,6 +8,11 @@ STAMP := $(VENV)/.installed
 # torch comes first and alone: its build decides which of its own dependencies the platform needs.
 TORCH := torch==2.13.0
 
+# What the processes that run an app's code import. They may write no bytecode, and would compile it each time: once, here.
+RANKS := torch._dynamo, torch.distributed.tensor, torch.distributed.run, flwr.clientapp, sklearn.datasets, fedcore.training
+# Nothing of ours is to be compiled again by every process that imports it.
+unexport PYTHONDONTWRITEBYTECODE
+
 PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
 
@@ -25,6 +30,7 @@ $(BASE): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m pip install --quiet --no-compile $(TORCH)
 	$(PYTHON) docs/install_locks.py requirements.lock
 	$(PYTHON) -m pip install --quiet --no-compile --no-deps --no-build-isolation -e .
+	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -W ignore -c 'import $(RANKS)'
 	touch $@
 
 $(STAMP): $(BASE) requirements-extras.lock requirements-dev.lock

@@ -4,7 +4,7 @@
 
 uv takes a small part of pip's time (benchmarks/results/first_result.md), and is in requirements.lock itself. It reads
 no settings of pip, and so is told those that decide where packages come from. Both check every file against the lock's
-hashes, and neither compiles: what is imported is compiled then, and most modules never are.
+hashes, and neither compiles: most modules are never imported, and the Makefile compiles what confined processes import.
 """
 
 from __future__ import annotations

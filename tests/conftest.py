@@ -35,6 +35,9 @@ LATE = ("dp_accounting.rdp", "matplotlib.pyplot", "pandas", "sklearn.datasets")
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 # Many processes at once, with tiny models: a thread pool in each of them would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where bytecode may not be written, every process compiles all that it imports: six seconds of torch's each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A shell without job control has its background jobs ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
