@@ -6,7 +6,7 @@ import contextlib
 import ssl
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup
 from fedcore.errors import EnvironmentFailure, RunFailed
+from fedcore.events import RunEvent, ignore
 from fedcore.federation import OperatorKit
 from fedcore.operator_wire import RunStatus, ServerOut
 from fedcore.record import RunRecord
@@ -42,9 +43,17 @@ class LiveFederation:
     operator_folder: Path
 
     def run(
-        self, *, run_config: Mapping[str, Scalar], settings: Mapping[str, Any], out: Path | None = None
+        self,
+        *,
+        run_config: Mapping[str, Scalar],
+        settings: Mapping[str, Any],
+        out: Path | None = None,
+        hear: Callable[[RunEvent], None] = ignore,
     ) -> RunRecord:
-        """Submit one run, follow it to its end, and save its model to `out`; raises RunFailed."""
+        """Submit one run, follow it to its end, and save its model to `out`; raises RunFailed.
+
+        hear: told each event a moment after it happened.
+        """
         settings = {"min-clients": self.clients, **settings}
         submission = make_submission(self.app, {"min-nodes": self.clients, **run_config}, settings)
         submitted = state = self.operator.submit(submission)
@@ -53,6 +62,7 @@ class LiveFederation:
             self.group.check()
             for event in state.events:
                 record.add(event.event, event.seconds)
+                hear(event.event)
         if state.status is not RunStatus.FINISHED:
             # The folder with the logs is gone when somebody reads this.
             log = self.group.tail("server", lines=20)

@@ -1,11 +1,17 @@
 """What a round costs without training: secure against plain, over TLS, with a real server and real client processes.
 
-    python benchmarks/round.py [--quick] [--json]
+    python benchmarks/round.py [--quick] [--json] [--clients 8] [--sizes 1e6 1e7] [--large]
 
 Each client hands the model back with a constant added. Secure and plain runs take turns in one federation, so that
 both meet the same machine in the same state. A round lasts from the end of one training exchange to the end of the
 next, with everything between: the strategy's averaging, writing, sending, masking, folding, unmasking. The first
 round of a run is left out; its fields are 32 bits wide, and the clients' workers start in it.
+
+round_over_floor: a secure round over what a program without a protocol takes to move the same bytes over TLS, to hash,
+encode, mask, fold and decode them (benchmarks/round_floor.py), between the runs, on the same cores. The same ratio is
+given in processor seconds, which other work on the machine changes little.
+
+--large: also a secure round of three clients at d = 1e8: seconds, memory of server and clients, temporary disk.
 """
 
 from __future__ import annotations
@@ -23,8 +29,11 @@ if not __package__:  # started as a file: the repository's root takes the place 
 
 from benchmarks.common import APPS, Figure, Report, Table, parser, run, say
 from benchmarks.live import LiveFederation, live_federation
+from benchmarks.processors import ROLES, between, spent
 from benchmarks.resident import ChildrenPeak, peak_resident_bytes, reset_peak, resident_bytes
-from fedcore.events import ExchangeDone
+from benchmarks.round_floor import Floor, measure_floor
+from benchmarks.round_large import LargeRound, measure_large
+from fedcore.events import ExchangeDone, RunEvent
 from fedcore.record import RunRecord
 
 CLIENTS = 8
@@ -32,10 +41,11 @@ SECURE, PLAIN = "secure", "plain"
 FLOAT32_BYTES = 4
 MIB = float(1 << 20)
 
-SECONDS_AIM = 1.5
+SECONDS_AIM = 1.1
 # Half, and one part in a hundred for the other messages of a round.
 UPLOAD_AIM = 0.51
-MEMORY_AIM = 4.0
+MEMORY_AIM = 3.0
+FLOOR_AIM = 2.5
 # Below this the buffers of the connections, some tens of MiB whatever the model, hide what grows with it.
 MEMORY_PARAMETERS = 10**7
 
@@ -44,7 +54,8 @@ MEMORY_PARAMETERS = 10**7
 class Measured:
     """The rounds after the first of all runs of one kind.
 
-    peak, app_peak: bytes, of the server's process and of the ServerApp's, the highest of all runs.
+    peak, app_peak: bytes, of the server's process and of the ServerApp's, the highest of all runs. processors: of each
+    run, the processor seconds of one round by the kind of process.
     """
 
     parameters: int
@@ -53,9 +64,11 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
     app_peak: int = 0
+    processors: list[dict[str, float]] = field(default_factory=list)
 
-    def add(self, record: RunRecord, *, peak: int, app_peak: int) -> None:
+    def add(self, record: RunRecord, *, peak: int, app_peak: int, processors: dict[str, float]) -> None:
         """Take one run."""
+        self.processors.append(processors)
         training = [
             (exchange, end) for exchange, end in zip(record.exchanges, record.ends, strict=True) if exchange.trains
         ]
@@ -67,6 +80,14 @@ class Measured:
     def model_bytes(self) -> int:
         """Size of the model in float32."""
         return self.parameters * FLOAT32_BYTES
+
+    def processor(self, role: str) -> float:
+        """Processor seconds of a round in one kind of process."""
+        return median(one[role] for one in self.processors)
+
+    def processor_seconds(self) -> float:
+        """Processor seconds of a round, all processes together."""
+        return median(sum(one.values()) for one in self.processors)
 
     def upload(self) -> float:
         """Bytes that one client sends in a round."""
@@ -94,14 +115,16 @@ def main() -> int:
     """The command line."""
     options = parser("What a round costs without training: secure against plain.")
     options.add_argument("--clients", type=int, default=CLIENTS, help=f"client processes (default {CLIENTS})")
+    options.add_argument("--sizes", type=float, nargs="+", metavar="D", help="models (default 1e6 1e7, quick 1e6)")
+    options.add_argument("--large", action="store_true", help="also d = 1e8 with three clients: some 6 GiB of memory")
     options.add_argument("--rounds", type=int, help="rounds of a run, the first of which is not measured")
     options.add_argument("--repeats", type=int, help="runs of each kind and size")
     return run(measure, options.parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    """All runs, in one federation."""
-    sizes = (10**6,) if arguments.quick else (10**6, 10**7)
+    """All runs, in one federation, and the floor between them."""
+    sizes = tuple(map(int, arguments.sizes or ((1e6,) if arguments.quick else (1e6, 1e7))))
     repeats = arguments.repeats or (1 if arguments.quick else 3)
     rounds = arguments.rounds or (5 if arguments.quick else 6)
     say(f"starting a server and {arguments.clients} clients")
@@ -112,27 +135,57 @@ def measure(arguments: argparse.Namespace) -> Report:
             for parameters in sizes
             for kind in (SECURE, PLAIN)
         }
+        floors: list[Floor] = []
         for parameters in sizes:
             for repeat in range(repeats):
                 # The order turns round, so that neither kind always follows the other.
                 for kind in (SECURE, PLAIN) if repeat % 2 == 0 else (PLAIN, SECURE):
                     _run_once(federation, measured[parameters, kind], rounds)
-    return report(measured, idle=idle, sizes=sizes, clients=arguments.clients)
+                floors.append(_floor(federation, parameters, rounds - 1))
+    large = measure_large() if arguments.large else None
+    return report(measured, idle=idle, sizes=sizes, clients=arguments.clients, floors=floors, large=large)
 
 
 def _run_once(federation: LiveFederation, measured: Measured, rounds: int) -> None:
     reset_peak(federation.server_pid)
+    at: list[dict[str, float]] = []
+
+    def hear(event: RunEvent) -> None:
+        if isinstance(event, ExchangeDone):
+            at.append(spent(federation.server_pid))
+
     with ChildrenPeak(federation.server_pid) as children:
         record = federation.run(
             run_config={"parameters": measured.parameters, "num-server-rounds": rounds},
             settings={"aggregation": measured.aggregation},
+            hear=hear,
         )
-    measured.add(record, peak=peak_resident_bytes(federation.server_pid), app_peak=children.peak)
+    measured.add(
+        record,
+        peak=peak_resident_bytes(federation.server_pid),
+        app_peak=children.peak,
+        processors=between(at[0], at[-1], rounds - 1),
+    )
     latest = measured.seconds[-(rounds - 1) :]
     say(f"d = {measured.parameters:.0e}, {measured.aggregation}: {', '.join(f'{s:.2f}' for s in latest)} s a round")
 
 
-def report(measured: Mapping[tuple[int, str], Measured], *, idle: int, sizes: Sequence[int], clients: int) -> Report:
+def _floor(federation: LiveFederation, parameters: int, turns: int) -> Floor:
+    folder = federation.operator_folder.parent / "server"
+    floor = measure_floor(folder, parameters, clients=federation.clients, turns=turns)
+    say(f"d = {parameters:.0e}, floor: {', '.join(f'{s:.2f}' for s in floor.seconds)} s a round")
+    return floor
+
+
+def report(
+    measured: Mapping[tuple[int, str], Measured],
+    *,
+    idle: int,
+    sizes: Sequence[int],
+    clients: int,
+    floors: Sequence[Floor],
+    large: LargeRound | None = None,
+) -> Report:
     """Figures and tables. idle: resident bytes of the server with all clients connected, before the first run."""
     largest = measured[sizes[-1], SECURE]
     figures = [
@@ -143,6 +196,12 @@ def report(measured: Mapping[tuple[int, str], Measured], *, idle: int, sizes: Se
         )
         for parameters in sizes
     ]
+    for parameters in sizes:
+        secure, name = measured[parameters, SECURE], _power(parameters)
+        seconds, processors = _floor_of(floors, parameters)
+        over, busy = median(secure.seconds) / seconds, secure.processor_seconds() / processors
+        figures.append(Figure(name=f"round_over_floor_{name}", value=over, aim=FLOOR_AIM))
+        figures.append(Figure(name=f"round_over_floor_processors_{name}", value=busy, aim=FLOOR_AIM))
     figures.append(Figure(name="upload_over_float32", value=largest.upload() / largest.model_bytes, aim=UPLOAD_AIM))
     if largest.parameters >= MEMORY_PARAMETERS:
         above_idle = largest.peak - idle
@@ -150,7 +209,12 @@ def report(measured: Mapping[tuple[int, str], Measured], *, idle: int, sizes: Se
     return Report(
         benchmark="round",
         figures=tuple(figures),
-        tables=(_overview(measured, idle), *(_stages(one) for one in measured.values())),
+        tables=(
+            _overview(measured, idle),
+            _processors(measured, floors),
+            *(_stages(one) for one in measured.values()),
+            *([large.table()] if large is not None else []),
+        ),
         notes=(
             f"{clients} client processes, one server process, all on this machine, TLS on; medians over "
             f"{len(largest.seconds)} rounds of each kind, the first round of every run left out",
@@ -183,6 +247,38 @@ def _overview(measured: Mapping[tuple[int, str], Measured], idle: int) -> Table:
         for one in measured.values()
     ]
     return Table(title="Rounds", header=header, rows=tuple(rows))
+
+
+def _floor_of(floors: Sequence[Floor], parameters: int) -> tuple[float, float]:
+    """Seconds and processor seconds of a turn."""
+    here = [floor for floor in floors if floor.parameters == parameters]
+    turns = [turn for floor in here for turn in zip(floor.server_cpu, floor.clients_cpu, strict=True)]
+    return median(one for floor in here for one in floor.seconds), median(map(sum, turns))
+
+
+def _processors(measured: Mapping[tuple[int, str], Measured], floors: Sequence[Floor]) -> Table:
+    rows = [
+        (
+            f"d = {_power(one.parameters)}",
+            one.aggregation,
+            f"{median(one.seconds):.2f}",
+            f"{one.processor_seconds():.2f}",
+            *(f"{one.processor(role):.2f}" for role in ROLES),
+        )
+        for one in measured.values()
+    ]
+    for parameters in dict.fromkeys(floor.parameters for floor in floors):
+        seconds, processors = _floor_of(floors, parameters)
+        here = [floor for floor in floors if floor.parameters == parameters]
+        server = median(one for floor in here for one in floor.server_cpu)
+        members = median(one for floor in here for one in floor.clients_cpu)
+        figures = (f"{seconds:.2f}", f"{processors:.2f}", f"{server:.2f}", "", f"{members:.2f}", "")
+        rows.append((f"d = {_power(parameters)}", "floor", *figures))
+    return Table(
+        title="Processor seconds of a round",
+        header=("model", "aggregation", "s a round", "processor s", *ROLES),
+        rows=tuple(rows),
+    )
 
 
 def _stages(one: Measured) -> Table:
