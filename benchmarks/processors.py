@@ -15,26 +15,30 @@ RANKS: Final = "ranks"
 ROLES: Final = (SERVER, APP, AGENTS, RANKS)
 
 
-def spent(server: int) -> dict[str, float]:
-    """Processor seconds so far of the server process, its ServerApp, and this process' other children, the agents.
+def spent(server: int) -> dict[tuple[str, int], float]:
+    """Processor seconds so far of each process: the server, its ServerApps, this process' other children, their ranks.
 
-    Of processes that have ended nothing is counted.
+    By what it is and its number; a process that has ended is missing.
     """
-    seconds = dict.fromkeys(ROLES, 0.0)
+    seconds: dict[tuple[str, int], float] = {}
     for child in psutil.Process().children():
         own, under = (SERVER, APP) if child.pid == server else (AGENTS, RANKS)
         with contextlib.suppress(psutil.NoSuchProcess):
-            below = child.children(recursive=True)
-            seconds[own] += _seconds(child)
-            for process in below:
+            seconds[own, child.pid] = _seconds(child)
+            for process in child.children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    seconds[under] += _seconds(process)
+                    seconds[under, process.pid] = _seconds(process)
     return seconds
 
 
-def between(before: Mapping[str, float], after: Mapping[str, float], rounds: int) -> dict[str, float]:
-    """Processor seconds of one round of `rounds`."""
-    return {role: (after[role] - before[role]) / rounds for role in ROLES}
+def between(
+    before: Mapping[tuple[str, int], float], after: Mapping[tuple[str, int], float], rounds: int
+) -> dict[str, float]:
+    """Processor seconds of one round of `rounds`, by what the processes are that lived through all of them."""
+    seconds = dict.fromkeys(ROLES, 0.0)
+    for process in before.keys() & after.keys():
+        seconds[process[0]] += (after[process] - before[process]) / rounds
+    return seconds
 
 
 def _seconds(process: psutil.Process) -> float:

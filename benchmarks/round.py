@@ -148,7 +148,7 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 def _run_once(federation: LiveFederation, measured: Measured, rounds: int) -> None:
     reset_peak(federation.server_pid)
-    at: list[dict[str, float]] = []
+    at: list[dict[tuple[str, int], float]] = []
 
     def hear(event: RunEvent) -> None:
         if isinstance(event, ExchangeDone):

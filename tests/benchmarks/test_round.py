@@ -4,6 +4,7 @@ import pytest
 from support.events import event
 
 from benchmarks.common import APPS
+from benchmarks.processors import AGENTS, SERVER, between
 from benchmarks.round import MIB, PLAIN, SECURE, Measured, report
 from benchmarks.round_floor import Floor, measure_floor
 from fedcore.compare.local_federation import LocalFederation
@@ -111,3 +112,9 @@ def test_the_floor_adds_up_what_its_clients_sent(tmp_path):
     floor = measure_floor(made.folder / "server", 20_000, clients=2, turns=1)  # raises where the sum is wrong
     assert len(floor.seconds) == len(floor.server_cpu) == len(floor.clients_cpu) == 1
     assert floor.seconds[0] > 0
+
+
+def test_only_processes_that_lived_through_all_rounds_count():
+    before = {(SERVER, 1): 5.0, (AGENTS, 2): 1.0, (AGENTS, 3): 2.0, ("ServerApp", 9): 7.0}
+    after = {(SERVER, 1): 9.0, (AGENTS, 2): 3.0, (AGENTS, 3): 2.0, ("ServerApp", 10): 1.0}
+    assert between(before, after, 2) == {"server": 2.0, "agents": 1.0, "ServerApp": 0.0, "ranks": 0.0}
