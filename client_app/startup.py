@@ -125,23 +125,23 @@ async def _run_node(options: Options) -> None:
     bundle, settings = group_settings(kit, options)
     output = Output(name=f"node-{options.size.node_rank}", as_json=options.json)
     output.info("start", f"app {settings.app_sha256}")
-    _warn(options.size, settings.rules, output)
+    _warn(options.size, settings, output)
     with private_folder() as folder:
         settings = replace(settings, app=bundle.install(folder / "apps"))
         await _until_signal(serve_node(settings, options.size, output), output)
 
 
 def _group(settings: GroupSettings, size: GroupSize, output: Output) -> RankGroup:
-    _warn(size, settings.rules, output)
+    _warn(size, settings, output)
     if size.nnodes == 1:
         return LocalGroup(settings, output)
     return ElasticGroup(settings, output, size=size)
 
 
-def _warn(size: GroupSize, rules: Rules, output: Output) -> None:
+def _warn(size: GroupSize, settings: GroupSettings, output: Output) -> None:
     if warning := size.warning():
         output.warning("ranks", warning)
-    text, is_bad = describe(confined=rules.confined, network=size.nproc_per_node * size.nnodes > 1)
+    text, is_bad = describe(confined=settings.rules.confined, network=size.nnodes > 1 or not settings.alone)
     (output.warning if is_bad else output.info)("sandbox", text)
 
 

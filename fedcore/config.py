@@ -312,6 +312,7 @@ class EngineConfig:
     checkpoint: keep only the inputs of each block for the backward pass, and compute the rest again.
     compile: compile the model with torch.compile.
     deterministic: refuse operations that may give another result the next time.
+    memory_share: of a GPU's memory, what one rank may have, up to 1; 0 for no limit. For several clients on one GPU.
     """
 
     engine: Literal["single", "ddp", "fsdp", "hsdp", "tp", "ddp-tp", "pp"] = "single"
@@ -326,6 +327,7 @@ class EngineConfig:
     checkpoint: bool = False
     compile: bool = False
     deterministic: bool = False
+    memory_share: float = 0.0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, ranks: int, where: str = "--engine-set") -> Self:
@@ -356,6 +358,10 @@ class EngineConfig:
             raise ConfigurationError("engine pp needs at least two ranks; see --nproc-per-node")
         if self.micro_batches < 0:
             raise ConfigurationError(f"micro-batches cannot be {self.micro_batches}; 0 stands for the default")
+        if not 0 <= self.memory_share <= 1:
+            raise ConfigurationError(
+                f"memory-share must be in [0, 1], not {self.memory_share:g}; 0.5 is half of a GPU's memory, 0 no limit"
+            )
         for name, size, engine in (("shard", self.shard, "hsdp"), ("tensor", self.tensor, "ddp-tp")):
             if (self.engine == engine) != (size > 0):
                 raise ConfigurationError(f"{name} is for engine {engine}, which needs it: the ranks of one group")

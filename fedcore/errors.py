@@ -274,5 +274,9 @@ class LeaseLost(EnvironmentFailure):
     """Another server of the federation has taken over; nothing that this one writes counts any more."""
 
 
+class OutOfMemory(EnvironmentFailure):
+    """A model, its training or its data need more memory than there is; the message says what to lower."""
+
+
 class WorkerDied(EnvironmentFailure):
     """A worker or ServerApp process ended without an answer."""

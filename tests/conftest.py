@@ -24,6 +24,8 @@ from support.own_tasks import leaving_nothing
 
 TESTS = Path(__file__).parent
 FIRST_LAYER = ("unit", "architecture")
+GPU = "gpu"
+"""The layer whose tests use a GPU where there is one."""
 LONGEST = 1800
 """Seconds after which a test that starts processes hangs; a quick one does after those of pyproject.toml."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
@@ -57,6 +59,12 @@ _unit_tests: list[str] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--test-seconds", type=float, help="processor seconds that a test of the first layer may take")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is tested everywhere is tested on the processor, also where there is a GPU; `tests/gpu` runs by itself."""
+    if not all(GPU in Path(argument.partition("::")[0]).absolute().parts for argument in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -16,7 +16,8 @@ import traceback
 from typing import Final
 
 from client_app.ranks.messages import Failure
-from fedcore.errors import AppError, FedcoreError, StorageFull, WorkerDied
+from fedcore.errors import AppError, FedcoreError, OutOfMemory, StorageFull, WorkerDied
+from fedcore.system.devices import WHAT_TO_LOWER, is_out_of_memory
 from fedcore.system.peers import tells_of_lost_peer
 
 RANK_EXCEPTION: Final = "rank-exception"
@@ -26,7 +27,6 @@ OUT_OF_MEMORY: Final = "out-of-memory"
 
 PEER_LOST: Final = "peer-lost"
 """On the way to the agent alone: this rank is well, but a collective broke because another rank ended."""
-_NO_MEMORY_TEXT: Final = "can't allocate memory"
 
 
 class AppFailed(AppError):
@@ -61,8 +61,9 @@ def describe(error: BaseException, rank: int) -> Failure:
         return Failure(kind="storage-full", text=str(error), rank=rank)
     if isinstance(error, AppError):
         return Failure(kind="wrong-records", text=str(error), rank=rank)
-    if _is_out_of_memory(error):
-        return Failure(kind=OUT_OF_MEMORY, text=_last_line(error), rank=rank)
+    if is_out_of_memory(error):
+        text = str(error) if isinstance(error, OutOfMemory) else f"{_last_line(error)}; {WHAT_TO_LOWER}"
+        return Failure(kind=OUT_OF_MEMORY, text=text, rank=rank)
     if isinstance(error, RuntimeError) and tells_of_lost_peer(_last_line(error)):
         return Failure(kind=PEER_LOST, text=_last_line(error), rank=rank)
     return Failure(kind=RANK_EXCEPTION, text="".join(traceback.format_exception(error)), rank=rank)
@@ -84,15 +85,6 @@ def failure_from(failure: Failure) -> FedcoreError:
             return RankFailed(text, RANK_KILLED)
         case _:
             return AppFailed(text, rank=rank)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Python's own error, that of a CUDA device, or that of torch's allocator for the CPU, which has no type."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY_TEXT in str(error)
-    )
 
 
 def _last_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from typing import Final, Protocol, Self
 
 from client_app.output import Output
 from client_app.ranks.failures import RANK_HUNG, RANK_KILLED, RankFailed
+from client_app.ranks.group_size import needs_group
 from client_app.ranks.messages import FromRank, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import AppError
 from fedcore.system.concurrency import end
@@ -84,8 +85,13 @@ class GroupSettings:
             environment["FEDCORE_DATA"] = str(self.data_dir)
         return environment
 
+    @property
+    def alone(self) -> bool:
+        """Whether one rank does the work and looks for no others, so that it needs no network."""
+        return self.ranks == 1 and not needs_group(self.engine)
+
     def sandbox(self, private: Path, *, alone: bool) -> Sandbox:
-        """What the ranks may read and write. alone: whether there is one rank, so that nobody needs the network."""
+        """What the ranks may read and write. alone: whether nobody needs the network."""
         given = [Path(value) for value in self.node_config.values() if isinstance(value, str) and os.path.exists(value)]
         places = (self.data_dir, self.models, *given, *self.rules.read, *named_paths(self.environment(private)))
         return Sandbox(

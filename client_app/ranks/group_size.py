@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
 
 from fedcore.errors import ConfigurationError
+from fedcore.wire import Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +59,17 @@ class GroupSize:
         devices, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
         if 0 < devices < self.nproc_per_node:
             return (
-                f"{self.nproc_per_node} ranks for {devices} CUDA devices: they will train on the processors; start one "
-                "rank for each device"
+                f"{self.nproc_per_node} ranks for {devices} CUDA devices: they share them over gloo, which is slower "
+                "than one rank for each device"
             )
         if not devices and self.nproc_per_node > cores:
             return f"{self.nproc_per_node} ranks for {cores} cores: they will wait for each other"
         return ""
+
+
+def needs_group(engine: Mapping[str, Scalar]) -> bool:
+    """Whether an engine has to find the other ranks even where there is only one, over a socket of its own."""
+    return engine.get("engine", "single") != "single"
 
 
 def own_address(endpoint: tuple[str, int], *, is_host: bool) -> str:

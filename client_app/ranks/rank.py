@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from client_app.ranks.failures import describe
+from client_app.ranks.group_size import needs_group
 from client_app.ranks.messages import TO_RANK, Done, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import WorkerDied
 from fedcore.system.json_lines import BlockingConnection
@@ -38,7 +39,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     try:
         greeting = received(agent, Greeting)
-        _join(options.store)
+        _join(options.store, greeting)
         runner, ready = load(greeting)
     except BaseException as error:
         agent.send(describe(error, rank))
@@ -52,10 +53,14 @@ def main() -> None:
             agent.send(describe(error, rank))
 
 
-def _join(listening: int | None) -> None:
-    """Meet the other ranks, where there are any; a single process leaves torch.distributed alone."""
+def _join(listening: int | None, greeting: Greeting) -> None:
+    """Meet the other ranks, where there are any; a process that needs no group leaves torch.distributed alone."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
+        if needs_group(greeting.engine):
+            from fedcore.system.process_group import join_alone
+
+            join_alone()
         return
     from fedcore.system.process_group import join_on_this_machine
 
@@ -76,7 +81,11 @@ def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
     from fedcore.config import EngineConfig
     from fedcore.flower.app import AppBundle, FlowerApp
     from fedcore.flower.clientside import ClientRunner
+    from fedcore.system.devices import limit_memory
 
+    engine = EngineConfig.from_mapping(greeting.engine, ranks=int(os.environ["WORLD_SIZE"]))
+    if engine.memory_share:
+        limit_memory(engine.memory_share)  # whatever the app trains with
     folder = Path(greeting.app)
     sha256 = AppBundle.from_copy(folder).sha256
     runner = ClientRunner(
@@ -84,7 +93,7 @@ def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
         client_id=greeting.client_id,
         node_config=greeting.node_config,
         local_folder=Path(greeting.local_folder) if greeting.local_folder else None,
-        engine=EngineConfig.from_mapping(greeting.engine, ranks=int(os.environ["WORLD_SIZE"])),
+        engine=engine,
     )
     return runner, Ready(app_sha256=sha256)
 

@@ -131,7 +131,7 @@ class _LocalRanks:
         """Start the processes. Rank 0 gets the socket that its store listens on, so that nobody races for a port."""
         with socket.create_server((LOOPBACK, 0)) as store:
             shared = _environment(settings, private, store.getsockname()[1])
-            sandbox = settings.sandbox(private, alone=settings.ranks == 1)
+            sandbox = settings.sandbox(private, alone=settings.alone)
             for number in range(settings.ranks):
                 listening = store if number == 0 and settings.ranks > 1 else None
                 self.ranks.append(await _spawn(number, shared, sandbox, listening, output))

@@ -189,8 +189,10 @@ class LocalApp(TensorApp):
         return self.definition.optimizer_state == "keep"
 
     def check_engine(self, config: EngineConfig) -> None:
-        """Raise ConfigurationError for an engine that would cut the batches of a loss over the batch."""
-        self.loss.check_engine(config, World.current().size)
+        """Raise ConfigurationError for an engine that this machine or the loss cannot have."""
+        world = World.current()
+        world.check(config)
+        self.loss.check_engine(config, world.size)
 
     def run(
         self,

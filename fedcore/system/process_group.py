@@ -11,20 +11,22 @@ from datetime import timedelta
 from typing import Final
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore, init_process_group  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore, init_process_group  # type: ignore[attr-defined]
 
 COLLECTIVE_TIME: Final = timedelta(days=1)
 """Longer than any task: a collective that waits is ended by the task's deadline, which the agent keeps."""
 
 
 def join(store: Store, *, rank: int, world_size: int, local_rank: int, local_world_size: int) -> None:
-    """Initialise the default process group: NCCL with a device for each local rank, gloo where there are none.
+    """Initialise the default process group: NCCL with a device for each local rank, gloo where there are fewer.
 
-    With NCCL, tensors on the CPU still go over gloo. Raises RuntimeError when the others cannot be reached.
+    With NCCL, tensors on the CPU still go over gloo. Ranks that share a device meet over gloo, since NCCL refuses two
+    on one. Raises RuntimeError when the others cannot be reached.
     """
-    has_devices = torch.cuda.is_available() and torch.cuda.device_count() >= local_world_size
-    if has_devices:
-        torch.cuda.set_device(local_rank)
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has_devices = devices >= local_world_size
+    if devices:
+        torch.cuda.set_device(local_rank % devices)
     init_process_group(
         "cpu:gloo,cuda:nccl" if has_devices else "gloo",
         store=PrefixStore("default", store),
@@ -39,7 +41,17 @@ def join_on_this_machine(*, rank: int, ranks: int, port: int, listening: int | N
 
     listening: descriptor of a socket that listens there already, for rank 0, so that nobody races for a port.
     """
-    # Gloo would listen on the address of the machine's name; nobody outside needs to reach these ranks.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    _stay_on_loopback()
     store = TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, master_listen_fd=listening)
     join(store, rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)
+
+
+def join_alone() -> None:
+    """A group of this process alone, which the engines of several ranks need on one rank as well."""
+    _stay_on_loopback()
+    join(HashStore(), rank=0, world_size=1, local_rank=0, local_world_size=1)
+
+
+def _stay_on_loopback() -> None:
+    """Gloo would listen on the address of the machine's name; nobody outside needs to reach these ranks."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

@@ -14,6 +14,7 @@ from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError, DataError, UsageError
 from fedcore.training.engines import Batch, Engine, EngineConfig, LocalRule, Recipe, World, make_engine
 from fedcore.training.engines.batches import TrainingData, steps_of
+from fedcore.training.fitting import within_memory
 from fedcore.training.losses import Loss, LossFunction, as_loss, cross_entropy
 from fedcore.training.metrics import Metric, accuracy, checked_metrics
 
@@ -134,18 +135,23 @@ def train(
     exactly one is positive; with steps, passes over the data follow one another, each in a new order, until the steps
     are used up (FLamby counts its rounds so). seed: decides order and dropout. sharded: each rank has data of its own.
     rule: what a federated algorithm changes in each step, `job.rule`. Raises ConfigurationError for settings that mean
-    nothing.
+    nothing, OutOfMemory with what to lower; the engine can then go on with another batch size.
     """
     batches = engine.batches(
         data, batch_size=batch_size, seed=seed, epochs=epochs, steps=steps, sharded=sharded, workers=workers
     )
-    taken, seen, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
-    engine.model.train()
-    with engine.seeded(seed):
-        for batch in batches:
-            loss += engine.step(batch, clip_norm=clip_norm, rule=rule)
-            taken += 1
-            seen += batch.total
+
+    def all_steps() -> tuple[int, int, Tensor]:
+        taken, seen, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
+        engine.model.train()
+        with engine.seeded(seed):
+            for batch in batches:
+                loss += engine.step(batch, clip_norm=clip_norm, rule=rule)
+                taken += 1
+                seen += batch.total
+        return taken, seen, loss
+
+    taken, seen, loss = within_memory(engine, all_steps, f"training with batch size {batch_size or 'all'}")
     mean = float(engine.total(loss)) / seen
     refuse_missing(mean, data)
     return TrainSummary(examples=engine.examples(data, sharded=sharded), steps=taken, loss=mean)
@@ -202,9 +208,13 @@ def evaluate(
     count = _Count(engine, checked_metrics(metrics))
     was_training = engine.model.training
     engine.model.eval()
-    try:
+
+    def see_all() -> None:
         for batch in engine.passes(data, batch_size=_EVALUATION_BATCH, sharded=sharded, workers=workers):
             count.see(batch)
+
+    try:
+        within_memory(engine, see_all, f"testing {_EVALUATION_BATCH} examples at a time")
     finally:
         engine.model.train(was_training)
     return count.evaluation(engine.examples(data, sharded=sharded), data)

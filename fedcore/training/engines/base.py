@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from fedcore.config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.state import Layout, ModelState, StateSink
+from fedcore.system.devices import limit_memory, release_memory
 from fedcore.training.engines.batches import (
     Batch,
     Loaders,
@@ -29,6 +30,7 @@ from fedcore.training.engines.batches import (
     TrainingData,
     ordered_rows,
     own_rows,
+    room_for_data,
     shared_rows,
     steps_of,
 )
@@ -71,11 +73,14 @@ class Engine(ABC):
 
     def __init__(self, recipe: Recipe, config: EngineConfig, world: World) -> None:
         config.check(world.size)
+        world.check(config)
+        if config.memory_share:
+            limit_memory(config.memory_share, world.device)
         self.recipe = recipe
         self.config = config
         self.world = world
         self.examples_taken = 0
-        self._loaders = Loaders(world.device)
+        self._loaders = Loaders(world.device, room=room_for_data(world.device, config.memory_share))
         recipe.loss.check_engine(config, world.size)
         if config.deterministic:
             be_deterministic()
@@ -187,8 +192,12 @@ class Engine(ABC):
             return torch.zeros((), device=self.device)
         wide = functools.reduce(torch.promote_types, (tensor.dtype for tensor, _ in held), torch.float32)
         norms = torch._foreach_norm([tensor for tensor, _ in held], dtype=wide)
-        copies = torch.tensor([number for _, number in held], dtype=torch.float32, device=self.device)
-        return (torch.stack(norms).to(self.device).float().square() / copies).sum()
+        squares = torch.stack(norms).to(self.device).float().square()
+        copies = [number for _, number in held]
+        if len(set(copies)) == 1:
+            # A number, and not a tensor: a copy to a GPU in every step would make the processor wait for all before it.
+            return (squares / copies[0]).sum()
+        return (squares / torch.tensor(copies, dtype=torch.float32, device=self.device)).sum()
 
     def _copies(self, parameter: nn.Parameter) -> int:
         """How many ranks hold the same elements of a parameter that this rank holds."""
@@ -318,6 +327,11 @@ class Engine(ABC):
         if optimizer:
             entries += optimizer_entries(self.optimizer, list(self.module.named_parameters()))
         return [entry for entry in entries if only is None or entry.spec.name in only]
+
+    def free(self) -> None:
+        """Drop gradients and what is cached on the device, after a step that found no memory."""
+        self.optimizer.zero_grad(set_to_none=True)
+        release_memory()
 
     def close(self) -> None:
         """Release what must not outlive the process group."""

@@ -8,7 +8,8 @@ it walks through them at the pace that makes all ranks end with the same step, h
 A rank's loss is the sum over its examples divided by `Batch.total`, so that every example of a batch has the same
 weight in the gradient, whoever works on it, in whichever micro-batch.
 
-`Loaders` reads the examples, from arrays or from a dataset; what can stay warm from round to round does.
+`Loaders` reads the examples, from arrays or from a dataset; what can stay warm from round to round does. For a GPU the
+next batch is read, pinned and sent while the one before it is worked on (`ahead`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -43,6 +45,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it consists of."""
+        return (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights)
 
     def split(self, count: int) -> list[Batch]:
         """Micro-batches, always `count` of them: the ranks have to do the same number of passes."""
@@ -151,6 +158,9 @@ TrainingData: TypeAlias = Split | Dataset[tuple[Tensor, Tensor]]
 _KEPT = 4
 """Data sets whose tensors, or worker processes, are kept: as a rule training and test part of one client."""
 
+_DATA_SHARE = 4
+"""Of the memory that a rank may have on a GPU, the part for data sets: the rest is for training."""
+
 _Place = tuple[int, int]
 """Row of an example, and the seed of what is drawn for it."""
 
@@ -188,11 +198,54 @@ class _Seeded(Dataset[Any]):
         return self._data[row]
 
 
-class Loaders:
-    """Makes batches on one device; keeps tensors and loader processes of the data sets that it saw last."""
+def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches, each made before the one ahead of it is worked on; on a GPU in a stream of its own.
 
-    def __init__(self, device: torch.device) -> None:
+    What `batches` asks of the GPU runs beside the training: copies from pinned memory, rows picked out of a tensor. A
+    batch is used after all of that is done, and its memory is not given to another one before the training has left it.
+    """
+    side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    if side is not None:  # tensors that lie on the device may still be on their way
+        side.wait_stream(torch.cuda.current_stream(device))
+    coming = _made(batches, side)
+    while coming is not None:
+        batch, done = coming
+        if done is not None:
+            training = torch.cuda.current_stream(device)
+            training.wait_event(done)
+            for tensor in batch.tensors:
+                tensor.record_stream(training)
+        coming = _made(batches, side)
+        yield batch
+
+
+def _made(batches: Iterator[Batch], side: torch.cuda.Stream | None) -> tuple[Batch, torch.cuda.Event | None] | None:
+    """The next batch, and what to wait for; None after the last one."""
+    if side is None:
+        batch = next(batches, None)
+        return None if batch is None else (batch, None)
+    with torch.cuda.stream(side):
+        batch = next(batches, None)
+        return None if batch is None else (batch, side.record_event())
+
+
+def room_for_data(device: torch.device, share: float) -> int | None:
+    """How many bytes of data sets may stay on a device; None for any number. share: of its memory, 0 for all of it."""
+    if device.type != "cuda":
+        return None
+    memory: int = torch.cuda.get_device_properties(device).total_memory
+    return int(memory * (share or 1.0)) // _DATA_SHARE
+
+
+class Loaders:
+    """Makes batches on one device; keeps tensors and loader processes of the data sets that it saw last.
+
+    room: bytes of arrays that may stay on the device; larger ones stay on the host, and are sent batch by batch.
+    """
+
+    def __init__(self, device: torch.device, *, room: int | None = None) -> None:
         self._device = device
+        self._room = room
         # The data set itself is kept too, so that its id stays its own.
         self._arrays: dict[int, tuple[Split, Tensor, Tensor]] = {}
         self._loaders: dict[tuple[int, int], tuple[Any, _Order, DataLoader[Any]]] = {}
@@ -203,30 +256,56 @@ class Loaders:
         seed: of what a dataset draws at random. With workers, one pass over a dataset ends before the next begins.
         """
         if isinstance(data, Split):
-            return self._from_arrays(data, rows)
-        return self._from_dataset(data, list(rows), workers, seed)
+            batches = self._from_device(data, rows) if self._fits(data) else self._from_host(data, rows)
+        else:
+            batches = self._from_dataset(data, list(rows), workers, seed)
+        return ahead(batches, self._device) if self._device.type == "cuda" else batches
 
     def close(self) -> None:
         """End the loader processes."""
         self._loaders.clear()
         self._arrays.clear()
 
-    def _from_arrays(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
+    def _fits(self, data: Split) -> bool:
+        """Whether the arrays may stay on the device; others may have to leave it for them."""
+        if self._room is None or id(data) in self._arrays:
+            return True
+        room = self._room - _bytes(data)
+        while self._arrays and sum(_bytes(kept) for kept, _, _ in self._arrays.values()) > room:
+            del self._arrays[next(iter(self._arrays))]
+        return room >= 0
+
+    def _from_device(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
         if id(data) not in self._arrays:
             _make_room(self._arrays)
             # torch.tensor copies: arrays that came from a file are read-only, tensors never are.
             x, y = torch.tensor(data.x, device=self._device), torch.tensor(data.y, device=self._device)
             self._arrays[id(data)] = (data, x, y)
         _, x, y = self._arrays[id(data)]
+        if self._device.type == "cuda":  # this stream may still read them when they are no longer kept
+            for tensor in (x, y):
+                tensor.record_stream(torch.cuda.current_stream(self._device))
         for part in rows:
-            yield self._batch(as_features(x[part.rows]), y[part.rows], part)
+            wanted = part.rows if isinstance(part.rows, slice) else self._sent(part.rows)
+            yield self._batch(as_features(x[wanted]), y[wanted], part)
+
+    def _from_host(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
+        for part in rows:
+            x, y = (self._sent(_picked(array, part.rows)) for array in (data.x, data.y))
+            yield self._batch(as_features(x), y, part)
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host on the device; the processor does not wait for the copy."""
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _from_dataset(self, data: Dataset[Any], rows: list[Rows], workers: int, seed: int) -> Iterator[Batch]:
         order, loader = self._loader(data, workers)
         order.rows, order.seed = rows, seed
-        for part, (x, y) in zip(rows, loader, strict=True):
-            there = [tensor.to(self._device, non_blocking=True) for tensor in (x, y)]
-            yield self._batch(as_features(there[0]), there[1], part)
+        for part, pair in zip(rows, loader, strict=True):  # for a GPU the loader has pinned them
+            x, y = (tensor.to(self._device, non_blocking=True) for tensor in pair)
+            yield self._batch(as_features(x), y, part)
 
     def _loader(self, data: Dataset[Any], workers: int) -> tuple[_Order, DataLoader[Any]]:
         key = (id(data), workers)
@@ -248,6 +327,15 @@ class Loaders:
 
     def _batch(self, x: Tensor, y: Tensor, part: Rows) -> Batch:
         return Batch(x, y, part.total, torch.zeros(len(y), device=self._device) if part.empty else None)
+
+
+def _picked(array: NDArray[Any], rows: Tensor | slice) -> Tensor:
+    """Rows of an array, in memory of their own: what comes from a file can only be read."""
+    return torch.tensor(array[rows]) if isinstance(rows, slice) else torch.from_numpy(array[rows.numpy()])
+
+
+def _bytes(data: Split) -> int:
+    return int(data.x.nbytes + data.y.nbytes)
 
 
 def _make_room(kept: dict[Any, Any]) -> None:

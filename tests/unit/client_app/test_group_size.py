@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from client_app.ranks.group_size import GroupSize, interface_of, own_address
+from client_app.ranks.group_size import GroupSize, interface_of, needs_group, own_address
 from fedcore.errors import ConfigurationError
 
 
@@ -40,6 +40,11 @@ def test_more_ranks_than_cores_are_worth_a_word() -> None:
     cores = len(os.sched_getaffinity(0))
     assert GroupSize().warning() == ""
     assert f"{cores + 9} ranks for" in GroupSize(nproc_per_node=cores + 9).warning()
+
+
+@pytest.mark.parametrize(("engine", "group"), [({}, False), ({"engine": "single"}, False), ({"engine": "fsdp"}, True)])
+def test_one_rank_needs_a_group_for_the_engines_of_several(engine: dict[str, str], group: bool) -> None:
+    assert needs_group(engine) == group
 
 
 def test_addresses() -> None:
