@@ -25,6 +25,7 @@ from client_app.roster import agree, catch_up, learn
 from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, read_task
 from client_app.transport import LONG_POLL_SECONDS
 from client_app.withdrawal import withdrawal_for
+from client_app.work import do_work
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import (
     FedcoreError,
@@ -74,6 +75,10 @@ class Agent:
     follower: Follower | None = None
     _working_on: ExchangeId | None = field(default=None, init=False)
     _seen: ExchangeId | None = field(default=None, init=False)
+    _work: asyncio.Task[None] | None = field(default=None, init=False)
+    """What trains for a later sum, beside all else."""
+    _worked: tuple[str, int] = field(default=("", 0), init=False)
+    """The run and the version of the last work that was taken."""
     _owed: tuple[ExchangeId, WithdrawIn] | None = field(default=None, init=False)
     """A withdrawal that the server did not get to hear, for the next contact."""
     _joined: bool = field(default=False, init=False)
@@ -98,9 +103,11 @@ class Agent:
         try:
             await guarded(self._stay(), self._watch_eligibility())
         except asyncio.CancelledError:
+            await self._stop_work()
             await self._say_goodbye()
             raise
         finally:
+            await self._stop_work()
             self._now.note("stopped")
 
     async def _say_goodbye(self) -> None:
@@ -148,6 +155,7 @@ class Agent:
             version=fedcore_version(),
             eligible=client.eligibility.holds,
             reports_failures=client.kit.policy.report_failures,
+            work=client.held.told(),
         )
         try:
             return await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
@@ -188,7 +196,7 @@ class Agent:
                         return
                     continue
                 if task is not None:
-                    await self._take(task)
+                    await (self._take(task) if task.version is None else self._begin_work(task))
                     continue
                 if self.follower is not None:
                     await self.follower.keep_offer(self.client)
@@ -207,7 +215,7 @@ class Agent:
 
     async def _next_task(self) -> Task | None:
         """The next task, None where there is none for now; raises Approved where the owner approved another app."""
-        if self.follower is None:
+        if self.follower is None or self.client.held.training is not None:
             return await self._poll()
         return await guarded(self._poll(), self.follower.approved(self.client))
 
@@ -217,6 +225,8 @@ class Agent:
 
     async def _poll(self) -> Task | None:
         query: dict[str, str | int] = {"run": self._seen[0], "after": self._seen[1]} if self._seen else {}
+        if self._worked[0]:
+            query |= {"work": self._worked[0], "version": self._worked[1]}
         return await self.client.transport.get(
             "/v1/task",
             Task,
@@ -232,6 +242,7 @@ class Agent:
         """Take part in one exchange; whatever goes wrong in it, the agent goes on. unread: why it cannot be."""
         exchange_id = (task.run, task.exchange)
         self._seen = self._working_on = exchange_id
+        self.client.held.make_way(task)
         self._silent = self.client.eligibility.holds and not tells_failures(task, self.client.kit.policy)
         before = replace(self.client.transport.traffic)
         self.client.output.context = _context(task)
@@ -267,6 +278,29 @@ class Agent:
                 self.client.ledger.leave(*exchange_id, up=up, down=down)
             self._note_idle()
 
+    async def _begin_work(self, task: Task) -> None:
+        """Train for a later sum while this agent goes on; what it trained for before is wanted no more."""
+        assert task.version is not None  # noqa: S101 - the task of a piece of work
+        self._worked = (task.run, task.version.number)
+        await self._stop_work()
+        try:
+            self.client = await catch_up(self.client, task.roster)
+        except FedcoreError as error:  # the check of the roster says so, and the server is told
+            self.client.output.warning("work", str(error))
+        self._work = asyncio.create_task(self._do_work(task))
+
+    async def _do_work(self, task: Task) -> None:
+        said = await do_work(task, self.client)
+        if not self.client.eligibility.holds:
+            self._news.set()
+        with contextlib.suppress(FedcoreError):  # it is said again with the next joining
+            await self.client.transport.send("PUT", "/v1/work", said)
+
+    async def _stop_work(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            await end(work)
+
     async def _withdraw(self, exchange_id: ExchangeId, reason: WithdrawIn) -> None:
         """Tell the server, or the next one that answers; without it, it would find out by itself, only later."""
         self._owed = (exchange_id, reason)
@@ -296,7 +330,7 @@ class Agent:
             self._news.clear()
             run, exchange = self._working_on or ("", 0)
             with contextlib.suppress(FedcoreError):
-                eligible = self._silent or self.client.eligibility.holds
+                eligible = self._hides or self.client.eligibility.holds
                 message = HeartbeatIn(run=run, exchange=exchange, eligible=eligible)
                 await self.client.transport.send("POST", "/v1/heartbeat", message, retry=ONCE)
 
@@ -311,8 +345,14 @@ class Agent:
             self.client.output.info("eligibility", change)
             if self._joined and not self._away and self._working_on is None:
                 self._note_idle()
-            if not self._silent:
+            if not self._hides:
                 self._news.set()
+
+    @property
+    def _hides(self) -> bool:
+        """Whether the server is told nothing of this machine's state, now that local work goes on."""
+        training = self.client.held.training
+        return self._silent or (training is not None and not tells_failures(training, self.client.kit.policy))
 
     def _end_silence(self) -> None:
         if self._silent and not self.client.eligibility.holds:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,6 +28,7 @@ from client_app.ledger_entries import (
     Returned,
     Sent,
     Spent,
+    Worked,
     read_entries,
 )
 from client_app.output import clean
@@ -34,6 +36,9 @@ from fedcore.admission.owner import Released, ids_from_text
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit, Policy
 from fedcore.privacy import Accountant, Release
+
+WORK: Final = "work"
+"""The message type of work for a later sum, which is no exchange."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,11 +139,19 @@ def exchanges_of(entries: Iterable[Entry]) -> list[AuditedExchange]:
     latest: dict[tuple[str, int], AuditedExchange] = {}
     for entry in entries:
         key = (entry.run, entry.exchange)
+        if isinstance(entry, Worked):  # for a sum to come: it has no number of its own
+            listed.append(_work(entry))
+            continue
         if key not in latest or (isinstance(entry, Asked) and latest[key].outcome != "asked"):
             latest[key] = AuditedExchange(run=entry.run, exchange=entry.exchange)
             listed.append(latest[key])
         latest[key].follow(entry)
     return listed
+
+
+def _work(entry: Worked) -> AuditedExchange:
+    told = {name: getattr(entry, name) for name in ("run", "exchange", "at", "app_sha256", "model", "changed")}
+    return AuditedExchange(message_type=WORK, aggregation="secure", **told)
 
 
 def releases_of(entries: Iterable[Entry]) -> dict[tuple[str, int], Release]:

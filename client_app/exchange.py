@@ -27,6 +27,7 @@ from client_app.answers import KeptAnswer
 from client_app.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
 from client_app.counted import CountedRounds
 from client_app.eligibility import Eligibility
+from client_app.held import HeldUpdate
 from client_app.ledger import Ledger, note_asked
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
@@ -41,9 +42,9 @@ from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
 from fedcore.admission.spending import Spending
 from fedcore.admission.tasks import (
-    BUFFER_OFF_SETTINGS,
     check_encoding,
     check_frequency,
+    check_start,
     check_task,
     derive_parameters,
     follow_scales,
@@ -107,9 +108,10 @@ class Client:
     """What an exchange needs of its client.
 
     app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models lie
-    while they are needed. kept: what the local work gave last. randomness: for the protocol and the stochastic
-    rounding. threads: for masking. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the
-    owner lets the machine train now. traces: where the spans of its work go.
+    while they are needed. kept: what the local work gave last. held: what waits for a sum, of a buffered run.
+    randomness: for the protocol and the stochastic rounding. threads: for masking. clock: monotonic seconds. sleep:
+    waits that many of them. eligibility: whether the owner lets the machine train now. traces: where the spans of its
+    work go.
     """
 
     kit: ClientKit
@@ -121,6 +123,7 @@ class Client:
     transcript: Transcript
     state_dir: Path
     kept: KeptAnswer
+    held: HeldUpdate
     output: Output
     randomness: Randomness = os.urandom
     threads: int = 1
@@ -146,8 +149,7 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
     check_frequency(task, client.kit.policy, client.ledger)
     client.ledger.enter(task.run, task.exchange)
     settings = check_task(task, client.kit, client.app_sha256, client.agreed)
-    if settings.buffered:
-        raise ProtocolViolation(BUFFER_OFF_SETTINGS, "this client keeps no updates for sums that are made later")
+    check_start(task, client.kit.client_id, client.held.start(task.run))
     await in_thread(check_drawn, task, settings, client.kit, client.ledger)
     exchange = _Exchange(task=task, settings=settings, client=client)
     try:
@@ -177,6 +179,12 @@ class _Exchange:
         self._started = self.client.clock()
         self._counted = CountedRounds(self.client.state_dir)
 
+    @property
+    def _trained_for(self) -> Task:
+        """The task that the update was trained for: of a buffered exchange, the work before it."""
+        held = self.client.held.task
+        return held if self.task.buffer is not None and held is not None else self.task
+
     async def take_part(self) -> None:
         """All of it, of whatever kind the exchange is."""
         if self.task.aggregation == "plain":
@@ -198,7 +206,7 @@ class _Exchange:
 
     async def secure(self) -> None:
         """R0 to R4, once the transcript is known to lead up to them."""
-        self._counted.begin(self.task)
+        self._counted.begin(self._trained_for)
         await self._follow_transcript()
         model, model_hash = await self._model()
         encoding = check_encoding(self.task, model)
@@ -253,6 +261,8 @@ class _Exchange:
         reference = self.task.model
         if reference is None:
             return None, None
+        if self.task.buffer is not None:  # ctx has what each update began from; nobody needs the newest model
+            return ModelState.open(self.client.held.base), bytes.fromhex(reference.sha256)
         started = self.client.clock()
         path = self.client.state_dir / "models" / f"{reference.sha256}.safetensors"
         if not path.exists() or await in_thread(sha256_file, path) != reference.sha256:
@@ -310,6 +320,10 @@ class _Exchange:
     async def _work(self, model: ModelState | None) -> LocalAnswer:
         """What the app gives; to a question that was asked before, what it gave then."""
         started, kept = self.client.clock(), self.client.kept
+        if self.task.buffer is not None:
+            if self.client.held.answer is None:
+                raise AppError("the work for this sum had failed")
+            return self.client.held.answer
         again = " (asked again; the app is not run again)" if kept.knows(self.task) else ""
         keep_failure = not tells_failures(self.task, self.client.kit.policy)
         local = await kept.to(self.task, lambda: self._run_app(model), keep_failure=keep_failure)
@@ -325,12 +339,18 @@ class _Exchange:
     async def _run_on(self, sent: Path | None) -> LocalAnswer:
         """Run the app on the model, or on the message of a plain exchange; ends where the machine may not train."""
         counted = self._counted.last(self.task.run)
-        work = self.client.work.run(self.task, sent, self.client.kept.model, counted=counted)
-        return await guarded(work, self.client.eligibility.lost())
+
+        async def work() -> LocalAnswer:
+            async with self.client.held.ranks:
+                return await self.client.work.run(self.task, sent, self.client.kept.model, counted=counted)
+
+        return await guarded(work(), self.client.eligibility.lost())
 
     async def _encode(self, encoding: AnyEncoding, model: ModelState | None, local: LocalAnswer) -> Words:
         """The update as words, clipped and rounded, ready to be masked."""
-        state = ModelState.open(self.client.kept.model) if local.trained else None
+        made = self.client.held.local if self.task.buffer is not None else self.client.kept.model
+        state = ModelState.open(made) if local.trained else None
+        (factor,) = self.task.updates_of([self.client.kit.client_id]).values()
         started = self.client.clock()
         encoded = await in_thread(
             encode,
@@ -341,6 +361,7 @@ class _Exchange:
             metrics=local.metrics,
             randomness=self.client.randomness,
             threads=self.client.threads,
+            factor=factor,
         )
         notes = [f"{encoding.field_bits}-bit fields"]
         too_large = "too large for the scales, so the sum stays closed" if encoded.overflowed else "clipped"
@@ -426,7 +447,9 @@ class _Exchange:
         # On disk before it is on the wire: no restart can make these shares leave twice.
         await in_thread(ledger.unmask, self.task.run, self.task.exchange)
         if self._contributes:
-            self._counted.note(self.task)
+            self._counted.note(self._trained_for)
+        if self.task.buffer is not None:
+            await in_thread(self.client.held.spend)
         await self._put("unmask", conversions.unmask_to_wire(released))
         self._trace("unmask", started)
         self._say("done", f"in the sum of {len(survivors.survivors)} clients", self._started)
@@ -493,7 +516,8 @@ def prepare_state_dir(folder: Path) -> Path:
 
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
-        path.unlink()
+        if not path.is_dir():  # what waits for a sum has its model in a folder of its own
+            path.unlink()
 
 
 def _without_file(error: ReplyError) -> ManifestIn:

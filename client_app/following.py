@@ -120,6 +120,7 @@ class Follower:
             return client
         self._refused.discard(sha256)
         client.kept.forget()
+        client.held.forget()
         installed = self.offers.installed()
         await in_thread(self.offers.note_installed, installed.named if installed else client.app_sha256, sha256)
         client.output.info("app", f"from here on the approved app {sha256}, no more {client.app_sha256}")

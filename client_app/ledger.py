@@ -30,6 +30,7 @@ from client_app.ledger_entries import (
     Sent,
     Spent,
     Unmasked,
+    Worked,
     read_entries,
 )
 from fedcore.admission.agreed import Agreed
@@ -132,6 +133,20 @@ class Ledger:
     def ask(self, run: str, exchange: int, **asked: Any) -> None:
         """Note what the server asks for: the fields of `Asked`."""
         self._append(Asked(run=run, exchange=exchange, at=self._now(), **asked), sync=False)
+
+    def work(self, task: Task, agreed: Agreed) -> None:
+        """Note that the server asks for work for a later sum."""
+        self._append(
+            Worked(
+                run=task.run,
+                exchange=task.exchange,
+                at=self._now(),
+                app_sha256=task.app_sha256,
+                model=task.model_sha256,
+                changed=agreed.changed(task),
+            ),
+            sync=False,
+        )
 
     def refuse(self, run: str, exchange: int, check: str, subject: str = "") -> None:
         """Note why this client did not go on with an exchange."""

@@ -38,6 +38,16 @@ class Asked(LedgerEntry):
     changed: dict[str, str]
 
 
+class Worked(LedgerEntry):
+    """The server asked for work for a later sum. exchange: the next one's, as the server says. The rest as `Asked`."""
+
+    event: Literal["worked"] = "worked"
+    at: float
+    app_sha256: str
+    model: str
+    changed: dict[str, str]
+
+
 class Entered(LedgerEntry):
     """The number of an exchange is used up. at: seconds since 1970, 0 where it is not known."""
 
@@ -110,7 +120,7 @@ class Left(LedgerEntry):
 
 
 Entry: TypeAlias = Annotated[
-    Asked | Entered | Refused | Sent | Spent | Returned | Released | Scaled | Unmasked | Drew | Left,
+    Asked | Worked | Entered | Refused | Sent | Spent | Returned | Released | Scaled | Unmasked | Drew | Left,
     Discriminator("event"),
 ]
 _ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Entry)

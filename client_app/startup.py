@@ -17,6 +17,7 @@ from client_app.answers import KeptAnswer
 from client_app.eligibility import Eligibility
 from client_app.exchange import Client, prepare_state_dir
 from client_app.following import Follower
+from client_app.held import HeldUpdate
 from client_app.http import tls_context
 from client_app.ledger import Ledger, lock_folder
 from client_app.ledger_entries import LEDGER_FILE
@@ -111,6 +112,7 @@ async def _run_agent(options: Options) -> None:
                     transcript=transcript,
                     state_dir=state_dir,
                     kept=kept,
+                    held=HeldUpdate(state_dir),
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
                     eligibility=Eligibility.of(kit.policy.eligibility),

@@ -30,23 +30,29 @@ from fedcore.wire import Buffer, Version
 class WorkBook:
     """Which client trains from which version, and who is ready.
 
-    size: of a buffer. concurrency: most clients that train at once. max_staleness: of an update that is used. The
-    versions have the numbers 0, 1, ...; a client has one piece of work at a time, or one update that is in no sum yet.
+    size: of a buffer. concurrency: most clients that train at once. max_staleness: of an update that is used. spent: by
+    client, the number of the last version from which an update of its went into a sum that was named, or came to
+    nothing. The versions have the numbers 0, 1, ...; a client has one piece of work at a time, or one update that is in
+    no sum yet.
     """
 
     size: int
     concurrency: int
     max_staleness: int
-    newest: Version | None = field(default=None, init=False)
+    spent: dict[int, int] = field(default_factory=dict)
+    _versions: list[Version] = field(default_factory=list, init=False)
     _training: dict[int, Version] = field(default_factory=dict, init=False)
     _ready: dict[int, Version] = field(default_factory=dict, init=False)
-    _spent: dict[int, int] = field(default_factory=dict, init=False)
-    """By client, the number of the last version from which an update of its went into a sum that was named."""
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest version; None before there is one."""
+        return self._versions[-1] if self._versions else None
 
     def publish(self, sha256: str) -> list[int]:
         """Make the next version; returns the clients whose work or update is now too old, and which are free again."""
-        number = self.newest.number + 1 if self.newest is not None else 0
-        self.newest = Version(number=number, sha256=sha256)
+        number = len(self._versions)
+        self._versions.append(Version(number=number, sha256=sha256))
         old = [client for client, start in self.in_hand.items() if number - start.number > self.max_staleness]
         self.forget(old)
         return old
@@ -69,6 +75,15 @@ class WorkBook:
         return len(self._training)
 
     @property
+    def training_clients(self) -> tuple[int, ...]:
+        """Those that train; who was given its work first comes first."""
+        return tuple(self._training)
+
+    def trains_from(self, client: int) -> Version | None:
+        """What a client trains from; None where it does not train."""
+        return self._training.get(client)
+
+    @property
     def ready(self) -> tuple[int, ...]:
         """Clients with an update that is in no sum yet; who has waited longest comes first."""
         return tuple(self._ready)
@@ -78,7 +93,7 @@ class WorkBook:
         if self.newest is None:
             return []
         held, number = self.in_hand, self.newest.number
-        return [client for client in clients if client not in held and self._spent.get(client, -1) < number]
+        return [client for client in clients if client not in held and self.spent.get(client, -1) < number]
 
     @property
     def room(self) -> int:
@@ -96,15 +111,34 @@ class WorkBook:
         """A client has made its update."""
         self._ready[client] = self._training.pop(client)
 
+    def take_back(self, client: int, start: Version, *, ready: bool) -> bool:
+        """A client of which nothing was known here says that it has work in hand, or an update; whether that counts.
+
+        It counts where that version was given out in this run, is not too old, and no update from it was in a sum.
+        """
+        known = start.number < len(self._versions) and self._versions[start.number] == start
+        fresh = known and self.version.number - start.number <= self.max_staleness
+        if client in self.in_hand or not fresh or self.spent.get(client, -1) >= start.number:
+            return False
+        (self._ready if ready else self._training)[client] = start
+        return True
+
+    def give_up(self, client: int) -> None:
+        """A client's work came to nothing, and would again: it is not given the same version once more."""
+        if (start := self.in_hand.get(client)) is not None:
+            self.spent[client] = start.number
+        self.forget([client])
+
     def forget(self, clients: Collection[int]) -> None:
         """Work and updates that come to nothing."""
         for client in clients:
             self._training.pop(client, None)
             self._ready.pop(client, None)
 
-    def buffer(self) -> tuple[int, ...]:
-        """Whose updates make the next version; empty while there are too few."""
-        return self.ready[: self.size] if len(self._ready) >= self.size else ()
+    def buffer(self, there: Collection[int] | None = None) -> tuple[int, ...]:
+        """Whose updates make the next version; empty while there are too few. there: who can be asked; None for all."""
+        ready = [client for client in self._ready if there is None or client in there]
+        return tuple(ready[: self.size]) if len(ready) >= self.size else ()
 
     def starts(self, cohort: Sequence[int]) -> Buffer:
         """What the task of their sum says of a cohort of ready clients."""
@@ -113,7 +147,7 @@ class WorkBook:
     def spend(self, clients: Iterable[int]) -> None:
         """The updates of these clients are in a sum whose survivors were named, and will be in no other one."""
         for client in clients:
-            self._spent[client] = self._ready.pop(client).number
+            self.spent[client] = self._ready.pop(client).number
 
 
 def staleness_metrics(staleness: Collection[int]) -> dict[str, float]:

@@ -42,6 +42,7 @@ from fedcore.wire import (
     Protection,
     Scalar,
     Task,
+    Version,
     is_query,
     is_training,
 )
@@ -330,9 +331,13 @@ def make_work(
     app_sha256: str,
     run_config: Mapping[str, Scalar],
     model: ModelRef | None,
+    version: Version | None = None,
     roster: int = 1,
 ) -> Task:
-    """What clients are asked to train for later sums (`fedcore.buffered`); `exchange` is the next one's number."""
+    """What clients are asked to train for later sums (`fedcore.buffered`); `exchange` is the next one's number.
+
+    version: which model of the run it is, for clients that are told by this task alone.
+    """
     return Task(
         run=run,
         exchange=exchange,
@@ -352,6 +357,7 @@ def make_work(
         protection=None,
         encoding=None,
         roster=roster,
+        version=version,
         seconds=min(settings.train_seconds, request.timeout or settings.train_seconds),
     )
 

@@ -152,7 +152,9 @@ class ProgressView:
                 self._place = f"round {self._round(event.server_round).lstrip()}"
                 self._work = self._doing = f"{event.message_type}{attempt}"
             case StageProgress():
-                self._doing = f"{self._work}: {event.stage} {event.done}/{event.expected}  {event.seconds:.1f} s"
+                buffer = f"{event.done} of {event.expected} updates ready"
+                stage = f"{self._work}: {event.stage} {event.done}/{event.expected}"
+                self._doing = f"{buffer if event.stage == 'ready' else stage}  {event.seconds:.1f} s"
             case ClientDropped():
                 self._on_dropped(event)
             case ClientBlamed():

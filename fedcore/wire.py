@@ -147,13 +147,15 @@ class ProblemDocument(BaseModel):
 class JoinIn(Message):
     """A client says that it is there, which app its owner installed, and whether it may train now.
 
-    reports_failures: whether it tells why its local work fails; if not, failures are counted in the sum alone.
+    reports_failures: whether it tells why its local work fails; if not, failures are counted in the sum alone. work:
+    what it has in hand of a buffered run, if anything.
     """
 
     app_sha256: Sha256
     version: Name
     eligible: bool = True
     reports_failures: bool = False
+    work: WorkIn | None = None
 
 
 class JoinOut(Message):
@@ -319,6 +321,9 @@ class Task(Message):
     encoding: Annotated[AnyEncoding | None, WrapValidator(_encoding_or_none)]
     roster: int = Field(ge=1, description="version of the roster that the exchange uses")
     previous: Sha256 | Literal[""] = Field("", description="hash of the last record of the transcript")
+    version: Version | None = Field(
+        None, description="this is work for a later sum, and no exchange: what the model is"
+    )
     buffer: Buffer | None = Field(None, description="secure: updates that were made before, and what they began from")
     cut: Cut | None = Field(None, description="a draw: which places are asked for, and no work")
     group: Group | None = Field(None, description="secure: the group of a draw that the cohort is")
@@ -374,12 +379,19 @@ class Task(Message):
             for client in clients
         }
 
+    def staleness_of(self, clients: Iterable[int]) -> dict[int, int]:
+        """Of a buffered exchange: how many models came since the one that each of these clients trained from."""
+        if self.buffer is None:
+            return {}
+        starts = dict(zip(self.cohort, self.buffer.starts, strict=True))
+        return {client: self.buffer.newest - starts[client].number for client in sorted(clients)}
+
     def content(self) -> dict[str, Any]:
         """Everything that all clients of the cohort must have been told alike, as JSON.
 
-        Of a buffer, a cut and a group only where there is one.
+        Of a version, a buffer, a cut and a group only where there is one.
         """
-        absent = {name for name in ("buffer", "cut", "group") if getattr(self, name) is None}
+        absent = {name for name in ("version", "buffer", "cut", "group") if getattr(self, name) is None}
         return self.model_dump(mode="json", exclude={"attempt", "seconds", "message", "places", *absent})
 
     def digest(self) -> bytes:
@@ -570,3 +582,27 @@ class WithdrawIn(Message):
         """The check, what it failed on and its numbers, as an operator reads it."""
         numbers = f" (asked {self.asked:.10g}, allowed {self.allowed:.10g})" if self.asked is not None else ""
         return f"{self.check} {self.subject}".rstrip() + numbers
+
+
+class WorkState(StrEnum):
+    """How far a client is with a piece of work."""
+
+    TRAINING = "training"
+    READY = "ready"
+    GIVEN_UP = "given-up"
+
+
+class WorkIn(Message):
+    """What a client has in hand of a buffered run: it trains, or has an update that is in no sum yet, or gave up.
+
+    Nothing of it depends on the client's data, but for when it is said. version: what it was given to train from.
+    withdrawal: why it gave up.
+    """
+
+    run: Name
+    version: Version
+    state: WorkState
+    withdrawal: WithdrawIn | None = None
+
+
+JoinIn.model_rebuild()

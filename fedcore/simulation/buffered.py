@@ -176,11 +176,6 @@ class Floor:
         for client, result in self._kept.results(clients, partial(self.crew.run, handed.task, handed.model)):
             self._examples[client] = result.examples
 
-    def staleness(self, clients: Sequence[int]) -> dict[int, int]:
-        """For each of these ready clients, how many versions were made since the one that it trained from."""
-        held = self.book.in_hand
-        return {client: self.book.version.number - held[client].number for client in clients}
-
     def spend(self, clients: Sequence[int], *, counted: bool = False) -> None:
         """The updates of these clients are in a sum, or can be in no other; counted: it was opened."""
         if counted:

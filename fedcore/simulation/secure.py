@@ -160,9 +160,8 @@ class SecureSums:
         except UpdateTooLarge as error:
             self.plan.learn_overflow(request.message_type, encoding, error.statistics)
             raise
-        staleness: dict[int, int] = {}
+        staleness = task.staleness_of(survivors)
         if attempt.floor is not None:
-            staleness = attempt.floor.staleness(survivors)
             decoded = replace(decoded, metrics={**decoded.metrics, **staleness_metrics(staleness.values())})
             attempt.floor.spend(survivors, counted=True)
             attempt.floor.up = encoding.words * 8

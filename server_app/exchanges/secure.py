@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore import conversions
+from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
 from fedcore.exchange import encoding_of, round_parameters
@@ -218,6 +220,8 @@ class SecureExchange(Exchange):
         try:
             with self.services.traces.span("decode", self.task.run, self.task.exchange):
                 decoded = await in_thread(self._decode, words, path)
+                ages = self.task.staleness_of(self.survivors).values()
+                decoded = replace(decoded, metrics={**decoded.metrics, **staleness_metrics(ages)})
             self._note_seen(masked, decoded)
             key = f"{self.context.key}/mean" if path is not None else None
             if path is not None and key is not None:

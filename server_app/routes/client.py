@@ -36,6 +36,7 @@ from fedcore.wire import (
     UnmaskIn,
     WithdrawalReason,
     WithdrawIn,
+    WorkIn,
 )
 from server_app.exchanges.exchange import Exchange
 from server_app.http.audience import ForClients
@@ -52,6 +53,7 @@ from server_app.routes.access import (
     Draw,
     LongPoll,
     RecordHash,
+    RunId,
     Secure,
     UploadExchange,
     guarded_request,
@@ -102,6 +104,9 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     services.presence.join(
         client.client_id, body.app_sha256, eligible=body.eligible, reports_failures=body.reports_failures
     )
+    services.work.joined(client.client_id, body.work)
+    if body.work is not None:
+        services.client_bell.ring()
     return JoinOut(
         federation=services.roster.federation,
         name=services.names[client.client_id],
@@ -145,14 +150,19 @@ async def task(
     waiting: AnyPoll,
     run: Annotated[str, Query(max_length=64, description="run of the last task taken")] = "",
     after: Annotated[int, Query(ge=0, description="exchange of the last task taken")] = 0,
+    work: Annotated[str, Query(max_length=64, description="run of the last work taken")] = "",
+    version: Annotated[int, Query(ge=0, description="version of the last work taken")] = 0,
 ) -> Response:
-    """The exchange that the client is asked to take part in, if there is one.
+    """The exchange that the client is asked to take part in, or work for a later one, if there is any.
 
     An idle client sends nothing else: while it waits here it is there, and when its connection ends it is not.
     """
 
-    def probe() -> tuple[Exchange, Task] | None:
-        return queue.shown.next_for(client.client_id, run, after)
+    def probe() -> tuple[Exchange | None, Task] | None:
+        if (found := queue.shown.next_for(client.client_id, run, after)) is not None:
+            return found
+        task = services.work.given_to(client.client_id, work, version)
+        return None if task is None else (None, task)
 
     presence, found = services.presence, None
     presence.asks(client.client_id, (run, after))
@@ -164,9 +174,35 @@ async def task(
         apps = await offers.to(client.client_id)
         return Response(status_code=204, headers={OFFERS_HEADER: ", ".join(apps)} if apps else {})
     exchange, task = found
+    if exchange is None:
+        guarded_request(request).count_bytes = services.work.counter(client.client_id)
+        return _answer(task)
     presence.handed(client.client_id, (task.run, task.exchange))
     guarded_request(request).count_bytes = exchange.usage.byte_counter(client.client_id)
     return _answer(task)
+
+
+@router.put("/work", status_code=204)
+async def work(body: WorkIn, services: AnyServices, client: Client) -> None:
+    """What a client has in hand of a buffered run: an update that is ready, or work that came to nothing."""
+    services.work.heard(client.client_id, body)
+    services.client_bell.ring()
+
+
+@router.get(
+    "/runs/{run}/versions/{number}/model",
+    response_class=ModelResponse,
+    responses={**problem_responses(K.NOT_FOUND), 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
+)
+async def version_model(
+    request: Request, run: RunId, number: Annotated[int, Path(ge=0)], services: AnyServices, client: Client
+) -> ModelResponse:
+    """The model of a version, for a client that was given it to train from."""
+    found = services.work.model_for(client.client_id, run, number)
+    if found is None:
+        raise Rejection(ProblemKind.NOT_FOUND, "this client is not asked to train from that version any more")
+    guarded_request(request).count_bytes = services.work.counter(client.client_id)
+    return ModelResponse(*found)
 
 
 @router.get("/apps/{sha256}", response_model=AppOut, responses=problem_responses(K.NOT_FOUND))

@@ -199,6 +199,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         on_results=lambda results: _keep(results, folder),
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
         noised=start.noised,
+        buffered=start.buffered,
         groups=Groups(start.groups, start.least_groups) if start.groups > 1 else None,
     )
     if outcome.state is None:

@@ -19,6 +19,7 @@ class Start(Message):
     """Server to app: what to run; a question for statistics in place of the app's ServerApp, where there is one.
 
     groups: into how many a training is cut, each with a reply of its own; least_groups: how many are sure to have one.
+    buffered: whether a training sums updates of several rounds.
     initial: the path of the model that its strategy starts from; None for the app's own. noised: whether secure sums
     have privacy noise.
     """
@@ -31,6 +32,7 @@ class Start(Message):
     aggregation: Literal["secure", "plain"]
     groups: int = 1
     least_groups: int = 1
+    buffered: bool = False
     question: dict[str, Any] | None = None
     initial: str | None = None
     noised: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from fedcore.errors import RoundFailed
@@ -63,7 +63,7 @@ class CohortSelection:
         Other clients may stand in for those that left, the federation or an earlier attempt: in secure mode all get the
         same message and the reply is the mean, so it does not matter who is asked. But for a repeat of a sum that was
         signed already, which clients take part in together with the `same` ones only. With over-selection more are
-        asked than `asked` names, if they are there.
+        asked than `asked` names, if they are there. In a buffered run an evaluation goes to whoever does not train now.
         """
         asked = asked if same is None else same
         wanted, members = frozenset(asked), self._members
@@ -74,7 +74,8 @@ class CohortSelection:
         if self._settings.aggregation == "secure" and same is None and (attempt > 1 or extra or pool < wanted):
             pool = members
         size = len(wanted) + extra
-        present = await self._wait(pool, least, max(least, min(size, len(pool))))
+        busy = self._busy(message_type)
+        present = await self._wait(pool, least, max(least, min(size, len(pool - busy()))), busy)
         order = sorted(present, key=lambda client: (client not in wanted, client))
         return sorted(order[:size])
 
@@ -101,11 +102,18 @@ class CohortSelection:
     def _least(self, asked: int) -> int:
         return least_of(asked, self._settings, *self._sizes)
 
-    async def _wait(self, pool: frozenset[int], least: int, wanted: int) -> frozenset[int]:
+    def _busy(self, message_type: str) -> Callable[[], frozenset[int]]:
+        """Who has no ranks left for an evaluation, since it trains for a buffered run."""
+        work = self._services.work
+        return lambda: frozenset() if is_training(message_type) else work.busy
+
+    async def _wait(
+        self, pool: frozenset[int], least: int, wanted: int, busy: Callable[[], frozenset[int]] = frozenset
+    ) -> frozenset[int]:
         start = self._services.clock()
         enough_since: float | None = None
         while True:
-            present = self._present(pool)
+            present = self._present(pool) - busy()
             now = self._services.clock()
             if len(present) < least:
                 enough_since = None

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from fedcore.errors import FedcoreError
-from fedcore.wire import ClientId, Message, ModelRef
+from fedcore.wire import ClientId, Message, ModelRef, is_training
 from server_app.runs.app_messages import ExchangeAsked, NodesAsked, PlainAsked
 from server_app.storage.store import Store
 from server_app.storage.tables import StepRow
@@ -45,13 +45,17 @@ class KeptAnswer(Message):
 
 
 class Journal:
-    """Goes along with the requests of one start of the ServerApp. steps: those that are kept."""
+    """Goes along with the requests of one start of the ServerApp.
+
+    steps: those that are kept. trained: SHA-256 of the model of each training that it asked for so far.
+    """
 
     def __init__(self, store: Store, run: str, steps: Sequence[StepRow] = ()) -> None:
         self._store = store
         self._run = run
         self._steps = {step.number: step for step in steps}
         self.number = 0
+        self.trained: list[str] = []
 
     @property
     def known(self) -> bool:
@@ -66,6 +70,8 @@ class Journal:
     async def begin(self, request: Mapping[str, Any]) -> KeptAnswer | None:
         """The answer to the next request where it has one; otherwise it is kept. Raises RunInterrupted."""
         self.number += 1
+        if request.get("op") == "exchange" and is_training(request["message_type"]) and request["model"] is not None:
+            self.trained.append(request["model"])
         text = json.dumps(request, sort_keys=True, separators=(",", ":"))
         digest = hashlib.sha256(text.encode()).digest()
         step = self._steps.get(self.number)

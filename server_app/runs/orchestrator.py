@@ -35,6 +35,7 @@ from server_app.runs.app_messages import (
     Start,
 )
 from server_app.runs.app_process import AppConnection
+from server_app.runs.buffered_exchanges import BufferedExchanges
 from server_app.runs.grouped_exchanges import GroupedExchanges
 from server_app.runs.journal import Journal, KeptAnswer, as_kept
 from server_app.runs.plain_exchanges import PlainExchanges, PlainRequest
@@ -78,6 +79,7 @@ class RunOrchestrator:
         self._evaluated: tuple[int, Path] | None = None
         self._secure = SecureExchanges(run)
         self._grouped = GroupedExchanges(run, self._secure)
+        self._buffered = BufferedExchanges(run, self._secure)
         self._plain = PlainExchanges(run)
 
     async def lead(self, app: AppConnection) -> RunEnd:
@@ -111,6 +113,7 @@ class RunOrchestrator:
             aggregation=plan.settings.aggregation,
             groups=plan.settings.groups,
             least_groups=plan.settings.least_groups,
+            buffered=plan.settings.buffered,
             question=None if plan.question is None else to_plain(QUESTION, plan.question),
             initial=None if initial is None else str(initial),
             noised=plan.settings.private,
@@ -206,6 +209,8 @@ class RunOrchestrator:
             model=model.path if model else None,
             announced=model.reference if model else None,
         )
+        if self._run.plan.settings.buffered and is_training(asked.message_type):
+            return KeptAnswer(exchange=await self._buffered.exchange(secure, self._journal.trained))
         if self._run.plan.settings.groups > 1 and is_training(asked.message_type):
             return KeptAnswer(groups=await self._grouped.exchange(secure))
         return KeptAnswer(exchange=await self._secure.exchange(secure))

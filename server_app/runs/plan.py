@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from fedcore.buffered import buffer_size
 from fedcore.config import JobSettings, override
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
@@ -89,10 +90,7 @@ class RunPlan:
     def check(self, members: int, min_cohort: int) -> None:
         """Refuse a run that cannot work among `members` clients with their policies; raises ConfigurationError."""
         if self.settings.buffered:
-            raise ConfigurationError(
-                'asynchrony = "buffered" runs in a simulation only so far (fedcore simulate APP --set '
-                "asynchrony=buffered): a server waits for the clients of each round, with over-selection not for all"
-            )
+            buffer_size(self.settings, members, min_cohort)
         check_needs(self.settings, members, min_cohort)
 
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from server_app.storage.objects import Objects
 
 APP_FOLDER: Final = "app"
 ANSWERS: Final = "answers"
+_VERSIONS: Final = "versions"
 _WORK: Final = "work"
 _HANDED: Final = "handed"
 
@@ -63,7 +65,7 @@ class RunFiles:
             raise RunFailed("the server's copy of the app was changed since the run was submitted; submit it again")
         await self.remove_temporary()
         await asyncio.to_thread(bundle.write, self.app)
-        for name in (_WORK, _HANDED, ANSWERS):
+        for name in (_WORK, _HANDED, ANSWERS, _VERSIONS):
             (self._folder / name).mkdir(mode=0o700)
 
     async def initial(self) -> Path:
@@ -94,6 +96,16 @@ class RunFiles:
         if not stays:
             self.leave(target)
         return target
+
+    async def lend_version(self, number: int, model: Path) -> Path:
+        """The same file where it stays for as long as clients of a buffered run train from it."""
+        target = self._folder / _VERSIONS / f"{number}.safetensors"
+        await asyncio.to_thread(_link, model, target)
+        return target
+
+    async def remove(self, paths: Sequence[Path]) -> None:
+        """Remove files that nobody needs any more."""
+        await asyncio.to_thread(_remove, list(paths))
 
     def leave(self, path: Path) -> None:
         """A file or folder that may be removed once the next exchange begins."""

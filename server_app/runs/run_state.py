@@ -21,8 +21,9 @@ from server_app.storage.tables import ExchangeRow
 class RunState:
     """The encodings to come, the privacy budget, who cheated, and how many exchanges and rounds there were.
 
-    told: the configurations that went with the last training. best: what the best evaluation so far gave, by `rule`.
-    unjudged: what is to be said if the ServerApp does not find the rule's metric either; empty where it need not.
+    told: the configurations that went with the last training. spent: of a buffered run, as in `WorkBook`. best: what
+    the best evaluation so far gave, by `rule`. unjudged: what is to be said if the ServerApp does not find the rule's
+    metric either; empty where it need not.
     """
 
     def __init__(self, settings: JobSettings, least_cohort: int) -> None:
@@ -37,6 +38,7 @@ class RunState:
         self.rule = BestRule.parse(settings.best_model)
         self.best: float | None = None
         self.unjudged = ""
+        self.spent: dict[int, int] = {}
 
     def next_exchange(self) -> int:
         """The number of an exchange that is about to be opened."""
@@ -65,6 +67,9 @@ class RunState:
         """One more exchange has ended."""
         self.count = max(self.count, task.exchange)
         self.blamed.update(end.blamed)
+        if task.buffer is not None:
+            starts = dict(zip(task.cohort, task.buffer.starts, strict=True))
+            self.spent.update({client: starts[client].number for client in end.survivors})
         value = self.judged(task, end)
         if self.rule is not None and self.rule.beats(value, self.best):
             self.best = value

@@ -14,7 +14,7 @@ from fedcore.exchange import ExchangeRequest, failures_for, make_task
 from fedcore.federation import Roster
 from fedcore.groups import Part
 from fedcore.state import Layout
-from fedcore.wire import ModelRef, Task, is_training
+from fedcore.wire import Buffer, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.secure import SecureExchange
@@ -31,6 +31,15 @@ class SecureRequest:
     request: ExchangeRequest
     model: Path | None
     announced: ModelRef | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Whose updates, made before, a buffered exchange sums. whole: whether all of these clients have to survive."""
+
+    cohort: Sequence[int]
+    buffer: Buffer
+    whole: bool = False
 
 
 class SecureExchanges:
@@ -55,7 +64,7 @@ class SecureExchanges:
             task, end = await self.attempt(asked, attempts, attempt, next(past, None))
             await run.close_judged(task, end, asked.model)
             if end.failure is None:
-                self._note_success(task, end)
+                self.note_success(task, end)
                 return task.exchange
             error = end.failure.error()
             again = attempts.go_on(error, task.cohort, end.survivors, free=bool(end.blamed)) and end.common is None
@@ -77,17 +86,22 @@ class SecureExchanges:
         attempt: int,
         row: ExchangeRow | None,
         part: Part | None = None,
+        chosen: Chosen | None = None,
     ) -> tuple[Task, ExchangeEnd]:
-        """A new attempt, or where there is a row for it, what came or comes of that one.
+        """A new attempt, or where there is a row for it, what came or comes of that one. chosen: of a buffered run.
 
         Raises RoundFailed where too few clients are there, or left of the group `part`, and BudgetSpent.
         """
         services = self._run.services
         if row is None:
-            cohort = await self._cohort(asked.request, attempts, attempt, part)
+            if chosen is None:
+                cohort, whole = await self._cohort(asked.request, attempts, attempt, part), attempts.whole
+            else:
+                cohort, whole = chosen.cohort, chosen.whole
             previous = await self.head()
             with services.roster.held() as roster:
-                task = self._task(asked, roster, cohort, attempt, previous, attempts.whole, part)
+                buffer = chosen.buffer if chosen else None
+                task = self._task(asked, roster, cohort, attempt, previous, whole, part, buffer)
                 return task, await self._lead(asked, task, roster, None)
         task = Task.model_validate(row.task)
         if part is not None:
@@ -123,7 +137,7 @@ class SecureExchanges:
             model=asked.model,
             event_log=run.event_log,
             step=asked.step,
-            enough=0 if task.group else run.clients.enough(asked.request.nodes, task.message_type),
+            enough=0 if task.group or task.buffer else run.clients.enough(asked.request.nodes, task.message_type),
         )
         exchange = SecureExchange(
             context,
@@ -148,6 +162,7 @@ class SecureExchanges:
         previous: str,
         whole: bool,
         part: Part | None,
+        buffer: Buffer | None,
     ) -> Task:
         """Announce an attempt; raises BudgetSpent."""
         run, request = self._run, asked.request
@@ -170,6 +185,7 @@ class SecureExchanges:
             members=members,
             whole=whole,
             previous=previous,
+            buffer=buffer,
             cut=part.cut if part else None,
             group=part.group if part else None,
             places=part.places if part else None,
@@ -180,7 +196,8 @@ class SecureExchanges:
         least, members = self._run.services.min_cohort, len(self._run.services.roster.members)
         return failures <= failures_for(self._run.plan.settings, n, least, members, whole=True)
 
-    def _note_success(self, task: Task, end: ExchangeEnd) -> None:
+    def note_success(self, task: Task, end: ExchangeEnd) -> None:
+        """Say what came of an exchange that gave its sum."""
         total = end.total
         assert total is not None  # noqa: S101 - a secure exchange without a failure has a sum
         self._run.note_done(
@@ -193,6 +210,7 @@ class SecureExchanges:
             failures=total.failures,
             metrics_agree=total.names is not None,
             epsilon_spent=self._run.state.budget.epsilon_spent,
+            staleness=self._run.by_name(task.staleness_of(end.survivors)),
         )
 
 

@@ -38,6 +38,8 @@ def standings(services: Services, run: str, app_sha256: str, shown: Sequence[Exc
 
 
 def _standing(services: Services, client: int, app_sha256: str, exchange: Exchange | None) -> tuple[ClientState, str]:
+    if client in services.work.busy:
+        return ClientState.TRAINING, "for a later sum"
     if exchange is None or client not in exchange.clients:
         return _idle(services, client, app_sha256, asked=exchange is None or exchange.stages.over)
     gone = exchange.clients.reasons.get(client, "")

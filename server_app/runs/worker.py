@@ -252,6 +252,7 @@ class RunWorker:
         try:
             return await RunOrchestrator(context, journal).lead(app)
         finally:
+            self._services.work.close()
             await app.stop()
             await self._keep_files(files, event_log)
             await files.remove_temporary()

@@ -42,6 +42,8 @@ from fedcore.wire import (
     Task,
     WithdrawalReason,
     WithdrawIn,
+    WorkIn,
+    WorkState,
 )
 
 from .messages import model_in, save_message
@@ -90,6 +92,8 @@ class Member:
         self.session: ClientSession | None = None
         self.sent: dict[str, bytes] = {}
         self.place: PlaceIn | None = None
+        self.work: Task | None = None
+        self.base = folder
         self._folder = folder
         self._model: ModelState | None = None
 
@@ -153,10 +157,15 @@ class Member:
 
     async def enter(self) -> Task:
         """Take the next task, fetch its model, make a session."""
-        last = self.task
+        last, work = self.task, self.work
         known = f"?run={last.run}&after={last.exchange}" if last else ""
+        if work is not None and work.version is not None:
+            known += f"{'&' if known else '?'}work={work.run}&version={work.version.number}"
         task = self.task = Task.model_validate_json((await self._poll(f"/v1/task{known}")).content)
-        if task.model is not None and not is_draw(task):
+        assert task.version is None, "it is work"
+        if task.buffer is not None:
+            self._model = ModelState.open(self.base)
+        elif task.model is not None and not is_draw(task):
             self._model = await self._fetch(task)
         if task.aggregation == "secure" and not is_draw(task):
             self.session = ClientSession(
@@ -182,6 +191,27 @@ class Member:
         path = self._folder / f"{self.id}-{task.exchange}.safetensors"
         path.write_bytes(response.content)
         return model_in(path) if task.aggregation == "plain" else ModelState.open(path)
+
+    async def take_work(self) -> Task:
+        """Take work for a later sum, and fetch the model that it begins from."""
+        last = self.work.version if self.work is not None else None
+        known = f"?work={self.work.run}&version={last.number}" if self.work is not None and last is not None else ""
+        if self.task is not None:
+            known += f"{'&' if known else '?'}run={self.task.run}&after={self.task.exchange}"
+        task = self.work = Task.model_validate_json((await self._poll(f"/v1/task{known}")).content)
+        assert task.version is not None, "an exchange is open"
+        response = await self.ask("GET", f"/v1/runs/{task.run}/versions/{task.version.number}/model")
+        assert hashlib.sha256(response.content).hexdigest() == task.version.sha256
+        self.base = self._folder / f"{self.id}-base.safetensors"
+        self.base.write_bytes(response.content)
+        return task
+
+    async def say(self, state: WorkState, withdrawal: WithdrawIn | None = None) -> None:
+        """Tell the server how the work stands."""
+        assert self.work is not None
+        assert self.work.version is not None
+        said = WorkIn(run=self.work.run, version=self.work.version, state=state, withdrawal=withdrawal)
+        await self.ask("PUT", "/v1/work", said)
 
     async def draw(self) -> None:
         """Enter and answer a draw."""
@@ -230,6 +260,11 @@ class Member:
         await self.ask("POST", self.at("withdrawal"), reason)
 
     @property
+    def _start(self) -> str:
+        assert self.work is not None
+        return self.work.model_sha256
+
+    @property
     def cohort(self) -> list[int]:
         assert self.task is not None
         return self.task.cohort
@@ -249,6 +284,7 @@ class Member:
                 examples=self.local.examples,
                 metrics=self.local.metrics,
                 randomness=os.urandom,
+                factor=self.task.updates_of([self.id])[self.id, self._start] if self.task.buffer else 1.0,
             )
         )
         self._session.mask(encoded.words)

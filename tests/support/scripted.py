@@ -28,6 +28,7 @@ from fastapi import FastAPI, Request, Response
 
 from client_app.answers import KeptAnswer
 from client_app.exchange import Client, prepare_state_dir
+from client_app.held import HeldUpdate
 from client_app.http import tls_context
 from client_app.ledger import Ledger
 from client_app.output import Output
@@ -578,6 +579,7 @@ async def client(
                 transcript=transcript,
                 state_dir=tmp_path / "state",
                 kept=kept,
+                held=HeldUpdate(tmp_path / "state"),
                 output=Output(name=kit.name, stream=log),
             )
 

@@ -19,6 +19,7 @@ from client_app.agent import Agent, Pauses
 from client_app.answers import KeptAnswer
 from client_app.eligibility import Eligibility, Reading
 from client_app.exchange import Client, prepare_state_dir
+from client_app.held import HeldUpdate
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
@@ -133,6 +134,7 @@ async def play(asks: Sequence[Ask], data: Mapping[int, Data], kits: Mapping[int,
                 transcript=transcript,
                 state_dir=own / str(number),
                 kept=stack.enter_context(Unhurried(own / str(number))),
+                held=HeldUpdate(own / str(number)),
                 output=Output(name=kit.name, stream=logs[number]),
                 randomness=Randomness(number),
                 eligibility=Eligibility(rules=EligibilityRules(), read=lambda: Reading(minute=0)),

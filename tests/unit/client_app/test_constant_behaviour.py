@@ -28,6 +28,7 @@ from client_app.answers import KeptAnswer
 from client_app.contribution import seconds_to_pad
 from client_app.eligibility import Eligibility, Reading
 from client_app.exchange import Client, prepare_state_dir
+from client_app.held import HeldUpdate
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.failures import OUT_OF_MEMORY, RANK_HUNG, RANK_KILLED, AppFailed, RankFailed
@@ -121,6 +122,7 @@ def carry_out(script: Scripted, client: Client, allow: Callable[..., Client], tm
                 transcript=transcript,
                 state_dir=folder,
                 kept=KeptAnswer(folder),
+                held=HeldUpdate(folder),
                 work=work,
                 output=Output(name="client-1", stream=log),
                 randomness=random.Random(2).randbytes,

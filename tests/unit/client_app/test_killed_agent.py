@@ -13,6 +13,7 @@ from support.agents import agent_running, until
 
 from client_app.answers import KeptAnswer
 from client_app.exchange import Client
+from client_app.held import HeldUpdate
 from client_app.journal import Journal
 from client_app.ledger import Ledger
 from client_app.transcript import Transcript
@@ -58,7 +59,8 @@ async def test_killed_after_any_line(
             Transcript(folder, client.kit.roster) as transcript,
             KeptAnswer(folder) as kept,
         ):
-            again = replace(client, state_dir=folder, ledger=ledger, transcript=transcript, kept=kept)
+            held = HeldUpdate(folder)
+            again = replace(client, state_dir=folder, ledger=ledger, transcript=transcript, kept=kept, held=held)
             was_open = ledger.open_exchange
             async with script.serving(), agent_running(again) as running:
                 await until(lambda: script.decoded and ledger.open_exchange is None, running)

@@ -186,7 +186,7 @@ async def test_models_that_nobody_claims_do_not_fill_the_disk(here: Site, tmp_pa
     assert len(list(here.services.settings.spool_dir.iterdir())) == MOST_UNCLAIMED
 
 
-async def test_a_run_that_no_server_leads_is_refused(here: Site) -> None:
-    said = await problem(here.submit({"asynchrony": "buffered", "buffer-size": 3}), "bad-configuration")
-    assert "runs in a simulation only" in said
+async def test_a_buffer_that_would_show_single_updates_is_refused(here: Site) -> None:
+    said = await problem(here.submit({"asynchrony": "buffered", "buffer-size": 1}), "bad-configuration")
+    assert "a sum needs 3 clients" in said
     assert (await listed(here)).runs == []

@@ -1,0 +1,101 @@
+"""Work for a later sum: checked as a task is, trained in the ranks beside whatever else is asked, and held until then.
+
+Where the training fails, nobody is told, unless the owner lets failures be told: the client is ready then, and puts
+nothing into its sum. What is refused before it, by the task alone, is told as the refusal of an exchange is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from client_app.contribution import show_end, show_nothing, tells_failures
+from client_app.counted import CountedRounds
+from client_app.exchange import Client
+from client_app.held import work_in
+from client_app.ranks.messages import LocalAnswer
+from client_app.withdrawal import withdrawal_for
+from fedcore.admission.tasks import START_MISMATCH, check_frequency, check_work
+from fedcore.errors import AppError, FedcoreError, ProtocolViolation
+from fedcore.state import ModelState, sha256_file
+from fedcore.system.concurrency import guarded, in_thread
+from fedcore.wire import Task, WorkIn, WorkState
+
+
+async def do_work(task: Task, client: Client) -> WorkIn:
+    """Carry out a piece of work, which `client.held` has afterwards; what the server is to be told of it."""
+    try:
+        client.eligibility.check()
+        client.ledger.work(task, client.agreed)
+        check_frequency(task, client.kit.policy, client.ledger)
+        check_work(task, client.kit, client.app_sha256, client.agreed)
+        if task.version is None or task.version.sha256 != task.model_sha256:
+            raise ProtocolViolation(START_MISMATCH, "the work names another model than its version")
+        client.held.begin(task)
+        await _fetch(task, client)
+    except (FedcoreError, OSError) as error:
+        return _give_up(task, client, error)
+    except BaseException:
+        client.held.forget()
+        raise
+    started = client.clock()
+    answer: LocalAnswer | None = None
+    try:
+        answer = await _train(task, client)
+        client.output.info(
+            "work",
+            f"{answer.examples} examples from version {task.version.number}; ready for a sum",
+            seconds=round(client.clock() - started, 3),
+        )
+    except Exception as error:
+        # Whatever it was: an error that nobody foresaw may depend on the data as well.
+        if tells_failures(task, client.kit.policy):
+            return _give_up(task, client, error)
+        show_nothing(client.output, error)
+    except BaseException:
+        client.held.forget()
+        raise
+    await in_thread(client.held.keep, answer)
+    return work_in(task, WorkState.READY)
+
+
+def _give_up(task: Task, client: Client, error: Exception) -> WorkIn:
+    client.held.forget()
+    if isinstance(error, FedcoreError | OSError):
+        show_end(client.output, error)
+    else:
+        show_nothing(client.output, error)
+    return work_in(task, WorkState.GIVEN_UP).model_copy(update={"withdrawal": withdrawal_for(error)})
+
+
+async def _fetch(task: Task, client: Client) -> None:
+    """The model of the version, from the server or from the exchange before; raises ProtocolViolation."""
+    assert task.model is not None  # noqa: S101 - checked
+    assert task.version is not None  # noqa: S101 - checked
+    base, sha256 = client.held.base, task.model.sha256
+    last = client.state_dir / "models" / f"{sha256}.safetensors"
+    if last.exists() and await in_thread(sha256_file, last) == sha256:
+        os.link(last, base)
+    else:
+        path = f"/v1/runs/{quote(task.run, safe='')}/versions/{task.version.number}/model"
+        await client.transport.download(path, base, size=task.model.size, sha256=sha256)
+    try:
+        ModelState.open(base)
+    except FedcoreError as error:
+        raise ProtocolViolation("model-malformed", str(error)) from None
+
+
+async def _train(task: Task, client: Client) -> LocalAnswer:
+    """Run the app, when the ranks are free; ends where the machine may not train."""
+    counted = CountedRounds(client.state_dir)
+    counted.begin(task)
+
+    async def run(local: Path) -> LocalAnswer:
+        async with client.held.ranks:
+            return await client.work.run(task, client.held.base, local, counted=counted.last(task.run))
+
+    answer = await guarded(run(client.held.local), client.eligibility.lost())
+    if not answer.trained:
+        raise AppError("the worker returned no model, and one was asked for")
+    return answer

@@ -1,0 +1,106 @@
+"""What clients have in hand of the buffered run that is led: what they were given, and what they say of it.
+
+All of it is in memory. What a client has is on the client's own disk, and it says so whenever it joins; so a server
+that begins anew, or takes over, hears from each of them again (docs/adr/0050). Whose updates were summed is in the rows
+of the exchanges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedcore.buffered import WorkBook
+from fedcore.wire import ModelRef, Task, WorkIn
+from server_app.http.guard import CountBytes
+
+
+@dataclass(slots=True)
+class ClientWork:
+    """Between the routes, which clients call, and `BufferedExchanges`, which leads.
+
+    book: of the run that is led, None where it is not buffered. said: by client, what it said last.
+    """
+
+    book: WorkBook | None = None
+    said: dict[int, WorkIn] = field(default_factory=dict)
+    _run: str = ""
+    _given: dict[int, Task] = field(default_factory=dict)
+    _models: dict[int, Path] = field(default_factory=dict)
+    _bytes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By client, sent and received for the work that it was given last."""
+
+    # --- what the routes ask --------------------------------------------------------------------
+
+    def joined(self, client: int, work: WorkIn | None) -> None:
+        """A client has started, or has found this server again; what it has in hand."""
+        self.said.pop(client, None)
+        if work is not None:
+            self.said[client] = work
+
+    def heard(self, client: int, work: WorkIn) -> None:
+        """A client says how its work stands."""
+        self.said[client] = work
+
+    def given_to(self, client: int, run: str, number: int) -> Task | None:
+        """The work that a client is to do. run, number: of the last version that it took, which it knows already."""
+        task = self._given.get(client)
+        if task is None or task.version is None or (task.run, task.version.number) == (run, number):
+            return None
+        return task
+
+    def model_for(self, client: int, run: str, number: int) -> tuple[Path, ModelRef] | None:
+        """The file of a version, for a client that was given it."""
+        task, path = self._given.get(client), self._models.get(number)
+        if task is None or path is None or task.model is None or task.version is None:
+            return None
+        return (path, task.model) if (task.run, task.version.number) == (run, number) else None
+
+    def counter(self, client: int) -> CountBytes:
+        """Where the guard enters a request of `client` that is about its work."""
+
+        def enter(up: int, down: int) -> None:
+            before = self._bytes.get(client, (0, 0))
+            self._bytes[client] = before[0] + up, before[1] + down
+
+        return enter
+
+    @property
+    def busy(self) -> frozenset[int]:
+        """Who trains, and has no ranks left for anything else."""
+        return frozenset(self.book.training_clients) if self.book is not None else frozenset()
+
+    # --- what the run's leader does -------------------------------------------------------------
+
+    def open(self, run: str, book: WorkBook) -> None:
+        """A buffered run is led from here on."""
+        self.close()
+        self._run, self.book = run, book
+
+    def close(self) -> None:
+        """It is led no more, or by another process. What clients said stays: they do not say it again."""
+        self._run, self.book = "", None
+        self._given, self._models, self._bytes = {}, {}, {}
+
+    def said_of_run(self) -> list[tuple[int, WorkIn]]:
+        """What clients have in hand of this run."""
+        return [(client, work) for client, work in sorted(self.said.items()) if work.run == self._run]
+
+    def give(self, client: int, task: Task, model: Path) -> None:
+        """A client is to train from a version; `model` is its file."""
+        assert task.version is not None  # noqa: S101 - the task of a piece of work
+        self._given[client], self._models[task.version.number] = task, model
+        self._bytes[client] = (0, 0)
+
+    def take_away(self, client: int) -> None:
+        """A client has done its work, or is to do it no more."""
+        self._given.pop(client, None)
+
+    def unneeded(self, newest: int) -> list[Path]:
+        """Forget the versions that nobody trains from and that are not the newest; their files."""
+        needed = {task.version.number for task in self._given.values() if task.version is not None} | {newest}
+        return [self._models.pop(number) for number in list(self._models) if number not in needed]
+
+    def bytes_of(self, client: int) -> tuple[int, int]:
+        """Sent and received by a client for the update that it gave last, before its sum."""
+        return self._bytes.pop(client, (0, 0))
