@@ -24,6 +24,7 @@ import numpy as np
 from client_app.agent import Agent, Pauses
 from client_app.answers import KeptAnswer
 from client_app.exchange import Client, prepare_state_dir
+from client_app.held import HeldUpdate
 from client_app.http import tls_context
 from client_app.ledger import Ledger
 from client_app.output import Output
@@ -145,6 +146,7 @@ async def serve_client(folder: Path, app: Path, log: Log) -> None:
                 transcript=transcript,
                 state_dir=state,
                 kept=kept,
+                held=HeldUpdate(state),
                 output=Output(name=kit.name, stream=said),
                 randomness=work.randomness,
             )

@@ -41,6 +41,7 @@ from benchmarks.common import Figure, Report, Table, parser, run, say
 from client_app.agent import Agent, Pauses
 from client_app.answers import KeptAnswer
 from client_app.exchange import Client, prepare_state_dir
+from client_app.held import HeldUpdate
 from client_app.ledger import Ledger
 from client_app.output import Output
 from client_app.ranks.failures import AppFailed
@@ -128,6 +129,7 @@ async def seconds_to_upload(kinds: Sequence[str], pad: float, folder: Path) -> d
                 transcript=stack.enter_context(Transcript(own, kit.roster)),
                 state_dir=own,
                 kept=stack.enter_context(KeptAnswer(own)),
+                held=HeldUpdate(own),
                 output=Output(name=kit.name, stream=StringIO()),
             )
             pauses = Pauses(first=0.0, longest=0.0, refusal=0.0)
