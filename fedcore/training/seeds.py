@@ -12,6 +12,10 @@ import numpy as np
 import torch
 
 _DOMAIN = b"fedcore training seed v1"
+_DEVICES_BUILT = any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")) or (
+    torch.backends.mps.is_built()  # type: ignore[no-untyped-call]
+)
+"""Whether this torch knows any accelerator. Where it does, only using one tells whether it is there."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -65,8 +69,8 @@ def seeded(seed: int) -> Iterator[None]:
     """
     with generators_kept():
         seed_generators(seed)
-        # The block may be the first to use a device.
-        torch.manual_seed(seed)
+        if _DEVICES_BUILT:  # the block may be the first to use one; this takes a millisecond
+            torch.manual_seed(seed)
         yield
 
 

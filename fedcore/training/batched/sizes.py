@@ -7,10 +7,11 @@ import torch
 from fedcore.training.engines import Engine
 
 _MOST = 64
-_LEAST = 4
+_LEAST = 32
+"""A model of which fewer fit is so large that its steps are arithmetic: then four at once take twice as long as one
+after the other, and 20 as long (benchmarks/simulation.py, benchmarks/batched.py)."""
 _CACHE_BYTES = 16 << 20
-"""Of stacked parameters on a processor. Beyond its caches each step waits for memory, and takes longer than one client
-after the other (benchmarks/batched.py)."""
+"""Of stacked parameters on a processor. Beyond its caches each step waits for memory."""
 _DEVICE_SHARE = 16
 """Of the memory of an accelerator, the part that stacked parameters may have: as much again is for gradients, twice as
 much for an optimizer's state, and the rest for activations."""

@@ -373,7 +373,8 @@ class TestSelfCheck:
 
 def test_how_many_pay() -> None:
     assert clients_that_pay(local_engine(mlp())) == 64
-    assert clients_that_pay(local_engine(nn.Linear(500, 400))) == 20  # 200,400 parameters
+    assert clients_that_pay(local_engine(nn.Linear(300, 400))) == 34  # 120,400 parameters
+    assert clients_that_pay(local_engine(nn.Linear(500, 400))) == 1  # 200,400 parameters
     assert clients_that_pay(local_engine(nn.Linear(1000, 1500))) == 1
 
 

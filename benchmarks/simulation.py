@@ -1,0 +1,311 @@
+r"""The simulation beside its peers: Flower's own, pfl-research, and a bare loop over the same clients.
+
+    python benchmarks/simulation.py [--quick] [--json] [--parts flower loop] [--pfl FOLDER]
+
+Each arm is a process (`simulation_arm.py`) that simulates the same model, clients and rounds, on random numbers. Arms
+of one part take turns, round by round, and whoever waits is stopped; so all meet the same machine, and what is compared
+are the rounds of one turn. A first round lasts from the start of its process to the round's end, imports and workers
+included, and each arm has the machine to itself for it. Nobody tests a model. `flower`, `thousands`: beside Flower's
+simulation of the same app, which has one processor for each of its actors, so that all processors work. `loop`: beside
+training and averaging alone. `secure`: one round of 10,000 clients under secure aggregation, as a command.
+
+pfl-research is no dependency; for `pfl` it is installed into a folder of its own, which --pfl names:
+
+    pip install --no-deps --target FOLDER pfl multiprocess dill dp-accounting prv-accountant absl-py immutabledict \
+        mpmath
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+if not __package__:  # started as a file: the repository's root takes the place of this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.common import APPS, Figure, Report, Table, parser, quiet_environment, run, say
+from benchmarks.simulation_turns import Measured, measured_arms, over
+from fedcore.errors import EnvironmentFailure
+
+NOOP, APP = str(APPS / "noop"), str(APPS / "simulated")
+MIB: Final = float(1 << 20)
+BARE, ONE_BY_ONE, AT_ONCE, POOL = (
+    "bare loop",
+    "fedcore inline, one by one",
+    "fedcore inline, at once",
+    "fedcore process",
+)
+FLOWER, PLAIN, SECURE, RAY, PFL = "Flower", "fedcore plain", "fedcore secure", "fedcore plain, ray", "pfl-research"
+SECURE_CLIENTS, SECURE_PARAMETERS = 10_000, 100_000
+FLOOR_SECONDS: Final = 190
+"""Processor seconds of the primitives alone (docs/adr/0049-the-cryptography-of-thousands.md)."""
+
+Arms = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Found:
+    """What the parts found so far."""
+
+    figures: list[Figure] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    """The command line."""
+    options = parser("The simulation beside Flower's own, pfl-research, and a bare loop over the same clients.")
+    options.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="which parts")
+    options.add_argument("--pfl", type=Path, metavar="FOLDER", help="where pfl-research is installed")
+    options.add_argument("--turns", type=int, help="rounds of each arm after its first (default 5, quick 2)")
+    options.add_argument("--clients", type=int, default=0, help="of the part `secure` (default 10000, quick 200)")
+    return run(measure, options.parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All parts, one after the other."""
+    found = Found()
+    for name in arguments.parts:
+        say(f"{name}:")
+        PARTS[name](found, arguments)
+    found.notes.append(
+        "seconds are medians of rounds that took turns, ratios medians over the turns; memory is that of all processes "
+        "of an arm at the end of a round, shared pages counted once"
+    )
+    return Report(
+        benchmark="simulation", figures=tuple(found.figures), tables=tuple(found.tables), notes=tuple(found.notes)
+    )
+
+
+# --- what the arms are told -----------------------------------------------------------------------------------------
+
+
+def simulated(app: str, clients: int, config: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """A simulation by fedcore; by default plain, in the pool."""
+    ways = {"engine": "process", "aggregation": "plain"}
+    return {"arm": "fedcore", "app": app, "clients": clients, "config": dict(config), **ways, **options}
+
+
+def by_flower(app: str, clients: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by Flower."""
+    return {"arm": "flower", "app": app, "clients": clients, "config": dict(config)}
+
+
+def fraction(per_round: int, clients: int) -> float:
+    """Of the clients, that a round asks so many."""
+    return min(1.0, (per_round + 0.5) / clients)
+
+
+def small_cohort(per_round: int, clients: int) -> dict[str, Any]:
+    """Settings by which so few of all clients may make a secure sum (docs/simulation.md)."""
+    return {"max-corrupt": round(0.2 * per_round / clients, 6)} if per_round < clients else {}
+
+
+# --- the parts ------------------------------------------------------------------------------------------------------
+
+
+def beside_flower(found: Found, arguments: argparse.Namespace) -> None:
+    """A large model that nobody trains, and McMahan's 2NN by 10 of 100 clients with 600 examples each."""
+    if not _has_flower(found):
+        return
+    turns = arguments.turns or (2 if arguments.quick else 7)
+    config: dict[str, Any] = {"parameters": 1_000_000, "min-nodes": 8}
+    arms: Arms = {
+        FLOWER: by_flower(NOOP, 8, config),
+        PLAIN: simulated(NOOP, 8, config),
+        SECURE: simulated(NOOP, 8, config, aggregation="secure"),
+    }
+    measured = measured_arms(arms, turns)
+    value = over(measured[PLAIN], measured[FLOWER])
+    found.figures.append(Figure(name="round_over_flower_simulation_untrained", value=value, aim=1.0))
+    found.tables.append(rounds_table("8 clients of 1,000,000 parameters that add a constant", measured, FLOWER))
+    if arguments.quick:
+        found.figures.append(Figure(name="round_over_flower_simulation", value=value, aim=1.0))
+        return
+    config = {"model": "2nn", "examples": 600, "fraction-train": fraction(10, 100)}
+    arms = {
+        FLOWER: by_flower(APP, 100, config),
+        PLAIN: simulated(APP, 100, config),
+        SECURE: simulated(APP, 100, config, aggregation="secure", settings=small_cohort(10, 100)),
+    }
+    measured = measured_arms(arms, turns)
+    found.figures += [
+        Figure(name="round_over_flower_simulation", value=over(measured[PLAIN], measured[FLOWER]), aim=1.0),
+        Figure(
+            name="first_round_over_flower_simulation", value=measured[PLAIN].first / measured[FLOWER].first, aim=1.0
+        ),
+    ]
+    found.tables.append(rounds_table("2NN, 10 of 100 clients, 600 examples each, batches of 10", measured, FLOWER))
+
+
+def thousands(found: Found, arguments: argparse.Namespace) -> None:
+    """100 of 1,000 and of 10,000 clients with 50 examples each, of a model for digits."""
+    if arguments.quick or not _has_flower(found):
+        return
+    turns = arguments.turns or 3
+    for clients in (1_000, 10_000):
+        config = {"model": "digits", "examples": 50, "fraction-train": fraction(100, clients)}
+        secure = simulated(APP, clients, config, aggregation="secure", settings=small_cohort(100, clients))
+        arms: dict[str, Mapping[str, Any]] = {
+            FLOWER: by_flower(APP, clients, config),
+            PLAIN: simulated(APP, clients, config),
+            RAY: simulated(APP, clients, config, engine="ray"),
+            SECURE: secure,
+        }
+        measured = measured_arms(arms, turns)
+        value = over(measured[PLAIN], measured[FLOWER])
+        found.figures.append(Figure(name=f"round_over_flower_simulation_{clients}", value=value, aim=1.0))
+        found.tables.append(rounds_table(f"digits, 100 of {clients:,} clients, 50 examples each", measured, FLOWER))
+
+
+def beside_the_loop(found: Found, arguments: argparse.Namespace) -> None:
+    """The same training without any federation around it, in one process with one thread."""
+    turns = arguments.turns or (2 if arguments.quick else 7)
+    per_round, clients = (5, 50) if arguments.quick else (10, 100)
+    config = {"model": "2nn", "examples": 600, "fraction-train": fraction(per_round, clients)}
+    settings = small_cohort(per_round, clients)
+    bare = {
+        "arm": "bare",
+        "clients": clients,
+        "per_round": per_round,
+        "config": {"batch-size": 10, "lr": 0.1, **config},
+    }
+    arms: Arms = {
+        BARE: bare,
+        ONE_BY_ONE: simulated(APP, clients, config, engine="inline", at_once=1),
+        AT_ONCE: simulated(APP, clients, config, engine="inline"),
+        "fedcore inline, secure": simulated(
+            APP, clients, config, engine="inline", aggregation="secure", settings=settings
+        ),
+        POOL: simulated(APP, clients, config, at_once=1),
+    }
+    measured = measured_arms(arms, turns)
+    found.figures += [
+        Figure(name="round_over_bare_loop", value=over(measured[ONE_BY_ONE], measured[BARE]), aim=1.1),
+        Figure(name="round_at_once_over_bare_loop", value=over(measured[AT_ONCE], measured[BARE]), aim=1.0),
+        Figure(name="training_share", value=measured[ONE_BY_ONE].share(1), aim=0.9, at_least=True),
+    ]
+    workers = os.cpu_count() or 1
+    shares = {
+        name: f"{one.share(workers if name == POOL else 1):.2f}" for name, one in measured.items() if name != BARE
+    }
+    title = f"2NN, {per_round} of {clients} clients, 600 examples each: beside the loop"
+    found.tables.append(rounds_table(title, measured, BARE, more=("training, share", shares)))
+
+
+def beside_pfl(found: Found, arguments: argparse.Namespace) -> None:
+    """pfl-research's CIFAR-10 benchmark: 50 of 1,000 clients, 50 examples each, batches of 10, one epoch of SGD."""
+    folder = arguments.pfl
+    if folder is None or not (folder / "pfl").is_dir():
+        found.notes.append("part pfl was left out: pfl-research is not installed; see --help, and name it with --pfl")
+        return
+    turns = arguments.turns or (1 if arguments.quick else 5)
+    per_round, clients = (10, 100) if arguments.quick else (50, 1000)
+    config = {"model": "cifar-cnn", "examples": 50, "fraction-train": fraction(per_round, clients)}
+    cores = os.cpu_count() or 1
+    told = {"arm": "pfl", "packages": str(folder), "clients": clients, "per_round": per_round, "threads": cores}
+    arms: Arms = {
+        PFL: {**told, "config": {"batch-size": 10, "lr": 0.1, **config}},
+        PLAIN: simulated(APP, clients, config),
+        "fedcore secure": simulated(
+            APP, clients, config, aggregation="secure", settings=small_cohort(per_round, clients)
+        ),
+    }
+    measured = measured_arms(arms, turns)
+    found.figures.append(Figure(name="round_over_pfl", value=over(measured[PLAIN], measured[PFL]), aim=1.0))
+    title = f"pfl-research's CNN for CIFAR-10, {per_round} of {clients:,} clients, 50 examples each"
+    found.tables.append(rounds_table(title, measured, PFL))
+
+
+def secure_thousands(found: Found, arguments: argparse.Namespace) -> None:
+    """One secure round of all clients as `fedcore simulate` runs it; 5 % drop out."""
+    clients = arguments.clients or (200 if arguments.quick else SECURE_CLIENTS)
+    words = [
+        *("simulate", NOOP, "--clients", clients, "--drop", 0.05, "--set", f"min-clients={clients}"),
+        *("--set", "field-bits=21", "--run-config", f"parameters={SECURE_PARAMETERS} num-server-rounds=1"),
+        *("--run-config", f"min-nodes={clients}", "--engine", "process", "--json"),
+    ]
+    started = perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedcore", *map(str, words)],
+        env={**os.environ, **quiet_environment()},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)  # its own, and what it waited for
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise EnvironmentFailure(f"a secure round of {clients} clients ended with status {process.returncode}")
+    wall, processor = perf_counter() - started, usage.ru_utime + usage.ru_stime
+    say(f"  {clients:,} clients: {wall:.0f} s, {processor:.0f} processor seconds")
+    found.figures.append(
+        Figure(
+            name=f"processor_seconds_{clients}_secure",
+            value=processor,
+            unit="s",
+            aim=FLOOR_SECONDS * clients / SECURE_CLIENTS,
+        )
+    )
+    row = (f"{clients:,}", f"{wall:.0f}", f"{processor:.0f}", f"{usage.ru_maxrss / 1024:.0f}")
+    header = ("clients", "wall s", "processor s", "peak MiB of the largest process")
+    title = f"One secure round of all clients, {SECURE_PARAMETERS:,} parameters, 5 % drop out"
+    found.tables.append(Table(title=title, header=header, rows=(row,)))
+
+
+PARTS: Final[Mapping[str, Callable[[Found, argparse.Namespace], None]]] = {
+    "flower": beside_flower,
+    "thousands": thousands,
+    "loop": beside_the_loop,
+    "pfl": beside_pfl,
+    "secure": secure_thousands,
+}
+
+
+def rounds_table(
+    title: str,
+    measured: Mapping[str, Measured],
+    base: str,
+    *,
+    more: tuple[str, Mapping[str, str]] | None = None,
+) -> Table:
+    """A row for each arm. base: the arm that the others' rounds are divided by. more: a column, by arm."""
+    header: tuple[str, ...] = ("simulation", "first round s", "round s", f"over {base}", "processor s", "MiB")
+    rows: Sequence[tuple[str, ...]] = [
+        (
+            name,
+            f"{one.first:.1f}",
+            f"{one.wall:.3f}",
+            f"{over(one, measured[base]):.2f}",
+            f"{one.processor:.2f}",
+            f"{one.memory / MIB:.0f}",
+        )
+        for name, one in measured.items()
+    ]
+    if more is not None:
+        header = (*header, more[0])
+        rows = [(*row, more[1].get(row[0], "")) for row in rows]
+    return Table(title=title, header=header, rows=tuple(rows))
+
+
+def _has_flower(found: Found) -> bool:
+    """Whether Flower's simulation can run, which needs Ray; what is left out without it is noted."""
+    if find_spec("ray") is not None:
+        return True
+    note = (
+        "parts beside Flower were left out: its simulation needs Ray, which `pip install 'fedcore[simulation]'` brings"
+    )
+    if note not in found.notes:
+        found.notes.append(note)
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
