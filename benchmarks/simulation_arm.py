@@ -192,7 +192,7 @@ def pfl(gate: Gate, told: Mapping[str, Any]) -> None:
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.sampling import get_user_sampler
     from pfl.hyperparam import NNTrainHyperParams
-    from pfl.metrics import Metrics
+    from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
 
     from benchmarks.apps.simulated.simulated_app.task import initial_model, local_data
@@ -206,7 +206,7 @@ def pfl(gate: Gate, told: Mapping[str, Any]) -> None:
 
     module: Any = initial_model({"seed": 42, **config})
     module.loss = types.MethodType(loss, module)
-    module.metrics = types.MethodType(lambda self, x, y, eval=True: {}, module)
+    module.metrics = types.MethodType(lambda self, x, y, eval=True: {"none": Weighted(0.0, 1)}, module)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), 1.0))
 
     def dataset(client: int) -> Any:
@@ -225,7 +225,7 @@ def pfl(gate: Gate, told: Mapping[str, Any]) -> None:
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=ROUNDS,
-            evaluation_frequency=0,
+            evaluation_frequency=ROUNDS,  # the first, which always comes, is in the first round
             train_cohort_size=told["per_round"],
             val_cohort_size=0,
         ),
