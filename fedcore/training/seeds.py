@@ -13,7 +13,7 @@ import torch
 
 _DOMAIN = b"fedcore training seed v1"
 _DEVICES_BUILT = any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")) or (
-    torch.backends.mps.is_built()  # type: ignore[no-untyped-call]
+    torch.backends.mps.is_built()
 )
 """Whether this torch knows any accelerator. Where it does, only using one tells whether it is there."""
 
