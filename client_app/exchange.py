@@ -29,6 +29,7 @@ from client_app.counted import CountedRounds
 from client_app.eligibility import Eligibility
 from client_app.held import HeldUpdate
 from client_app.ledger import Ledger, note_asked
+from client_app.models import MODELS_FOLDER, Models
 from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
 from client_app.transcript import Transcript
@@ -62,7 +63,7 @@ from fedcore.secagg import (
     Randomness,
     ShareDelivery,
 )
-from fedcore.state import ModelState, sha256_file
+from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.tracing import Traces
 from fedcore.transcript import TranscriptOut
@@ -264,13 +265,11 @@ class _Exchange:
         if self.task.buffer is not None:  # ctx has what each update began from; nobody needs the newest model
             return ModelState.open(self.client.held.base), bytes.fromhex(reference.sha256)
         started = self.client.clock()
-        path = self.client.state_dir / "models" / f"{reference.sha256}.safetensors"
-        if not path.exists() or await in_thread(sha256_file, path) != reference.sha256:
-            _empty(path.parent)
-            await self.client.transport.download(
-                self._path("model"), path, size=reference.size, sha256=reference.sha256
-            )
-            self._say("model", f"received {_size(reference.size)}", started)
+        models = Models(self.client.state_dir / MODELS_FOLDER)
+        path = models.path(reference.sha256)
+        if not await in_thread(models.has, reference.sha256):
+            came = await models.fetch(reference, self.client.transport, self._path("model"))
+            self._say("model", f"received {_size(came)}", started)
         try:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
         except FedcoreError as error:
@@ -510,14 +509,8 @@ class _Exchange:
 def prepare_state_dir(folder: Path) -> Path:
     """Make the agent's folder, readable by its owner alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / "models").mkdir(mode=0o700, exist_ok=True)
+    (folder / MODELS_FOLDER).mkdir(mode=0o700, exist_ok=True)
     return folder
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if not path.is_dir():  # what waits for a sum has its model in a folder of its own
-            path.unlink()
 
 
 def _without_file(error: ReplyError) -> ManifestIn:

@@ -33,7 +33,7 @@ from fedcore.http_signing import sign_headers
 from fedcore.secagg import Signer
 from fedcore.system.concurrency import in_thread
 from fedcore.system.files import full_disk_named, replacing
-from fedcore.wire import Message
+from fedcore.wire import DELTA_BASE, Message
 
 CHUNK: Final = 1 << 20
 MAX_CONTROL_BYTES: Final = 64 << 20
@@ -194,21 +194,26 @@ class Transport:
 
         await self._repeat(attempt, None)
 
-    async def download(self, path: str, target: Path, *, size: int, sha256: str) -> None:
+    async def download(self, path: str, target: Path, *, size: int, sha256: str, base: str = "") -> bool:
         """GET a model into `target`, which stays as it is unless the bytes have the announced digest.
 
-        Raises ProtocolViolation("model-digest") when the bytes are others than announced.
+        base: the SHA-256 of a model that is here. True where the difference to that came in the place of the model: it
+        is in `target`, and only the model that it makes can be checked. Raises ProtocolViolation("model-digest") when
+        the bytes are others than announced.
         """
+        address = f"{path}?{httpx.QueryParams(base=base)}" if base else path
 
-        async def attempt() -> None:
-            async with self._open("GET", path, _EMPTY_DIGEST, {}, None) as response:
+        async def attempt() -> bool:
+            async with self._open("GET", address, _EMPTY_DIGEST, {}, None) as response:
                 await self._check_status(response)
+                is_difference = bool(base) and response.headers.get(DELTA_BASE) == f'"{base}"'
                 with replacing(target, mode=0o600) as file:
-                    if await self._spool(response, file, size) != sha256:
+                    if await self._spool(response, file, size) != sha256 and not is_difference:
                         raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
+                return is_difference
 
         with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
-            await self._repeat(attempt, None)
+            return await self._repeat(attempt, None)
 
     async def _spool(self, response: httpx.Response, file: BinaryIO, size: int) -> str:
         digest = hashlib.sha256()

@@ -24,7 +24,7 @@ SERVER_SETTINGS: Final = frozenset(
         "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
         "step-seconds", "liveness-seconds", "max-attempts", "app-seconds", "over-selection", "best-model",
         "buffer-size", "concurrency",
-        "min-groups",
+        "min-groups", "download-bits",
     }
 )  # fmt: skip
 """Settings of a run that a client need not know, or sees in other fields of its task. All others bind it."""
@@ -42,6 +42,8 @@ class JobSettings:
 
     aggregation: "secure" (masked, the server learns only sums) or "plain" (readable by the server).
     field_bits: width of a packed field, 16, 21 or 32; the first exchange of a run always uses 64.
+    download_bits: 32, or 16 for a model as its difference to the one that a client has, in bfloat16
+        (fedcore/state/difference.py); a client without that one gets the whole. Only with secure aggregation.
     w_max: largest number of examples that one client may report.
     metric_max: largest absolute value of a metric.
     query_max: largest absolute value of a number in the reply to a query, of which the sum over the clients is made.
@@ -92,6 +94,7 @@ class JobSettings:
 
     aggregation: Literal["secure", "plain"] = "secure"
     field_bits: Literal[16, 21, 32] = 16
+    download_bits: Literal[16, 32] = 32
     w_max: int = 2**17
     metric_max: float = 2.0**20
     query_max: float = 2.0**40
@@ -150,6 +153,8 @@ class JobSettings:
             self._check_over_selection()
         self._check_asynchrony()
         self._check_groups()
+        if self.download_bits != 32:
+            self._check_download_bits()
         if not 0 < self.dp_delta < 1:
             raise ConfigurationError("dp-delta must be greater than 0 and less than 1; below 1 / clients is usual")
         for name in ("train_metrics", "evaluate_metrics"):
@@ -237,6 +242,17 @@ class JobSettings:
         if self.over_selection:
             raise ConfigurationError(
                 "groups cannot be used with over-selection: who is fast would decide what is left of a group"
+            )
+
+    def _check_download_bits(self) -> None:
+        if self.aggregation != "secure":
+            raise ConfigurationError(
+                'download-bits = 16 needs aggregation = "secure": a plain message goes to its client unread'
+            )
+        if self.buffered:
+            raise ConfigurationError(
+                'download-bits = 16 cannot be used with asynchrony = "buffered", where clients begin from models of '
+                "several ages"
             )
 
     def _check_over_selection(self) -> None:

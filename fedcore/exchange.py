@@ -64,7 +64,9 @@ class ExchangeRequest:
 
     nodes: client ids. model: None where the message holds no ArrayRecord. configs: every ConfigRecord by its key,
     bytes as {"base64": ...}. weight_key: the metric that holds the number of examples. ahead: message type -> how many
-    nodes the strategy asks in a round, as it was when it sent its first message; empty where nobody knows.
+    nodes the strategy asks in a round, as it was when it sent its first message; empty where nobody knows. base: the
+    model that the mean of changes is added to, where clients get another one close to it (download-bits); None for
+    `model` itself.
     """
 
     message_type: str
@@ -76,6 +78,7 @@ class ExchangeRequest:
     weight_key: str
     timeout: float | None = None
     ahead: Mapping[str, int] = field(default_factory=dict)
+    base: ModelState | None = None
 
 
 def _path_of(state: ModelState | Path | None) -> str | None:

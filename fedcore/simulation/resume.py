@@ -180,6 +180,7 @@ class Resumable:
             "configs": {key: dict(value) for key, value in request.configs.items()},
             "timeout": request.timeout,
         }
+        self.simulation.sent(request)  # also of what was answered before: the next difference is taken to it
         found: list[ExchangeReply] = self._answer(
             asked, lambda: self.simulation.exchange(request), _keep_sums, _kept_sums
         )

@@ -51,6 +51,7 @@ from fedcore.simulation.buffered import usual_devices
 from fedcore.simulation.cohort import CohortSums
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.devices import Devices
+from fedcore.simulation.downloads import Downloads
 from fedcore.simulation.fates import Fates, RandomDrops
 from fedcore.simulation.grouped import sums_of_groups
 from fedcore.simulation.kept import NotedCrew
@@ -114,6 +115,7 @@ class Simulation:
     _cohorts: CohortSums = field(init=False)
     _plain_exchanges: PlainSimulation = field(init=False)
     _models: BestSoFar = field(init=False)
+    _downloads: Downloads = field(init=False)
     _enough: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -151,6 +153,7 @@ class Simulation:
                 )
             self._virtual = VirtualTime(devices=devices, settings=self.settings, run_config=self.run_config)
         self._models = BestSoFar(rule=BestRule.parse(self.settings.best_model), account=self._account, emit=self.emit)
+        self._downloads = Downloads(bits=self.settings.download_bits)
         self._sums = SecureSums(
             clients=self.clients,
             run_config=self.run_config,
@@ -162,6 +165,7 @@ class Simulation:
             plan=self._plan,
             account=self._account,
             virtual=self._virtual,
+            downloads=self._downloads,
             emit=self.emit,
             clock=self.clock,
         )
@@ -258,7 +262,7 @@ class Simulation:
         for message_type, nodes in request.ahead.items():
             if not self._account.withholds(is_training(message_type)):
                 self._check_asked(nodes, message_type)
-        kind = request.message_type
+        kind, request = request.message_type, self.sent(request)
         with KeptResults() as kept, contextlib.chdir(self._home):
             if self.settings.groups > 1 and is_training(kind):
                 return [ExchangeReply.of_cohort(one.decoded) for one in sums_of_groups(self._sums, request, kept)]
@@ -267,6 +271,10 @@ class Simulation:
             self._models.evaluated = (request.server_round, request.model)
             self._models.judge(found.metrics)
         return [ExchangeReply.of_cohort(found)]
+
+    def sent(self, request: ExchangeRequest) -> ExchangeRequest:
+        """The request with the model that clients get; a run that goes on calls this for what was answered before."""
+        return self._downloads.of(request)
 
     def _check_asked(self, nodes: int, message_type: str) -> None:
         check_asked(nodes, self.settings, self.clients, self._least, message_type=message_type, own=self.policy is None)

@@ -26,6 +26,7 @@ from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import BothEnds, ClientSession, Exchange, RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor
 from fedcore.simulation.crew import Crew
+from fedcore.simulation.downloads import Downloads
 from fedcore.simulation.fates import Fates
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
@@ -67,6 +68,7 @@ class SecureSums:
     """The secure sums of one simulated run, of a cohort or of one group of it.
 
     plan: how updates are encoded. account: the noise that was spent. virtual: the virtual clock, None without one.
+    downloads: how models get to the clients.
     count: attempts so far, and draws. told: the configurations that went with the last training.
     """
 
@@ -80,6 +82,7 @@ class SecureSums:
     plan: EncodingPlan
     account: PrivacyBudget
     virtual: VirtualTime | None
+    downloads: Downloads
     emit: EventSink
     clock: Callable[[], float]
     count: int = field(default=0, init=False)
@@ -137,7 +140,7 @@ class SecureSums:
         )
         admitted = self.owners.admit(task, request.model)
         parameters = self._parameters(task)
-        stage = self._stage(task, attempt, request.model.layout.nbytes if request.model else 0)
+        stage = self._stage(task, attempt, max(self.downloads.bytes_to(i, request.model) for i in task.cohort))
         # Thousands of clients in one process would check the same signatures, and agree on each key from both its ends.
         verify, agree = cache(verifies), BothEnds()
         round_ = MemoryRound(
@@ -154,7 +157,7 @@ class SecureSums:
             total = round_.collect(encoding, request.model, work, starts)
             self.account.spend(release_of(encoding))
             attempt.survivors = survivors = round_.unmask(total)
-        base = request.model if layout else None
+        base = (request.model if request.base is None else request.base) if layout else None
         try:
             decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
         except UpdateTooLarge as error:
@@ -199,7 +202,6 @@ class SecureSums:
         """Tell of an exchange that was completed, in one sum or in those of groups."""
         decoded, survivors = [one.decoded for one in found], sorted(i for one in found for i in one.survivors)
         names = [client_name(i) for i in survivors]
-        down = request.model.layout.nbytes if request.model else 0
         self.emit(
             ExchangeDone(
                 exchange=exchange,
@@ -216,7 +218,7 @@ class SecureSums:
                 seconds=sum(one.seconds for one in found),
                 virtual_seconds=None if self.virtual is None else self.virtual.lap(),
                 bytes_up={client_name(i): one.encoding.words * 8 for one in found for i in one.survivors},
-                bytes_down=dict.fromkeys(names, down),
+                bytes_down={client_name(i): self.downloads.bytes_to(i, request.model) for i in survivors},
                 epsilon_spent=self.account.epsilon_spent,
                 staleness={client_name(i): count for one in found for i, count in one.staleness.items()},
                 groups=len(found),

@@ -10,9 +10,10 @@ name, synced and then renamed: a reader finds either a complete file or none. sa
 nothing is ever unpickled.
 
 `facts` is what a file tells of its model beside its tensors; `own_model` keeps the model that a client holds, from
-round to round.
+round to round; `difference` makes of a model the 16-bit difference to one that its receiver has.
 """
 
+from fedcore.state.difference import add_difference, can_differ, difference_bytes, rounded, write_difference
 from fedcore.state.facts import ModelFacts, open_initial, read_facts, write_model
 from fedcore.state.files import FileSink, sha256_file
 from fedcore.state.layout import Layout, TensorSpec, from_float
@@ -31,9 +32,14 @@ __all__ = [
     "OwnModelRecord",
     "StateSink",
     "TensorSpec",
+    "add_difference",
+    "can_differ",
+    "difference_bytes",
     "from_float",
     "open_initial",
     "read_facts",
+    "rounded",
     "sha256_file",
+    "write_difference",
     "write_model",
 ]

@@ -149,7 +149,7 @@ def from_float(spec: TensorSpec, values: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(over="raise"):
             if spec.dtype != "BF16":
                 return values.astype(spec.storage, copy=False)
-            stored = _bfloat16_bits(values.astype(np.float32, copy=False))
+            stored = bfloat16_bits(values.astype(np.float32, copy=False))
     except FloatingPointError:
         raise _too_large(spec) from None
     infinite = (stored & 0x7FFF) == 0x7F80
@@ -165,7 +165,7 @@ def _too_large(spec: TensorSpec) -> EncodingError:
     )
 
 
-def _bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round float32 to bfloat16, nearest with ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))

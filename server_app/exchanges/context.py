@@ -18,12 +18,21 @@ from server_app.services import Services
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A model as its difference to another (`fedcore.state.difference`). base: the SHA-256 of that one's file."""
+
+    base: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeContext:
     """What an exchange is made of.
 
     settings: the run's. model: the file that clients fetch. enough: with how many updates more are not waited for; 0 to
     wait for everybody. step: of the run's journal, which asked for the exchange. extra: what else the caller needs to
-    make the exchange again.
+    make the exchange again. difference: the model for clients that have the one before. base: what the mean of their
+    changes is added to; None for the model itself.
     """
 
     services: Services
@@ -34,6 +43,8 @@ class ExchangeContext:
     enough: int = 0
     step: int = 0
     extra: Mapping[str, Any] | None = None
+    difference: Difference | None = None
+    base: Path | None = None
 
     @property
     def key(self) -> str:

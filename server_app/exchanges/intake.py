@@ -93,6 +93,11 @@ class Intake(ABC):
         path, reference = self.context.model, self.task.model
         return (path, reference) if path is not None and reference is not None else None
 
+    def difference_to(self, base: str) -> Path | None:
+        """The file with the difference of the model to the one whose SHA-256 is `base`, if there is one."""
+        difference = self.context.difference
+        return difference.path if difference is not None and difference.base == base else None
+
     def require(self, client: int) -> None:
         """Raise Rejection unless the client takes part and the exchange goes on."""
         self.require_member(client)

@@ -251,11 +251,12 @@ class SecureExchange(Exchange):
 
     def _decode(self, words: NDArray[np.uint64], path: Path | None) -> Decoded:
         apply_masks(words, self._round.mask_terms(), threads=self.services.threads)
+        base = self.context.base or self.context.model
         return decode(
             self.encoding,
             words,
             survivors=len(self.survivors),
-            base=ModelState.open(self.context.model) if path is not None and self.context.model else None,
+            base=ModelState.open(base) if path is not None and base is not None else None,
             out_path=path,
             threads=self.services.threads,
             sums=self.task.queries,

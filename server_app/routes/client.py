@@ -59,11 +59,12 @@ from server_app.routes.access import (
     guarded_request,
     records_after,
 )
-from server_app.routes.files import OCTETS, ModelResponse, body_chunks
+from server_app.routes.files import OCTETS, DifferenceResponse, ModelResponse, OctetsResponse, body_chunks
 from server_app.storage.blobs import Body
 
 K = ProblemKind
 PIECE_BYTES: Final = 1 << 20
+SHA256_OR_NONE: Final = r"^([0-9a-f]{64})?$"
 router = APIRouter(
     prefix="/v1",
     route_class=ForClients,
@@ -232,9 +233,20 @@ async def transcript(services: AnyServices, client: Client, after: RecordHash = 
     response_class=ModelResponse,
     responses={**_GET, 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )
-async def model(exchange: AnyExchange, client: Client) -> ModelResponse:
-    """The global model that the exchange starts from; plain: all that this client is sent, as a record file."""
+async def model(
+    exchange: AnyExchange,
+    client: Client,
+    base: Annotated[
+        str, Query(pattern=SHA256_OR_NONE, description="SHA-256 of a model of the run that the client has")
+    ] = "",
+) -> OctetsResponse:
+    """The global model that the exchange starts from; plain: all that this client is sent, as a record file.
+
+    Where the server has it as a difference to `base`, that comes in its place, and the header `Delta-Base` says so.
+    """
     exchange.require(client.client_id)
+    if base and (difference := exchange.difference_to(base)) is not None:
+        return DifferenceResponse(difference, base)
     found = exchange.model_for(client.client_id)
     if found is None:
         raise Rejection(ProblemKind.NOT_FOUND, "this exchange has no model")

@@ -36,6 +36,7 @@ from server_app.runs.app_messages import (
 )
 from server_app.runs.app_process import AppConnection
 from server_app.runs.buffered_exchanges import BufferedExchanges
+from server_app.runs.downloads import Downloads, Sent
 from server_app.runs.grouped_exchanges import GroupedExchanges
 from server_app.runs.journal import Journal, KeptAnswer, as_kept
 from server_app.runs.plain_exchanges import PlainExchanges, PlainRequest
@@ -81,6 +82,7 @@ class RunOrchestrator:
         self._grouped = GroupedExchanges(run, self._secure)
         self._buffered = BufferedExchanges(run, self._secure)
         self._plain = PlainExchanges(run)
+        self._downloads = Downloads(run.files, run.plan.settings.download_bits)
 
     async def lead(self, app: AppConnection) -> RunEnd:
         """Answer the app until it ends; its final model. Raises FedcoreError."""
@@ -148,11 +150,12 @@ class RunOrchestrator:
         if not isinstance(message, NodesAsked):
             self._run.warn_unjudged()
         files = await self._take_over(message)
-        if isinstance(message, ExchangeAsked) and message.model is not None and not is_training(message.message_type):
-            self._evaluated = message.server_round, files[message.model].path
+        sent = await self._sent(message, files)
+        if isinstance(message, ExchangeAsked) and sent is not None and not is_training(message.message_type):
+            self._evaluated = message.server_round, sent.path
         kept = await self._journal.begin(as_kept(message, {name: file.reference for name, file in files.items()}))
         if kept is None:
-            kept = await self._find(message, files)
+            kept = await self._find(message, files, sent)
             await self._journal.answer(kept)
         return await self._delivered(kept)
 
@@ -170,11 +173,17 @@ class RunOrchestrator:
             taken[name] = _TakenOver(path, await reference(path))
         return taken
 
-    async def _find(self, message: Request, files: Mapping[str, _TakenOver]) -> KeptAnswer:
+    async def _sent(self, message: Request, files: Mapping[str, _TakenOver]) -> Sent | None:
+        """What clients get of the model of a secure exchange, also of one that was answered before."""
+        if not isinstance(message, ExchangeAsked) or message.model is None:
+            return None
+        return await self._downloads.send(files[message.model].path, files[message.model].reference)
+
+    async def _find(self, message: Request, files: Mapping[str, _TakenOver], sent: Sent | None) -> KeptAnswer:
         """Do what the app asks for."""
         try:
             if isinstance(message, ExchangeAsked):
-                return await self._secure_exchange(message, files.get(message.model or ""))
+                return await self._secure_exchange(message, files.get(message.model or ""), sent)
             if isinstance(message, PlainAsked):
                 return await self._plain_exchange(message, files)
             return KeptAnswer(nodes=await self._run.clients.nodes())
@@ -183,7 +192,7 @@ class RunOrchestrator:
         except BudgetSpent as error:
             return KeptAnswer(spent=str(error))
 
-    async def _secure_exchange(self, asked: ExchangeAsked, model: _TakenOver | None) -> KeptAnswer:
+    async def _secure_exchange(self, asked: ExchangeAsked, model: _TakenOver | None, sent: Sent | None) -> KeptAnswer:
         """All attempts at one exchange."""
         budget = self._run.state.budget
         if budget.withholds(is_training(asked.message_type) or is_query(asked.message_type)):
@@ -203,12 +212,7 @@ class RunOrchestrator:
             weight_key=asked.weight_key,
             timeout=asked.timeout,
         )
-        secure = SecureRequest(
-            step=self._journal.number,
-            request=request,
-            model=model.path if model else None,
-            announced=model.reference if model else None,
-        )
+        secure = SecureRequest(step=self._journal.number, request=request, sent=sent)
         if self._run.plan.settings.buffered and is_training(asked.message_type):
             return KeptAnswer(exchange=await self._buffered.exchange(secure, self._journal.trained))
         if self._run.plan.settings.groups > 1 and is_training(asked.message_type):

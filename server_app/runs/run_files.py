@@ -27,6 +27,7 @@ ANSWERS: Final = "answers"
 _VERSIONS: Final = "versions"
 _WORK: Final = "work"
 _HANDED: Final = "handed"
+_SENT: Final = "sent"
 
 
 class RunKeys:
@@ -65,7 +66,7 @@ class RunFiles:
             raise RunFailed("the server's copy of the app was changed since the run was submitted; submit it again")
         await self.remove_temporary()
         await asyncio.to_thread(bundle.write, self.app)
-        for name in (_WORK, _HANDED, ANSWERS, _VERSIONS):
+        for name in (_WORK, _HANDED, _SENT, ANSWERS, _VERSIONS):
             (self._folder / name).mkdir(mode=0o700)
 
     async def initial(self) -> Path:
@@ -106,6 +107,16 @@ class RunFiles:
     async def remove(self, paths: Sequence[Path]) -> None:
         """Remove files that nobody needs any more."""
         await asyncio.to_thread(_remove, list(paths))
+
+    async def sent_files(self, model: Path, last: Path | None) -> tuple[Path, Path]:
+        """Where a difference goes, and a file with the content of `model` to begin with, in a folder of their own.
+
+        last: the model that was sent before; whatever is older is removed.
+        """
+        name, folder = secrets.token_hex(8), self._folder / _SENT
+        _remove([path for path in folder.iterdir() if path != last])
+        await asyncio.to_thread(_link, model, folder / name)
+        return folder / f"{name}.difference", folder / name
 
     def leave(self, path: Path) -> None:
         """A file or folder that may be removed once the next exchange begins."""

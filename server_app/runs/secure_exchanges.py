@@ -18,6 +18,7 @@ from fedcore.wire import Buffer, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.secure import SecureExchange
+from server_app.runs.downloads import Sent
 from server_app.runs.reasons import explain
 from server_app.runs.run_context import RunContext
 from server_app.storage.tables import ExchangeRow
@@ -25,12 +26,21 @@ from server_app.storage.tables import ExchangeRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureRequest:
-    """One exchange that the ServerApp asks for. step: of the journal. model: the file; announced: what clients hear."""
+    """One exchange that the ServerApp asks for. step: of the journal. sent: the model, as clients get it."""
 
     step: int
     request: ExchangeRequest
-    model: Path | None
-    announced: ModelRef | None
+    sent: Sent | None
+
+    @property
+    def model(self) -> Path | None:
+        """The file that clients train from."""
+        return self.sent.path if self.sent is not None else None
+
+    @property
+    def announced(self) -> ModelRef | None:
+        """What clients hear of it."""
+        return self.sent.reference if self.sent is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +145,8 @@ class SecureExchanges:
             task=task,
             settings=run.plan.settings,
             model=asked.model,
+            difference=asked.sent.difference if asked.sent is not None else None,
+            base=asked.sent.base if asked.sent is not None else None,
             event_log=run.event_log,
             step=asked.step,
             enough=0 if task.group or task.buffer else run.clients.enough(asked.request.nodes, task.message_type),

@@ -62,11 +62,11 @@ async def finished(here: Site, run: str) -> bytes:
     return model[8 + int.from_bytes(model[:8], "little") :]  # the tensors: the head has the run's id and the time
 
 
-@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+@pytest.mark.parametrize("kind", [{"aggregation": "secure", "download-bits": 16}, {"aggregation": "plain"}])
 async def test_fedadam_ends_with_the_same_bits_whatever_was_killed(
-    federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aggregation: str
+    federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
-    settings = {**SETTINGS, "aggregation": aggregation}
+    settings = {**SETTINGS, **kind}
     monkeypatch.setattr(members, "encode", same_rounding)
     async with site(federation, tmp_path / "calm", start_app=AppProcess.start) as here:
         run = (await here.submit(settings, CONFIG)).run

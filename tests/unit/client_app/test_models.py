@@ -1,0 +1,87 @@
+"""The model that a client has: kept, named to the server, and the base of the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_app.models import Models
+from fedcore.errors import ProtocolViolation
+from fedcore.state import ModelState, sha256_file, write_difference
+from fedcore.wire import ModelRef
+
+
+class Line:
+    """Stands for the transport: hands out a difference to whom it knows, else the whole. asked: which bases were named."""
+
+    def __init__(self, whole: Path, difference: Path | None = None, base: str = "") -> None:
+        self.whole, self.difference, self.base = whole, difference, base
+        self.asked: list[str] = []
+
+    async def download(self, path: str, target: Path, *, size: int, sha256: str, base: str = "") -> bool:
+        self.asked.append(base)
+        if self.difference is not None and base == self.base:
+            target.write_bytes(self.difference.read_bytes())
+            return True
+        if sha256_file(self.whole) != sha256:
+            raise ProtocolViolation("model-digest", "another model")
+        target.write_bytes(self.whole.read_bytes())
+        return False
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    old = rng.standard_normal(3000).astype(np.float32)
+    for name, array in {"old": old, "new": old + np.float32(0.1)}.items():
+        ModelState.from_arrays({"w": array}).save(tmp_path / name)
+    states = ModelState.open(tmp_path / "old"), ModelState.open(tmp_path / "new")
+    write_difference(*states, tmp_path / "difference", tmp_path / "sent")
+    (tmp_path / "models").mkdir()
+    return {name: tmp_path / name for name in ("old", "sent", "difference")}
+
+
+def reference(path: Path) -> ModelRef:
+    return ModelRef(sha256=sha256_file(path), size=path.stat().st_size)
+
+
+async def test_the_second_model_comes_as_a_difference(tmp_path: Path, made: dict[str, Path]) -> None:
+    models, first = Models(tmp_path / "models"), reference(made["old"])
+    assert await models.fetch(first, Line(made["old"]), "model") == first.size  # type: ignore[arg-type]
+    line, wanted = Line(made["sent"], made["difference"], first.sha256), reference(made["sent"])
+    came = await models.fetch(wanted, line, "model")  # type: ignore[arg-type]
+    assert came == made["difference"].stat().st_size < wanted.size * 0.52
+    assert line.asked == [first.sha256]
+    assert models.has(wanted.sha256)
+    assert [path.name for path in models.folder.iterdir()] == [f"{wanted.sha256}.safetensors"]
+
+
+@pytest.mark.parametrize("damaged", ["base", "difference", "no file at all"])
+async def test_where_the_sum_is_wrong_the_whole_model_is_fetched(
+    tmp_path: Path, made: dict[str, Path], damaged: str
+) -> None:
+    models, first, wanted = Models(tmp_path / "models"), reference(made["old"]), reference(made["sent"])
+    await models.fetch(first, Line(made["old"]), "model")  # type: ignore[arg-type]
+    if damaged == "no file at all":
+        made["difference"].write_bytes(b"no safetensors")
+    else:
+        path = models.path(first.sha256) if damaged == "base" else made["difference"]
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    line = Line(made["sent"], made["difference"], first.sha256)
+    came = await models.fetch(wanted, line, "model")  # type: ignore[arg-type]
+    assert came == made["difference"].stat().st_size + wanted.size
+    assert line.asked == [first.sha256, ""]
+    assert models.has(wanted.sha256)
+
+
+async def test_another_model_than_the_announced_one_leaves_what_is_here(tmp_path: Path, made: dict[str, Path]) -> None:
+    models, first = Models(tmp_path / "models"), reference(made["old"])
+    await models.fetch(first, Line(made["old"]), "model")  # type: ignore[arg-type]
+    with pytest.raises(ProtocolViolation):
+        await models.fetch(reference(made["sent"]), Line(made["old"]), "model")  # type: ignore[arg-type]
+    assert models.has(first.sha256)

@@ -1,0 +1,78 @@
+"""The chain of models that clients are sent: the same out of the same models, whoever makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from fedcore.state import ModelState, add_difference, sha256_file
+from server_app.runs.downloads import Downloads, Sent
+from server_app.runs.run_files import RunFiles, reference
+from server_app.storage.objects import DirectoryObjects
+
+
+def run_files(folder: Path) -> RunFiles:
+    (folder / "run" / "sent").mkdir(parents=True)
+    return RunFiles(DirectoryObjects(folder / "objects"), "run", folder / "run")
+
+
+def models(folder: Path, count: int, **more: np.ndarray) -> list[Path]:
+    rng, values = np.random.default_rng(7), np.zeros(4000, np.float32)
+    for number in range(count):
+        values = values + rng.standard_normal(4000).astype(np.float32)
+        ModelState.from_arrays({"w": values, **more}).save(folder / f"model{number}")
+    return [folder / f"model{number}" for number in range(count)]
+
+
+async def send_all(downloads: Downloads, paths: list[Path]) -> list[Sent]:
+    return [await downloads.send(path, await reference(path)) for path in paths]
+
+
+async def test_a_life_after_a_restart_sends_the_same_models(tmp_path: Path) -> None:
+    paths = models(tmp_path, 4)
+    (tmp_path / "again").mkdir()
+    lives = [await send_all(Downloads(run_files(folder), 16), paths) for folder in (tmp_path, tmp_path / "again")]
+    assert [one.reference for one in lives[0]] == [one.reference for one in lives[1]]
+    assert lives[0][0].reference == await reference(paths[0]), "the first is the strategy's own"
+    assert len({one.reference.sha256 for one in lives[0]}) == 4
+
+
+async def test_each_model_is_the_one_before_and_a_difference(tmp_path: Path) -> None:
+    downloads, paths, held = Downloads(run_files(tmp_path), 16), models(tmp_path, 3), tmp_path / "held"
+    for number, path in enumerate(paths):
+        sent = await downloads.send(path, await reference(path))
+        assert sent.base == path, "the mean is added to the strategy's own model"
+        assert sha256_file(sent.path) == sent.reference.sha256
+        if number:
+            assert sent.difference is not None
+            assert sent.difference.base == sha256_file(held)
+            assert sent.difference.path.stat().st_size < sent.reference.size * 0.55
+            add_difference(ModelState.open(held), ModelState.open(sent.difference.path), tmp_path / "made")
+            assert sha256_file(tmp_path / "made") == sent.reference.sha256
+        held.write_bytes(sent.path.read_bytes())
+
+
+async def test_the_same_model_again_is_the_same_file(tmp_path: Path) -> None:
+    downloads, (first, second) = Downloads(run_files(tmp_path), 16), models(tmp_path, 2)
+    sent = await send_all(downloads, [first, second, second])
+    assert sent[1] == sent[2]
+    assert len(list((tmp_path / "run" / "sent").iterdir())) <= 3, "older ones are removed"
+
+
+async def test_a_model_of_another_layout_goes_whole(tmp_path: Path) -> None:
+    downloads = Downloads(run_files(tmp_path), 16)
+    (one,) = models(tmp_path, 1)
+    (tmp_path / "other").mkdir()
+    (other,) = models(tmp_path / "other", 1, more=np.zeros(3, np.float32))
+    sent = (await send_all(downloads, [one, other]))[1]
+    assert sent.difference is None
+    assert sent.reference == await reference(other)
+
+
+async def test_without_the_setting_nothing_is_made(tmp_path: Path) -> None:
+    (one,) = models(tmp_path, 1)
+    told = SimpleNamespace()  # no files are touched
+    sent = await Downloads(told, 32).send(one, await reference(one))  # type: ignore[arg-type]
+    assert (sent.path, sent.base, sent.difference) == (one, None, None)
