@@ -75,5 +75,6 @@ class Models:
 
     def _keep_only(self, sha256: str) -> None:
         for path in self.folder.iterdir():
-            if path != self.path(sha256) and not path.is_dir():  # what waits for a sum has its model in a folder of its own
+            # What waits for a sum has its model in a folder of its own.
+            if path != self.path(sha256) and not path.is_dir():
                 path.unlink()
