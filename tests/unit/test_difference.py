@@ -92,7 +92,12 @@ def test_nothing_but_the_same_tensors_has_a_difference(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arrays",
-    [{"b": values(1)}, {"w": values(1, size=10)}, {"w": values(1).astype(np.float64)}, {"w": values(1), "b": values(1)}],
+    [
+        {"b": values(1)},
+        {"w": values(1, size=10)},
+        {"w": values(1).astype(np.float64)},
+        {"w": values(1), "b": values(1)},
+    ],
 )
 def test_a_difference_to_another_model_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     base = ModelState.from_arrays({"w": values(1)})
