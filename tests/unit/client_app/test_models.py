@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedcore.wire import ModelRef
 
 
 class Line:
-    """Stands for the transport: hands out a difference to whom it knows, else the whole. asked: which bases were named."""
+    """Stands for the transport: a difference for whom it knows, else the whole. asked: the bases that were named."""
 
     def __init__(self, whole: Path, difference: Path | None = None, base: str = "") -> None:
         self.whole, self.difference, self.base = whole, difference, base
@@ -24,11 +25,11 @@ class Line:
     async def download(self, path: str, target: Path, *, size: int, sha256: str, base: str = "") -> bool:
         self.asked.append(base)
         if self.difference is not None and base == self.base:
-            target.write_bytes(self.difference.read_bytes())
+            shutil.copyfile(self.difference, target)
             return True
         if sha256_file(self.whole) != sha256:
             raise ProtocolViolation("model-digest", "another model")
-        target.write_bytes(self.whole.read_bytes())
+        shutil.copyfile(self.whole, target)
         return False
 
 
