@@ -17,7 +17,7 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-slow test-all coverage check format lock sbom clean
+.PHONY: help install demo docs test test-slow test-all coverage check format lock peers sbom clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ format: $(STAMP)  ## put the sources into shape
 
 lock: $(STAMP)  ## renew the locks from pyproject.toml; with UPGRADE=--upgrade to the newest versions
 	$(PYTHON) docs/make_locks.py $(UPGRADE)
+
+peers: $(STAMP)  ## a round beside Flower and NVIDIA FLARE, in build/peers.md: about a quarter of an hour
+	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) benchmarks/peers.py --save build/peers.md
 
 sbom: $(STAMP)  ## print what an installation consists of, as CycloneDX
 	@$(PYTHON) docs/make_sbom.py

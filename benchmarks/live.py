@@ -94,7 +94,7 @@ def live_federation(
             server = group.start("server", [*FEDCORE, "server", "--federation", federation.folder])
             federation.start_clients(group, app, options)
             kit = OperatorKit.load(federation.operator)
-            _wait_for_clients(kit, group, clients)
+            wait_for_clients(kit, group, clients)
             with OperatorClient(kit) as operator:
                 yield LiveFederation(
                     app=app,
@@ -106,7 +106,7 @@ def live_federation(
                 )
 
 
-def _wait_for_clients(kit: OperatorKit, group: ProcessGroup, clients: int) -> None:
+def wait_for_clients(kit: OperatorKit, group: ProcessGroup, clients: int) -> None:
     """Until all are connected; raises EnvironmentFailure where one ends or they take too long."""
     context = ssl.create_default_context(cafile=str(kit.ca_file))
     headers = {"Authorization": f"Bearer {kit.token}"}

@@ -1,5 +1,6 @@
 """The arithmetic of the round benchmark, on a record made by hand, and its app."""
 
+import numpy as np
 import pytest
 from support.events import event
 
@@ -99,10 +100,10 @@ def test_the_app_trains_nothing_but_moves_the_model():
         emit=events.append,
     )
     state = simulation.run().state
+    start = np.random.default_rng(0).standard_normal(1003, dtype=np.float32)
     assert sum(array.size for array in state.values()) == 1003
     # Steps of 0.001 and 0.002 average to 0.0015 a round.
-    for array in state.values():
-        assert array == pytest.approx(0.003, abs=2e-6)
+    assert np.concatenate(list(state.values())) - start == pytest.approx(0.003, abs=2e-6)
     done = [item.message_type for item in events if item.kind == "exchange-done"]
     assert done == ["train", "train"]
 
