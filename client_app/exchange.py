@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -50,7 +51,7 @@ from fedcore.admission.tasks import (
     derive_parameters,
     follow_scales,
 )
-from fedcore.codec import AnyEncoding, encode, encode_nothing
+from fedcore.codec import AnyEncoding, DeviceVector, Encoded, encode, encode_nothing, open_vector
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.federation import ClientKit
@@ -62,6 +63,7 @@ from fedcore.secagg import (
     ClientSession,
     Randomness,
     ShareDelivery,
+    apply_masks,
 )
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
@@ -175,6 +177,8 @@ class _Exchange:
     _started: float = field(init=False)
     _counted: CountedRounds = field(init=False)
     _contributes: bool = field(default=False, init=False)
+    _device: DeviceVector | None = field(default=None, init=False)
+    """Where the words wait for their masks; None for the host."""
 
     def __post_init__(self) -> None:
         self._started = self.client.clock()
@@ -230,6 +234,7 @@ class _Exchange:
             await self._unmask(session, encoding)
         finally:
             session.abandon()
+            self._leave_device()
 
     async def plain(self) -> None:
         """Hand the message to the app, and send what it replies, or why it has no reply."""
@@ -308,7 +313,7 @@ class _Exchange:
             if tells_failures(self.task, self.client.kit.policy):
                 raise
             show_nothing(self.client.output, error)
-        nothing = await in_thread(encode_nothing, encoding, randomness=self.client.randomness)
+        nothing = await self._on_device(partial(encode_nothing, encoding, randomness=self.client.randomness), encoding)
         return nothing.words
 
     async def _watch(self) -> NoReturn:
@@ -351,7 +356,7 @@ class _Exchange:
         state = ModelState.open(made) if local.trained else None
         (factor,) = self.task.updates_of([self.client.kit.client_id]).values()
         started = self.client.clock()
-        encoded = await in_thread(
+        encode_there = partial(
             encode,
             encoding,
             base=model if self.task.trains else None,
@@ -362,12 +367,37 @@ class _Exchange:
             threads=self.client.threads,
             factor=factor,
         )
-        notes = [f"{encoding.field_bits}-bit fields"]
+        encoded = await self._on_device(encode_there, encoding)
+        notes = [f"{encoding.field_bits}-bit fields"] + ["on the device"] * (self._device is not None)
         too_large = "too large for the scales, so the sum stays closed" if encoded.overflowed else "clipped"
         notes += [f"{encoded.clipped} elements {too_large}"] if encoded.clipped else []
         notes += ["shrunk to the L2 bound"] if encoded.shrunk else []
         self._say("encode", ", ".join(notes), started)
         return encoded.words
+
+    async def _on_device(self, encode_there: Callable[..., Encoded], encoding: AnyEncoding) -> Encoded:
+        """What `encode_there(device=...)` makes on the device where there is one and it works; else on the host.
+
+        What contributes nothing goes the same way, so that its masks take the time that those of others take.
+        """
+        self._leave_device()
+        try:
+            self._device = await in_thread(open_vector, encoding.words)
+            if self._device is not None:
+                return await in_thread(encode_there, device=self._device)
+        except FedcoreError:
+            raise
+        except Exception as error:
+            # Devices, drivers and compilers fail in ways of their own; the host makes the same words.
+            self._leave_device()
+            self.client.output.warning("encode", f"the device does not serve, {type(error).__name__}: {error}")
+        return await in_thread(encode_there)
+
+    def _leave_device(self) -> None:
+        """Give the device's memory back, to whoever trains on it."""
+        if self._device is not None:
+            self._device.close()
+            self._device = None
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -422,9 +452,14 @@ class _Exchange:
     async def _upload(self, session: ClientSession, words: Words) -> None:
         """R2: mask in place and send, part by part; then say that this was all."""
         parts = await in_thread(
-            session.mask_parts, words, part_words=PART_BYTES // words.itemsize, threads=self.client.threads
+            session.mask_parts,
+            words,
+            part_words=PART_BYTES // words.itemsize,
+            threads=self.client.threads,
+            masker=self._device.apply_masks if self._device else apply_masks,
         )
         digest = await self._send(parts, words.nbytes, "masked and sent")
+        self._leave_device()
         # Masked in place: a server that lost parts of it gets the same bytes again.
         await self._end_upload(ManifestIn(digest=digest, size=words.nbytes), lambda: cut_parts(words))
 

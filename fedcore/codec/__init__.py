@@ -21,6 +21,7 @@ tells how many are, and magnitudes (`locks`).
 """
 
 from fedcore.codec.decoder import Decoded
+from fedcore.codec.device import DeviceVector, open_vector
 from fedcore.codec.dispatch import decode, encode, encode_nothing
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import CodecSettings, Encoding
@@ -36,6 +37,7 @@ __all__ = [
     "AnyEncoding",
     "CodecSettings",
     "Decoded",
+    "DeviceVector",
     "Encoded",
     "Encoding",
     "MetricName",
@@ -51,6 +53,7 @@ __all__ = [
     "first_encoding",
     "is_first",
     "joined",
+    "open_vector",
     "private_encoding",
     "release_of",
 ]

@@ -57,15 +57,15 @@ class FieldBlock:
                 state.release()
 
 
-def blocks(section: FieldSection) -> list[FieldBlock]:
-    """All fields of a section, in order."""
+def blocks(section: FieldSection, size: int = BLOCK_FIELDS) -> list[FieldBlock]:
+    """All fields of a section, in order, in blocks of `size`, a multiple of BLOCK_FIELDS."""
     found: list[list[Span]] = []
     place = 0
     for index, spec in section.tensors:
         start = 0
         while start < spec.size:
-            number, used = divmod(place, BLOCK_FIELDS)
-            stop = min(spec.size, start + BLOCK_FIELDS - used)
+            number, used = divmod(place, size)
+            stop = min(spec.size, start + size - used)
             if number == len(found):
                 found.append([])
             found[number].append(Span(index=index, spec=spec, start=start, stop=stop, place=place))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedcore.codec import decoder, encoder, noised
 from fedcore.codec.decoder import Decoded
+from fedcore.codec.device import DeviceVector
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.private import AnyEncoding, PrivateEncoding
@@ -28,16 +29,20 @@ def encode(
     out: NDArray[np.uint64] | None = None,
     threads: int = 1,
     factor: float = 1.0,
+    device: DeviceVector | None = None,
 ) -> Encoded:
     """One client's words: `encoder.encode`, or `noised.encode_noised`, where every client weighs the same.
 
-    `threads` share the work of the former; the words do not depend on their number. `factor` as there; noised updates
-    have none.
+    `threads` and `device` do the work of the former; the words do not depend on them. Noise is added by the processor,
+    to words that go to the device afterwards. `factor` as there; noised updates have none.
     """
     if isinstance(encoding, PrivateEncoding):
         if factor != 1:
             raise UsageError("an update with noise is not scaled")
-        return noised.encode_noised(encoding, base=base, local=local, metrics=metrics, randomness=randomness, out=out)
+        return _on(
+            device,
+            noised.encode_noised(encoding, base=base, local=local, metrics=metrics, randomness=randomness, out=out),
+        )
     return encoder.encode(
         encoding,
         base=base,
@@ -48,19 +53,32 @@ def encode(
         out=out,
         threads=threads,
         factor=factor,
+        device=device,
     )
 
 
 def encode_nothing(
-    encoding: AnyEncoding, *, randomness: Callable[[int], bytes], out: NDArray[np.uint64] | None = None
+    encoding: AnyEncoding,
+    *,
+    randomness: Callable[[int], bytes],
+    out: NDArray[np.uint64] | None = None,
+    device: DeviceVector | None = None,
 ) -> Encoded:
     """The words of a client that contributes nothing and says in the sum that it is one; shapes are those of `encode`.
 
-    With differential privacy they hold its share of the noise like any other.
+    With differential privacy they hold its share of the noise like any other. With `device` they are masked there too,
+    in the time that others take.
     """
     if isinstance(encoding, PrivateEncoding):
-        return noised.encode_nothing_noised(encoding, randomness=randomness, out=out)
-    return encoder.encode_nothing(encoding, randomness=randomness, out=out)
+        return _on(device, noised.encode_nothing_noised(encoding, randomness=randomness, out=out))
+    return _on(device, encoder.encode_nothing(encoding, randomness=randomness, out=out))
+
+
+def _on(device: DeviceVector | None, encoded: Encoded) -> Encoded:
+    """The same, on the device as well."""
+    if device:
+        device.load(encoded.words)
+    return encoded
 
 
 def decode(

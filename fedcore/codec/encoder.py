@@ -13,8 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
+from fedcore.codec.device import DeviceVector
 from fedcore.codec.encoding import MAX_SCALE, POWERS_FROM, Encoding, FieldSection, ScaleGroup
-from fedcore.codec.fields import BlockSummary, StochasticRounder, field_dtype, field_view, largest_magnitude, pack
+from fedcore.codec.fields import (
+    KEY_BYTES,
+    BlockSummary,
+    StochasticRounder,
+    field_dtype,
+    field_view,
+    largest_magnitude,
+    pack,
+)
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, power_words
 from fedcore.codec.metrics import MetricValue, encode_metrics, lost_word
@@ -58,13 +67,15 @@ def encode(
     out: NDArray[np.uint64] | None = None,
     threads: int = 1,
     factor: float = 1.0,
+    device: DeviceVector | None = None,
 ) -> Encoded:
     """Encode factor * (local - base), weighted by examples, and metrics; both states None without a layout.
 
     `factor`, from 0 to 1, scales floating point tensors, after the L2 clip, and neither the weight that the sum is
     divided by nor tensors of integers. `randomness(k)` returns k secret random bytes. `out` ([encoding.words], uint64,
     contiguous) takes the words where it is given; after an error its content is meaningless. The result does not
-    depend on `threads`.
+    depend on `threads`. With `device` the same words are there, and those that are returned wait for their masks
+    (`DeviceVector.apply_masks`); until then they hold a part of them.
 
     An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
     tell that, and its magnitudes, and nothing else.
@@ -96,14 +107,21 @@ def encode(
         shrunk = shrink < 1
         words[sections["shrunk"]] = int(shrunk)
         weight = factor * shrink * count / encoding.settings.w_max
-        clipped = _encode_floats(update, words, weight, randomness)
+        clipped = _encode_floats(update, words, weight, randomness, device)
         encode_integers(encoding, words[sections["integers"]], base=base, local=local, examples=count)
         overflowed = clipped > 0 and not encoding.settings.clips
         if overflowed:
             words[sections["large"]] = 1
-            apply_lock(words[: sections["keys"].start], encoding.told, [forgotten_mask(randomness)], threads=threads)
         elif clipped:
             words[sections["lost"]] = lost_word(encoding, update.lost_share(weight), count)
+    if device:
+        device.load(words, sections["failed"].start)
+    if overflowed:
+        lock, end = [forgotten_mask(randomness)], sections["keys"].start
+        if device:
+            device.apply_lock(encoding.told, end, lock)
+        else:
+            apply_lock(words[:end], encoding.told, lock, threads=threads)
     return Encoded(words=words, clipped=clipped, shrunk=shrunk, overflowed=overflowed)
 
 
@@ -154,13 +172,23 @@ def check_out(encoding: AnyEncoding, out: NDArray[np.uint64] | None) -> NDArray[
 
 
 def _encode_floats(
-    update: _Update, words: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
+    update: _Update,
+    words: NDArray[np.uint64],
+    weight: float,
+    randomness: Callable[[int], bytes],
+    device: DeviceVector | None,
 ) -> int:
-    """Fill the fields and their statistics; returns the number of clipped elements."""
+    """Fill the fields, on the device where given, and their statistics; returns the number of clipped elements."""
     encoding, sections = update.encoding, update.encoding.sections
     ratios, clipped = [0.0] * len(encoding.scales), [0] * len(encoding.scales)
     for part in encoding.field_sections:
-        for index, summary in update.round_to(part, words[sections[part.name]], weight, randomness):
+        section = sections[part.name]
+        rounded = (
+            update.round_on(device, part, section.start, weight, randomness)
+            if device
+            else update.round_to(part, words[section], weight, randomness)
+        )
+        for index, summary in rounded:
             ratios[index] = max(ratios[index], summary.largest / part.levels)
             clipped[index] += summary.clipped
     for index, group in enumerate(encoding.groups):
@@ -249,8 +277,7 @@ class _Update:
         self, part: FieldSection, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
     ) -> Iterator[tuple[int, BlockSummary]]:
         """Fill the words `packed` of one section; what happened, by scale."""
-        bits = part.field_bits
-        factors = [weight * part.levels / scale for scale in self.encoding.scales]
+        bits, factors = part.field_bits, self._factors(part, weight)
         shared = StochasticRounder(field_bits=bits, levels=part.levels, randomness=randomness)
 
         def prepare() -> Callable[[FieldBlock], list[tuple[int, BlockSummary]]]:
@@ -270,6 +297,28 @@ class _Update:
             return round_block
 
         return chain.from_iterable(for_each(blocks(part), prepare, threads=self.threads))
+
+    def round_on(
+        self,
+        device: DeviceVector,
+        part: FieldSection,
+        start: int,
+        weight: float,
+        randomness: Callable[[int], bytes],
+    ) -> Iterator[tuple[int, BlockSummary]]:
+        """The same on the device, from word `start` on."""
+        factors, key = self._factors(part, weight), randomness(KEY_BYTES)
+        made = device.round_to(
+            part, start, base=self.base, local=self.local, factors=factors, key=key, threads=self.threads
+        )
+        for one in made:
+            if not math.isfinite(one.largest):
+                _refuse_not_finite(one.spec, self.base, self.local)
+            yield one.index, BlockSummary(largest=one.largest * factors[one.index], clipped=one.clipped)
+
+    def _factors(self, part: FieldSection, weight: float) -> list[float]:
+        """What turns an element into steps, by scale."""
+        return [weight * part.levels / scale for scale in self.encoding.scales]
 
     def _deltas(
         self, block: FieldBlock, buffer: NDArray[np.float32]

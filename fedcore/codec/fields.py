@@ -110,7 +110,7 @@ def padding(words: NDArray[np.uint64], field_bits: int, count: int) -> int:
     return stray
 
 
-_KEY_BYTES = 32
+KEY_BYTES = 32
 _RANDOM_BITS = 16
 _ONE = 1 << _RANDOM_BITS
 _BINADE = 2.0 ** (52 - _RANDOM_BITS)
@@ -140,7 +140,7 @@ class StochasticRounder:
     def __init__(self, *, field_bits: int, levels: int, randomness: Callable[[int], bytes]) -> None:
         self._levels = levels
         self._field_bits = field_bits
-        self._key = randomness(_KEY_BYTES)
+        self._key = randomness(KEY_BYTES)
         self._allocate()
 
     def _allocate(self) -> None:

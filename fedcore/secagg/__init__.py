@@ -24,7 +24,7 @@ from fedcore.secagg.checks import Check, Fault
 from fedcore.secagg.client import ClientSession
 from fedcore.secagg.complaint import Complaint, Part, Verdict
 from fedcore.secagg.keys import Randomness, Secret, Signer, Verify, verifies
-from fedcore.secagg.masking import MaskTerm, apply_masks
+from fedcore.secagg.masking import Masker, MaskTerm, apply_masks
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
@@ -68,6 +68,7 @@ __all__ = [
     "GraphSize",
     "KeyShares",
     "MaskTerm",
+    "Masker",
     "Outcome",
     "Part",
     "Randomness",

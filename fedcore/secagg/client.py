@@ -32,7 +32,7 @@ from fedcore.secagg.keys import (
     sign,
     verifies,
 )
-from fedcore.secagg.masking import MaskTerm, apply_masks, check_vector
+from fedcore.secagg.masking import Masker, MaskTerm, apply_masks, check_vector
 from fedcore.secagg.messages import (
     AdvertisedCohort,
     Advertisement,
@@ -287,13 +287,14 @@ class ClientSession:
             pass
 
     def mask_parts(
-        self, words: NDArray[np.uint64], *, part_words: int, threads: int = 1
+        self, words: NDArray[np.uint64], *, part_words: int, threads: int = 1, masker: Masker = apply_masks
     ) -> Generator[memoryview, None, None]:
         """R2 part by part: mask the next `part_words` words in place and give them out, little-endian bytes.
 
         In order, each part masked only when it is asked for, so that the ones before it can be sent meanwhile; `words`
         is uint64 [parameters.words], and no copy of it is made. Works once: from this call on no other vector can be
-        masked, and the survivors cannot be signed before the last part. If one fails, or the generator is closed
+        masked, and the survivors cannot be signed before the last part. A `masker` that holds the words elsewhere puts
+        them into `words` as it masks them. If one fails, or the generator is closed
         half way, the vector and the session are spoiled and the session is abandoned.
         """
         rule = client_transition(self._state, ClientEvent.MASK)
@@ -309,16 +310,18 @@ class ClientSession:
             self.abandon()
             raise
         self._secrets.self_secret, self._secrets.pair_secrets = None, {}
-        return self._masked(words, part_words, threads)
+        return self._masked(words, part_words, threads, masker)
 
-    def _masked(self, words: NDArray[np.uint64], part_words: int, threads: int) -> Generator[memoryview, None, None]:
+    def _masked(
+        self, words: NDArray[np.uint64], part_words: int, threads: int, masker: Masker
+    ) -> Generator[memoryview, None, None]:
         """The parts; the seeds stay in `_secrets`, so that whoever abandons the session erases them here too."""
         try:
             for start in range(0, words.size, part_words):
                 if not self._secrets.mask_terms:
                     raise IllegalTransition(self._state, ClientEvent.MASK)
                 part = words[start : start + part_words]
-                apply_masks(part, self._secrets.mask_terms, threads=threads, offset=start)
+                masker(part, self._secrets.mask_terms, threads=threads, offset=start)
                 yield part.astype("<u8", copy=False).data.cast("B")
         except BaseException:
             self.abandon()

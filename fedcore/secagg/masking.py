@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
@@ -65,6 +65,16 @@ class MaskTerm:
     def inverse(self) -> MaskTerm:
         """The term that removes this one."""
         return MaskTerm(sign=-1 if self.sign == 1 else 1, seed=self.seed)
+
+
+class Masker(Protocol):
+    """What adds masks to a range of a vector: `apply_masks`, or a device that holds the words of the range."""
+
+    def __call__(
+        self, words: NDArray[np.uint64], terms: Iterable[MaskTerm], *, threads: int = 1, offset: int = 0
+    ) -> None:
+        """Leave the masked words [offset, offset + count) in `words` ([count], writable, contiguous)."""
+        ...
 
 
 def apply_masks(
