@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcore.codec import DeviceVector
+from fedcore.codec import DeviceVector, device
 
+if not torch.cuda.is_available():
+    # The interpreter takes its time for each operation, however many lanes that has.
+    device._LANES, device._SIZE = 1 << 14, 1 << 18
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
