@@ -40,7 +40,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where bytecode may not be written, every process compiles all that it imports: six seconds of torch's each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Triton makes its functions for a device or for its interpreter, which runs on the processor, as soon as it is imported.
+# When it is imported Triton makes its functions, for a device or for its interpreter, which runs on the processor.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # A shell without job control has its background jobs ignore Ctrl-C, and so would every process that the tests start.
