@@ -63,7 +63,6 @@ from fedcore.secagg import (
     ClientSession,
     Randomness,
     ShareDelivery,
-    apply_masks,
 )
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
@@ -456,7 +455,7 @@ class _Exchange:
             words,
             part_words=PART_BYTES // words.itemsize,
             threads=self.client.threads,
-            masker=self._device.apply_masks if self._device else apply_masks,
+            masker=self._device.apply_masks if self._device else None,
         )
         digest = await self._send(parts, words.nbytes, "masked and sent")
         self._leave_device()

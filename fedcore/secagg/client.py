@@ -287,7 +287,7 @@ class ClientSession:
             pass
 
     def mask_parts(
-        self, words: NDArray[np.uint64], *, part_words: int, threads: int = 1, masker: Masker = apply_masks
+        self, words: NDArray[np.uint64], *, part_words: int, threads: int = 1, masker: Masker | None = None
     ) -> Generator[memoryview, None, None]:
         """R2 part by part: mask the next `part_words` words in place and give them out, little-endian bytes.
 
@@ -313,7 +313,7 @@ class ClientSession:
         return self._masked(words, part_words, threads, masker)
 
     def _masked(
-        self, words: NDArray[np.uint64], part_words: int, threads: int, masker: Masker
+        self, words: NDArray[np.uint64], part_words: int, threads: int, masker: Masker | None
     ) -> Generator[memoryview, None, None]:
         """The parts; the seeds stay in `_secrets`, so that whoever abandons the session erases them here too."""
         try:
@@ -321,7 +321,7 @@ class ClientSession:
                 if not self._secrets.mask_terms:
                     raise IllegalTransition(self._state, ClientEvent.MASK)
                 part = words[start : start + part_words]
-                masker(part, self._secrets.mask_terms, threads=threads, offset=start)
+                (masker or apply_masks)(part, self._secrets.mask_terms, threads=threads, offset=start)
                 yield part.astype("<u8", copy=False).data.cast("B")
         except BaseException:
             self.abandon()
