@@ -19,6 +19,12 @@ from fedcore.errors import ConfigurationError, UnknownKey
 
 ROUNDS_KEY: Final = "num-server-rounds"
 
+NARROW_BITS: Final = 12
+"""Updates in fields of so many bits and fewer are rotated: few levels need a tight scale."""
+
+LEAST_UPLOAD: Final = 2.0**-10
+"""The least upload-fraction: less than a number for each thousand elements."""
+
 SERVER_SETTINGS: Final = frozenset(
     {
         "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
@@ -41,7 +47,9 @@ class JobSettings:
     """What holds for a whole run.
 
     aggregation: "secure" (masked, the server learns only sums) or "plain" (readable by the server).
-    field_bits: width of a packed field, 16, 21 or 32; the first exchange of a run always uses 64.
+    field_bits: width of a packed field, 8, 10, 12, 16, 21 or 32, or "auto" for the narrowest that has room for the sum
+        of the cohort; the first exchange of a run always uses 64. 8, 10 and 12 compress uploads (docs/bytes.md).
+    upload_fraction: what an upload takes of the model's size in float32; 0 for what field_bits make of it.
     download_bits: 32, or 16 for a model as its difference to the one that a client has, in bfloat16
         (fedcore/state/difference.py); a client without that one gets the whole. Only with secure aggregation.
     w_max: largest number of examples that one client may report.
@@ -93,7 +101,8 @@ class JobSettings:
     """
 
     aggregation: Literal["secure", "plain"] = "secure"
-    field_bits: Literal[16, 21, 32] = 16
+    field_bits: Literal[8, 10, 12, 16, 21, 32, "auto"] = 16
+    upload_fraction: float = 0.0
     download_bits: Literal[16, 32] = 32
     w_max: int = 2**17
     metric_max: float = 2.0**20
@@ -151,6 +160,7 @@ class JobSettings:
                 raise ConfigurationError(f"{_kebab(name)} must be at least 0 and less than a third")
         if self.over_selection:
             self._check_over_selection()
+        self._check_upload()
         self._check_asynchrony()
         self._check_groups()
         if self.download_bits != 32:
@@ -188,6 +198,32 @@ class JobSettings:
         """Names and lengths of the metrics of training or of evaluation, sorted; None where they are not set."""
         name = "train_metrics" if training else "evaluate_metrics"
         return _metric_names(name, getattr(self, name)) or None
+
+    @property
+    def compresses(self) -> bool:
+        """Whether uploads are compressed: rotated, and rounded to few bits or sent in part."""
+        return bool(self.upload_fraction) or self.field_bits == "auto" or self.field_bits <= NARROW_BITS
+
+    def _check_upload(self) -> None:
+        if self.upload_fraction and not LEAST_UPLOAD <= self.upload_fraction <= 1:
+            raise ConfigurationError(
+                f"upload-fraction must be from {LEAST_UPLOAD:.4f} to 1, a part of the model's size in float32; 0 "
+                "stands for what field-bits make of it"
+            )
+        if not self.compresses:
+            return
+        what = "upload-fraction" if self.upload_fraction else f"field-bits = {self.field_bits}"
+        if self.aggregation != "secure":
+            raise ConfigurationError(f'{what} needs aggregation = "secure": a plain reply is sent as the app made it')
+        if self.private:
+            raise ConfigurationError(
+                f"{what} cannot be used with differential privacy, whose noise is made for every coordinate in 32 bits"
+            )
+        if self.clipping == "warn":
+            raise ConfigurationError(
+                f'{what} cannot be used with clipping = "warn": what is cut off after a rotation is a part of every '
+                "element of the update"
+            )
 
     def _check_best(self) -> None:
         if self.aggregation != "secure":

@@ -24,8 +24,10 @@ from fedcore.codec import (
     MetricName,
     ScaleTrack,
     Statistics,
+    auto_field_bits,
     first_encoding,
     private_encoding,
+    rotation_seed,
 )
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, EncodingError, UsageError
@@ -145,14 +147,22 @@ class EncodingPlan:
         self.privacy = PrivacyPlan.of(self.settings)
 
     def encoding(
-        self, message_type: str, layout: Layout | None, n: int, members: int | None = None, *, whole: bool = False
+        self,
+        message_type: str,
+        layout: Layout | None,
+        n: int,
+        members: int | None = None,
+        *,
+        whole: bool = False,
+        model: str = "",
     ) -> AnyEncoding:
         """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 64-bit fields.
 
         members, whole: as in `quorum_for`. With `whole` the scales are those of the attempt before, whose sum stayed
-        closed, or larger ones: clients answer for one model at rising scales only.
+        closed, or larger ones: clients answer for one model at rising scales only. model: SHA-256, hex, of the model
+        that is trained from, which decides how compressed updates are rotated.
         """
-        codec = codec_settings(self.settings, message_type)
+        codec = codec_settings(self.settings, message_type, n)
         sizes = n, self.least_cohort, members
         if is_query(message_type):
             self._check_query(codec, n)
@@ -166,7 +176,10 @@ class EncodingPlan:
         failures = failures_for(self.settings, *sizes, whole=whole)
         if layout is None:
             return first_encoding(codec, layout, n, metrics=names, failures=failures)
-        return self._track(layout).encoding(codec, layout, n, metrics=names, failures=failures, again=whole)
+        rotation = rotation_seed(model) if codec.compresses else ""
+        return self._track(layout).encoding(
+            codec, layout, n, metrics=names, failures=failures, again=whole, rotation=rotation
+        )
 
     def learn(self, message_type: str, encoding: AnyEncoding, told: Told) -> None:
         """Keep what the sum of an exchange told about the names of metrics, and about magnitudes."""
@@ -196,25 +209,28 @@ class EncodingPlan:
             )
 
 
-def codec_settings(settings: JobSettings, message_type: str) -> CodecSettings:
-    """The part of a job's settings that the codec needs for one kind of message.
+def codec_settings(settings: JobSettings, message_type: str, n: int) -> CodecSettings:
+    """The part of a job's settings that the codec needs for one kind of message, for a cohort of `n` clients.
 
-    In a query every client weighs 1, so that the numbers of their replies add up.
+    In a query every client weighs 1, so that the numbers of their replies add up. Raises EncodingError where no width
+    of fields has room for so many.
     """
-    exact = _codec_settings(settings)
+    exact = _codec_settings(settings, n)
     if not is_query(message_type):
         return exact
     return replace(exact, w_max=1, metric_max=settings.query_max, max_metrics=QUERY_VALUES)
 
 
-def _codec_settings(settings: JobSettings) -> CodecSettings:
+def _codec_settings(settings: JobSettings, n: int) -> CodecSettings:
+    bits = settings.field_bits
     return CodecSettings(
-        field_bits=settings.field_bits,
+        field_bits=auto_field_bits(n, settings.upload_fraction) if bits == "auto" else bits,
         w_max=settings.w_max,
         metric_max=settings.metric_max,
         max_metrics=settings.max_metrics,
         clip_norm=settings.clip_norm or None,
         clipping=settings.clipping,
+        upload_fraction=settings.upload_fraction,
     )
 
 

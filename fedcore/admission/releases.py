@@ -32,6 +32,8 @@ from typing import Final
 from fedcore.admission.owner import History, Released, ids_from_text, ids_to_text
 from fedcore.attempts import MOST_REPEATS
 from fedcore.codec import AnyEncoding, Encoding
+from fedcore.codec.encoding import WIDE_BITS
+from fedcore.config import NARROW_BITS
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.transcript import Chain
@@ -180,5 +182,7 @@ def _scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], str]:
     alike = replace(encoding, metrics=None, failures=0)
     if encoding.settings.clipping == "warn":
         return (), alike.canonical().hex()
-    bits, scales = encoding.settings.field_bits, (1.0,) * len(encoding.scales)
-    return encoding.scales, replace(alike, n_max=1, field_bits=bits, scales=scales).canonical().hex()
+    # With field-bits = "auto" those of the settings too follow from the size of the cohort.
+    bits = NARROW_BITS if encoding.settings.compresses else WIDE_BITS
+    settings, scales = replace(encoding.settings, field_bits=bits), (1.0,) * len(encoding.scales)
+    return encoding.scales, replace(alike, settings=settings, n_max=1, field_bits=bits, scales=scales).canonical().hex()

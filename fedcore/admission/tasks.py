@@ -56,7 +56,7 @@ from typing import Any, Final
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.owner import History, Owner
 from fedcore.admission.releases import check_releases
-from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of
+from fedcore.codec import AnyEncoding, Encoding, check_scales, private_encoding, release_of, rotation_seed
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, EncodingError, ProtocolViolation
 from fedcore.exchange import codec_settings, encoding_of, noise_clients, round_parameters
@@ -246,11 +246,16 @@ def _check_buffer(task: Task, settings: JobSettings) -> None:
 def _check_settings(task: Task, encoding: AnyEncoding, settings: JobSettings) -> None:
     """What of the encoding follows from the run's settings alone, does so."""
     try:
-        expected = codec_settings(settings, task.message_type)
+        expected = codec_settings(settings, task.message_type, len(task.cohort))
     except EncodingError as error:
         raise ProtocolViolation(ENCODING_OFF_SETTINGS, str(error)) from None
     if encoding.settings != expected:
         raise ProtocolViolation(ENCODING_OFF_SETTINGS, "the encoding has other bounds than the settings of the run")
+    seed = rotation_seed(task.model.sha256) if task.model else ""
+    if isinstance(encoding, Encoding) and encoding.rotation not in ("", seed):
+        raise ProtocolViolation(
+            ENCODING_OFF_SETTINGS, "the updates are to be rotated in another way than the model that is sent decides"
+        )
     names = None if task.queries else settings.metrics_of(task.trains)
     if names is not None and encoding.metrics != (() if settings.private and task.trains else names):
         raise ProtocolViolation(ENCODING_OFF_SETTINGS, "the encoding has other metrics than the settings of the run")

@@ -22,6 +22,7 @@ from fedcore.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.privacy import Accountant, PrivacyBudget
 from fedcore.simulation import Simulation
+from fedcore.simulation.models import model_ref
 from fedcore.simulation.rounds import encoded
 from fedcore.state import ModelState
 from fedcore.wire import MetricValue, Task, is_query, is_training
@@ -105,7 +106,7 @@ class DryRound(Simulation):
             sizes = [int(np.prod(spec.shape)) for spec in layout.specs]
             self.facts |= {"tensors": len(sizes), "parameters": sum(sizes), "model_bytes": layout.nbytes}
         with self.findings.expecting("the encoding"):
-            encoding = self._plan.encoding(kind, layout, n, self.clients)
+            encoding = self._plan.encoding(kind, layout, n, self.clients, model=_model_hash(request))
             if layout is not None:
                 self.facts["bytes_up"] = encoding.words * 8
             return encoding
@@ -134,7 +135,8 @@ class DryRound(Simulation):
                     return _nothing(request)
                 self._plan.learn(request.message_type, encoding, found)
                 if base is not None:  # from now on with the packed fields of the settings
-                    later = self._plan.encoding(request.message_type, base.layout, n, self.clients)
+                    model = _model_hash(request)
+                    later = self._plan.encoding(request.message_type, base.layout, n, self.clients, model=model)
                     self.facts["bytes_up"] = later.words * 8
                 return ExchangeReply.of_cohort(found)
         return _nothing(request)
@@ -157,6 +159,11 @@ class DryRound(Simulation):
             self.findings.warn("privacy", f"the run ends before its {rounds} rounds are done: {error}")
         with self.findings.expecting("the clients' policies"):
             check_privacy(task, encoding, self.settings, self._owners.policy, spent)
+
+
+def _model_hash(request: ExchangeRequest) -> str:
+    reference = model_ref(request.model)
+    return reference.sha256 if reference is not None else ""
 
 
 def _nothing(request: ExchangeRequest) -> ExchangeReply:

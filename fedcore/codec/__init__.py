@@ -6,6 +6,9 @@ is unbiased, so its errors average out over clients and rounds (as in QSGD, Alis
 has room for the sum of n_max values, so fields are packed several to a word and words added modulo 2^64 without any
 field running into its neighbour; parameters for which that would not hold are refused before a round starts.
 
+Where a line is slow, fields are narrower still, or hold a part of the coordinates only; `rotation` says how an update
+is made fit for that (docs/adr/0052).
+
 A scale must cover the largest update of any client, which nobody may see. Clients therefore let power sums of their
 magnitudes travel in the sum, from which an upper bound for the next round follows (`statistics`, `scales`,
 docs/adr/0014).
@@ -24,11 +27,12 @@ from fedcore.codec.decoder import Decoded
 from fedcore.codec.device import DeviceVector, open_vector
 from fedcore.codec.dispatch import decode, encode, encode_nothing
 from fedcore.codec.encoder import Encoded
-from fedcore.codec.encoding import CodecSettings, Encoding
+from fedcore.codec.encoding import CodecSettings, Encoding, auto_field_bits
 from fedcore.codec.locks import MOST_FAILURES
 from fedcore.codec.metrics import MetricValue
 from fedcore.codec.names import MetricName
 from fedcore.codec.private import AnyEncoding, PrivateEncoding, private_encoding, release_of
+from fedcore.codec.rotation import rotation_seed
 from fedcore.codec.scales import ScaleMemory, ScaleTrack, check_scales, first_encoding, is_first
 from fedcore.codec.statistics import Statistics, joined
 
@@ -46,6 +50,7 @@ __all__ = [
     "ScaleMemory",
     "ScaleTrack",
     "Statistics",
+    "auto_field_bits",
     "check_scales",
     "decode",
     "encode",
@@ -56,4 +61,5 @@ __all__ = [
     "open_vector",
     "private_encoding",
     "release_of",
+    "rotation_seed",
 ]

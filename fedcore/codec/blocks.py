@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fedcore.codec.encoding import FieldSection
 from fedcore.errors import UsageError
@@ -24,6 +24,15 @@ although their buffers would fit the second-level cache."""
 
 _RELEASE_EVERY = 16
 
+
+class _Numbered(Protocol):
+    """What `for_each` goes through: numbered from 0."""
+
+    @property
+    def number(self) -> int: ...
+
+
+_Part = TypeVar("_Part", bound=_Numbered)
 _Result = TypeVar("_Result")
 
 
@@ -52,9 +61,14 @@ class FieldBlock:
 
     def release(self, *states: ModelState) -> None:
         """Release what was read of mapped files, once every few blocks."""
-        if self.number % _RELEASE_EVERY == _RELEASE_EVERY - 1:
-            for state in states:
-                state.release()
+        release_every(self.number, _RELEASE_EVERY, *states)
+
+
+def release_every(number: int, parts: int, *states: ModelState) -> None:
+    """Release what was read of mapped files after every so many parts; `number` is that of this one, from 0."""
+    if number % parts == parts - 1:
+        for state in states:
+            state.release()
 
 
 def blocks(section: FieldSection, size: int = BLOCK_FIELDS) -> list[FieldBlock]:
@@ -74,9 +88,7 @@ def blocks(section: FieldSection, size: int = BLOCK_FIELDS) -> list[FieldBlock]:
     return [FieldBlock(number=number, spans=tuple(spans)) for number, spans in enumerate(found)]
 
 
-def for_each(
-    cut: Sequence[FieldBlock], prepare: Callable[[], Callable[[FieldBlock], _Result]], *, threads: int
-) -> list[_Result]:
+def for_each(cut: Sequence[_Part], prepare: Callable[[], Callable[[_Part], _Result]], *, threads: int) -> list[_Result]:
     """The results for all blocks, in order. `prepare()` gives a thread its function, with buffers of its own.
 
     Where several blocks fail, the error of the first of them is raised: it is the same for any

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
 from fedcore.codec.encoding import Encoding, FieldSection
 from fedcore.codec.fields import padding, unpack
 from fedcore.codec.integers import decode_integers
@@ -18,6 +18,7 @@ from fedcore.codec.locks import apply_lock, find_keys, mask_of
 from fedcore.codec.metrics import decode_metrics, lost_share
 from fedcore.codec.names import MetricName, names_from_sum
 from fedcore.codec.private import AnyEncoding
+from fedcore.codec.rotation import UNIT, Rotation, Unit
 from fedcore.codec.statistics import Statistics, read_statistics
 from fedcore.errors import (
     NothingContributed,
@@ -123,7 +124,8 @@ def decode(
         def fill(sink: StateSink) -> None:
             for part in encoding.field_sections:
                 fields = words[encoding.sections[part.name]]
-                _decode_floats(encoding, part, fields, survivors, examples, base, sink, threads)
+                kind = _decode_floats if part.kept_share is None else _decode_rotated
+                kind(encoding, part, fields, survivors, examples, base, sink, threads)
             integers = words[encoding.sections["integers"]]
             decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
 
@@ -139,6 +141,7 @@ def decode(
     )
 
 
+_RELEASE_UNITS = 96
 _VECTORS = frozenset({"packed", "small", "integers", "names", "keys"})
 
 
@@ -225,6 +228,50 @@ def _decode_floats(
         return decode_block
 
     for_each(blocks(part), prepare, threads=threads)
+
+
+def _decode_rotated(
+    encoding: Encoding,
+    part: FieldSection,
+    packed: NDArray[np.uint64],
+    survivors: int,
+    examples: int,
+    base: ModelState,
+    sink: StateSink,
+    threads: int,
+) -> None:
+    """The same for units that were rotated.
+
+    Coordinates that were not sent count as zero, and the others as much more: so the expectation over subsets is right.
+    """
+    if padding(packed, part.field_bits, part.fields):
+        raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
+    offset = survivors * part.levels
+    units = [scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales]
+
+    def prepare() -> Callable[[Unit], None]:
+        rotation, mean = Rotation(encoding.rotation), np.empty(2 * UNIT, np.float64)
+
+        def decode_unit(unit: Unit) -> None:
+            fields = unpack(packed, part.field_bits, unit.place, unit.fields)
+            if fields.max() > 2 * offset or (fields[unit.values :] != offset).any():
+                name = unit.spec.name
+                raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
+            values = mean[: unit.values]
+            _subtract_offset(fields[: unit.values], offset, values)
+            values *= units[unit.index] * unit.rows / unit.kept
+            flat = rotation.matrix(unit)
+            flat.fill(0)
+            flat.reshape(unit.rows, -1)[rotation.subset(unit)] = values.reshape(unit.kept, -1)
+            rotation.rotate_back(unit, flat)
+            new = _values(base, unit.spec, unit.start, unit.stop).astype(np.float64)
+            new += flat[: unit.size]
+            sink.write(unit.spec, unit.start, from_float(unit.spec, new))
+            release_every(unit.number, _RELEASE_UNITS, base)
+
+        return decode_unit
+
+    for_each(part.units(), prepare, threads=threads)
 
 
 def _subtract_offset(fields: NDArray[Any], offset: int, out: NDArray[np.float64]) -> None:

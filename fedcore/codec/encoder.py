@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each
+from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
 from fedcore.codec.device import DeviceVector
 from fedcore.codec.encoding import MAX_SCALE, POWERS_FROM, Encoding, FieldSection, ScaleGroup
 from fedcore.codec.fields import (
@@ -29,9 +29,13 @@ from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, p
 from fedcore.codec.metrics import MetricValue, encode_metrics, lost_word
 from fedcore.codec.names import names_words
 from fedcore.codec.private import AnyEncoding
+from fedcore.codec.rotation import Rotation, Unit
 from fedcore.codec.statistics import power_word, size_range, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec
+
+_RELEASE_UNITS = 96
+"""As many elements as between two releases of blocks."""
 
 MOST_CLIPPED = 8
 MOST_CLIPPED_SHARE = 0.01
@@ -107,7 +111,8 @@ def encode(
         shrunk = shrink < 1
         words[sections["shrunk"]] = int(shrunk)
         weight = factor * shrink * count / encoding.settings.w_max
-        clipped = _encode_floats(update, words, weight, randomness, device)
+        # Rotated updates are made by the processor, and go to the device for their masks.
+        clipped = _encode_floats(update, words, weight, randomness, None if encoding.rotation else device)
         encode_integers(encoding, words[sections["integers"]], base=base, local=local, examples=count)
         overflowed = clipped > 0 and not encoding.settings.clips
         if overflowed:
@@ -115,7 +120,7 @@ def encode(
         elif clipped:
             words[sections["lost"]] = lost_word(encoding, update.lost_share(weight), count)
     if device:
-        device.load(words, sections["failed"].start)
+        device.load(words, 0 if encoding.rotation else sections["failed"].start)
     if overflowed:
         lock, end = [forgotten_mask(randomness)], sections["keys"].start
         if device:
@@ -183,11 +188,12 @@ def _encode_floats(
     ratios, clipped = [0.0] * len(encoding.scales), [0] * len(encoding.scales)
     for part in encoding.field_sections:
         section = sections[part.name]
-        rounded = (
-            update.round_on(device, part, section.start, weight, randomness)
-            if device
-            else update.round_to(part, words[section], weight, randomness)
-        )
+        if device:
+            rounded = update.round_on(device, part, section.start, weight, randomness)
+        elif part.kept_share is None:
+            rounded = update.round_to(part, words[section], weight, randomness)
+        else:
+            rounded = update.rotate_to(part, words[section], weight, randomness)
         for index, summary in rounded:
             ratios[index] = max(ratios[index], summary.largest / part.levels)
             clipped[index] += summary.clipped
@@ -319,6 +325,40 @@ class _Update:
     def _factors(self, part: FieldSection, weight: float) -> list[float]:
         """What turns an element into steps, by scale."""
         return [weight * part.levels / scale for scale in self.encoding.scales]
+
+    def rotate_to(
+        self, part: FieldSection, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
+    ) -> Iterator[tuple[int, BlockSummary]]:
+        """The same for a section whose units are rotated first, and of which only a part is sent."""
+        factors = self._factors(part, weight)
+        shared = StochasticRounder(field_bits=part.field_bits, levels=part.levels, randomness=randomness)
+
+        def prepare() -> Callable[[Unit], tuple[int, BlockSummary]]:
+            rounder, rotation = shared.for_thread(), Rotation(self.encoding.rotation)
+
+            def round_unit(unit: Unit) -> tuple[int, BlockSummary]:
+                flat = rotation.matrix(unit)
+                self._write_unit(unit, flat[: unit.size])
+                rotation.rotate(unit, flat)
+                # That of all coordinates: the next scale has to cover those that are not sent now.
+                largest = largest_magnitude(flat)
+                sent = flat.reshape(unit.rows, -1)[rotation.subset(unit)].reshape(-1)
+                rounder.begin(unit.number)
+                fields, summary = rounder.round(sent, factors[unit.index], largest=largest)
+                padded = np.full(unit.fields, part.levels, fields.dtype)
+                padded[: unit.values] = fields
+                pack(packed, part.field_bits, unit.place, padded)
+                return unit.index, summary
+
+            return round_unit
+
+        return iter(for_each(part.units(), prepare, threads=self.threads))
+
+    def _write_unit(self, unit: Unit, out: NDArray[np.float32]) -> None:
+        """The update, local - base, of the elements of a unit."""
+        span = Span(index=unit.index, spec=unit.spec, start=unit.start, stop=unit.stop, place=unit.place)
+        write_delta(span, self.base, self.local, out)
+        release_every(unit.number, _RELEASE_UNITS, self.base, self.local)
 
     def _deltas(
         self, block: FieldBlock, buffer: NDArray[np.float32]

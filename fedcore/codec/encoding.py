@@ -4,7 +4,8 @@
 to know. A vector is `[packed fields | wide words]`, all of them unsigned 64-bit words that add modulo 2^64:
 
     packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
-              a word, the first field in the lowest bits; zero padding in the last word only
+              a word, the first field in the lowest bits; zero padding in the last word only. Where
+              uploads are compressed, one for each rotated coordinate that is sent, see rotation.py
     small     the same for the elements of all floating point tensors below 1,024 elements, with 32 bits at least
     failed    1 where the client contributes nothing: its fields are zero updates, all other words but the keys zero,
               and then a mask of its own covers all but this word and the keys
@@ -25,29 +26,36 @@ Each large tensor has a scale and statistics of its own; all small ones share on
 of each client. Their fields are wide, so sharing costs no precision.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
-neighbour; with 64 bits, of one bit less, so that float64 has the largest one. See "Encoding" in docs/protocol.md.
+neighbour; with 64 bits, of one bit less, so that float64 has the largest one; with 8, 10 and 12 bits, where every level
+counts, as many levels as a sum of n_max leaves room for. See "Encoding" in docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from pydantic import GetPydanticSchema, PlainSerializer, StrictFloat, StrictInt
+from pydantic import GetPydanticSchema, PlainSerializer, StrictFloat, StrictInt, StrictStr
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from fedcore.codec.locks import LIMBS, MOST_FAILURES
 from fedcore.codec.names import NAMES_BYTES, MetricName, check_names, names_json, slot_count
+from fedcore.codec.rotation import Unit, cuts, fields_of, tensor_fields
+from fedcore.config import LEAST_UPLOAD, NARROW_BITS
 from fedcore.errors import EncodingError
 from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.state import Layout, TensorSpec
 
-FIELD_BITS = (16, 21, 32)
+FIELD_BITS = (8, 10, 12, 16, 21, 32)
 """Widths for which floor(64 / b) fields fill a 64-bit word without, or almost without, waste."""
+
+LEAST_LEVELS = 7
+"""A value is one of 15 numbers at least. With fewer the rounding adds more to an update than there is of it."""
 
 FIRST_BITS = 64
 """Width of all fields while nothing is known of magnitudes: a generous scale, and steps finer than any later ones."""
@@ -77,7 +85,8 @@ class CodecSettings:
     """How updates become integers. Raises EncodingError, naming the setting, for a bad value.
 
     field_bits
-        Width b of one field: 16, 21 or 32 bits, which costs 2, 2.67 or 4 bytes a parameter; 8 in a first exchange.
+        Width b of one field: 8, 10, 12, 16, 21 or 32 bits, which costs 1, 1.33, 1.6, 2, 2.67 or 4 bytes a parameter.
+        A first exchange has 64-bit fields and costs 8.
     w_max
         Most examples that one client may report for one round. A client's weight is
         examples / w_max; close to the largest real count is best for precision.
@@ -91,6 +100,11 @@ class CodecSettings:
     clipping
         What comes of an element that exceeds its scale: with "warn" it is cut off; with "repeat" and "fail" the client
         locks the sum.
+    upload_fraction
+        What an upload of large tensors takes of their size in float32, in every exchange; 0 for what `field_bits` make
+        of it. Where a field for each coordinate takes more, a random subset of the coordinates is sent.
+
+    Uploads are compressed with an `upload_fraction`, and with fields of 12 bits and fewer: updates are then rotated.
     """
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -101,10 +115,11 @@ class CodecSettings:
     max_metrics: StrictInt = 1024
     clip_norm: StrictFloat | None = None
     clipping: Clipping = "repeat"
+    upload_fraction: StrictFloat = 0.0
 
     def __post_init__(self) -> None:
         if type(self.field_bits) is not int or self.field_bits not in FIELD_BITS:
-            raise EncodingError(f"field-bits is {self.field_bits!r}; use 16, 21 or 32")
+            raise EncodingError(f"field-bits is {self.field_bits!r}; use 8, 10, 12, 16, 21 or 32")
         _check_count("w-max", self.w_max, 1, _MAX_EXAMPLES)
         _check_count("max-metrics", self.max_metrics, 0, _MAX_METRICS)
         _check_real("metric-max", self.metric_max, 2.0**-20, 2.0**40)
@@ -112,6 +127,23 @@ class CodecSettings:
             _check_real("clip-norm", self.clip_norm, MIN_SCALE, MAX_SCALE)
         if self.clipping not in get_args(Clipping):
             raise EncodingError(f"clipping is {self.clipping!r}; use {', '.join(get_args(Clipping))}")
+        if self.upload_fraction != 0:
+            _check_real("upload-fraction", self.upload_fraction, LEAST_UPLOAD, 1.0)
+        if self.compresses and self.clips:
+            raise EncodingError(
+                'clipping = "warn" cannot be used with upload-fraction, or with field-bits of 12 and fewer: what is '
+                "cut off after a rotation is a part of every element"
+            )
+
+    @property
+    def compresses(self) -> bool:
+        """Whether updates are rotated, and a subset of the coordinates sent where all of them would take more."""
+        return bool(self.upload_fraction) or self.field_bits <= NARROW_BITS
+
+    def kept_share(self, field_bits: int) -> float:
+        """How many of the rotated coordinates are sent in fields of this width: the bytes are the same at any."""
+        budget = self.upload_fraction or over_float32(self.field_bits)
+        return min(1.0, budget / over_float32(field_bits))
 
     @property
     def clips(self) -> bool:
@@ -121,7 +153,36 @@ class CodecSettings:
     def canonical(self) -> bytes:
         """Every setting, unambiguous."""
         counts = struct.pack(">IQI", self.field_bits, self.w_max, self.max_metrics)
-        return counts + struct.pack(">dd", self.metric_max, self.clip_norm or -1.0) + self.clipping.encode()
+        reals = struct.pack(">ddd", self.metric_max, self.clip_norm or -1.0, self.upload_fraction)
+        return counts + reals + self.clipping.encode()
+
+
+def over_float32(field_bits: int) -> float:
+    """Bytes of a field over the four of a float32, with its part of what a word leaves unused."""
+    return 2 / (64 // field_bits)
+
+
+def levels_of_bits(field_bits: int, n_max: int) -> int:
+    """L for fields of `field_bits` bits in a sum of `n_max`; 0 or less where there is no room for a value."""
+    if field_bits <= NARROW_BITS:
+        return ((1 << field_bits) - 1) // (2 * n_max)
+    value_bits = field_bits - carry_bits(n_max)
+    if value_bits < _MIN_VALUE_BITS:
+        return 0
+    return 1 << value_bits - 2 if field_bits == FIRST_BITS else (1 << value_bits - 1) - 1
+
+
+def auto_field_bits(n_max: int, upload_fraction: float) -> int:
+    """The width for field-bits = "auto" in a cohort of `n_max`.
+
+    The narrowest that has room for the sum, or where an `upload_fraction` leaves room for more, as wide as that allows
+    for all coordinates, up to 16 bits.
+    """
+    wide_enough = [bits for bits in FIELD_BITS if levels_of_bits(bits, n_max) >= LEAST_LEVELS]
+    if not wide_enough:
+        raise EncodingError(f"a sum of {n_max} clients fits no field; lower the cohort size")
+    paid = [bits for bits in wide_enough if bits <= _FINE_BITS and over_float32(bits) <= upload_fraction]
+    return max(paid, default=wide_enough[0])
 
 
 def _check_count(name: str, value: object, low: int, high: int) -> None:
@@ -155,9 +216,12 @@ def _metrics_that_fit(settings: CodecSettings, n_max: int) -> str:
 
 
 _MIN_VALUE_BITS = 4
+_FINE_BITS = 16
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/encoding/v4"
+_DOMAIN = b"fedcore/codec/encoding/v5"
+
+_SEED = re.compile(r"([0-9a-f]{64})?")
 
 _Rows = list[tuple[str, str, tuple[StrictInt, ...]]]
 
@@ -206,22 +270,55 @@ def scale_groups(layout: Layout | None) -> tuple[ScaleGroup, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSection:
-    """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L."""
+    """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L.
+
+    kept_share: how many of the coordinates of rotated tensors are sent; None where nothing is rotated.
+    """
 
     name: str
     field_bits: int
     levels: int
     tensors: tuple[tuple[int, TensorSpec], ...]
+    kept_share: float | None = None
+
+    @property
+    def per_word(self) -> int:
+        """Fields in a word."""
+        return 64 // self.field_bits
 
     @property
     def fields(self) -> int:
         """Number of fields."""
-        return sum(spec.size for _, spec in self.tensors)
+        if self.kept_share is None:
+            return sum(spec.size for _, spec in self.tensors)
+        return sum(tensor_fields(spec.size, self.kept_share, self.per_word) for _, spec in self.tensors)
 
     @property
     def words(self) -> int:
         """Words that hold the fields."""
-        return -(-self.fields // (64 // self.field_bits))
+        return -(-self.fields // self.per_word)
+
+    def units(self) -> list[Unit]:
+        """What is rotated by itself, in order; for a section that has a `kept_share`."""
+        assert self.kept_share is not None  # noqa: S101 - of a rotated section
+        units: list[Unit] = []
+        place = 0
+        for index, spec in self.tensors:
+            for start, stop in cuts(spec.size):
+                units.append(
+                    Unit(
+                        number=len(units),
+                        index=index,
+                        spec=spec,
+                        start=start,
+                        stop=stop,
+                        place=place,
+                        kept_share=self.kept_share,
+                        per_word=self.per_word,
+                    )
+                )
+                place += fields_of(stop - start, self.kept_share, self.per_word)
+        return units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +328,8 @@ class Encoding:
     `layout` is None where only metrics are exchanged (evaluation). `scales` has one entry for each
     of `groups`: the bound on |w * delta|, with w = examples / w_max. `metrics` are the names in the order of
     their slots; None where they are not known yet. `failures` is how many clients that contributed nothing a sum may
-    hold; one with more stays closed (`locks`).
+    hold; one with more stays closed (`locks`). `rotation` is the seed (32 bytes, hex) of signs and subsets where
+    uploads are compressed, else "".
 
     Raises EncodingError for parameters whose worst case could wrap or that leave too few bits.
     """
@@ -245,16 +343,21 @@ class Encoding:
     scales: tuple[StrictFloat, ...]
     metrics: tuple[MetricName, ...] | None = None
     failures: StrictInt = 0
+    rotation: StrictStr = ""
 
     def __post_init__(self) -> None:
         if type(self.n_max) is not int or not 1 <= self.n_max <= _MAX_CLIENTS:
             raise EncodingError(f"n_max is {self.n_max!r}; use a whole number from 1 to {_MAX_CLIENTS}")
         if type(self.field_bits) is not int or self.field_bits not in (*FIELD_BITS, FIRST_BITS):
-            raise EncodingError(f"the fields have {self.field_bits!r} bits; there are 16, 21, 32 and 64")
+            raise EncodingError(f"the fields have {self.field_bits!r} bits; there are 8, 10, 12, 16, 21, 32 and 64")
+        if self.field_bits <= NARROW_BITS and self.field_bits < self.settings.field_bits:
+            raise EncodingError(f"the fields have {self.field_bits} bits, fewer than the settings say")
+        # Fields of metrics only are never filled, and an evaluation may ask more clients than a training.
+        widths = (self.settings.field_bits, self.field_bits)
         # The settings' width is checked too: a first round with wide fields must not hide
         # that every later round will be refused.
-        for bits in (self.settings.field_bits, self.field_bits):
-            if bits - carry_bits(self.n_max) < _MIN_VALUE_BITS:
+        for bits in widths if self.layout is not None else (max(*widths, _FINE_BITS),):
+            if levels_of_bits(bits, self.n_max) < LEAST_LEVELS:
                 raise EncodingError(
                     f"a sum of {self.n_max} clients leaves fewer than {_MIN_VALUE_BITS} bits of a "
                     f"{bits}-bit field for a value; raise field-bits or lower the cohort size"
@@ -273,6 +376,10 @@ class Encoding:
                 raise EncodingError(f"the scale of {group.label} is out of range")
         check_names(self.metrics or (), self.settings.max_metrics)
         _check_count("failures", self.failures, 0, min(MOST_FAILURES, self.n_max - 1))
+        if not isinstance(self.rotation, str) or not _SEED.fullmatch(self.rotation):
+            raise EncodingError("the seed of the rotation is not 32 bytes in hex")
+        if bool(self.rotation) != (self.settings.compresses and self.layout is not None):
+            raise EncodingError("a seed of a rotation is needed where uploads are compressed, and only there")
 
     @property
     def floats(self) -> tuple[TensorSpec, ...]:
@@ -290,7 +397,13 @@ class Encoding:
         tensors = [(index, spec, group.small) for index, group in enumerate(self.groups) for spec in group.specs]
         packed, small = (tuple((index, spec) for index, spec, one in tensors if one is kind) for kind in (False, True))
         sections = (
-            FieldSection(name="packed", field_bits=self.field_bits, levels=self.levels, tensors=packed),
+            FieldSection(
+                name="packed",
+                field_bits=self.field_bits,
+                levels=self.levels,
+                tensors=packed,
+                kept_share=self.settings.kept_share(self.field_bits) if self.rotation else None,
+            ),
             FieldSection(name="small", field_bits=self.small_bits, levels=self._levels(self.small_bits), tensors=small),
         )
         return tuple(section for section in sections if section.fields)
@@ -314,7 +427,8 @@ class Encoding:
     def levels(self) -> int:
         """L = 2^(q-1) - 1: a value is a whole number from -L to L, sent as 0 to 2L. With 64-bit fields 2^(q-2).
 
-        The range is symmetric so that zero is a level: what did not change is sent exactly.
+        With 12 bits and fewer floor((2^b - 1) / 2n), which is the same where n is a power of two, and else more. The
+        range is symmetric so that zero is a level: what did not change is sent exactly.
         """
         return self._levels(self.field_bits)
 
@@ -323,8 +437,7 @@ class Encoding:
         return self._levels(self.small_bits) if self.groups[index].small else self.levels
 
     def _levels(self, bits: int) -> int:
-        value_bits = bits - carry_bits(self.n_max)
-        return 1 << value_bits - 2 if bits == FIRST_BITS else (1 << value_bits - 1) - 1
+        return levels_of_bits(bits, self.n_max)
 
     @property
     def metric_fraction_bits(self) -> int:
@@ -382,6 +495,7 @@ class Encoding:
             self.layout.digest() if self.layout is not None else b"",
             struct.pack(f">{len(self.scales)}d", *self.scales),
             b"" if self.metrics is None else names_json(self.metrics),
+            bytes.fromhex(self.rotation),
         ]
         return hash_of_parts(_DOMAIN, parts)
 

@@ -1,4 +1,4 @@
-"""Values to fields of 16, 21, 32 or 64 bits, by stochastic rounding, and such fields in 64-bit words.
+"""Values to fields of 8, 10, 12, 16, 21, 32 or 64 bits, by stochastic rounding, and such fields in 64-bit words.
 
 Rounding gives floor(x) or floor(x) + 1, the latter with probability x - floor(x): the expectation is x, so that
 rounding errors average out over clients and rounds instead of building up. The random bits come from ChaCha20 (RFC
@@ -7,8 +7,8 @@ x to a fixed-point number with 16 bits after the point, add 16 random bits and s
 uniform, is what is wanted, and whole numbers stay as they are. (64-bit fields hold more than the 53 bits of a float64:
 there the whole part is taken off before, and an x beyond 2^36 has fewer than 16 bits after the point, or none.)
 
-Field i lies in word i // k, k = floor(64 / b), at bit b * (i % k). But for 21 bits that is how a little-endian
-machine lays out arrays of these integers, so the words are viewed as such an array and nothing is shifted.
+Field i lies in word i // k, k = floor(64 / b), at bit b * (i % k). But for 10, 12 and 21 bits that is how a machine
+that is little-endian lays out arrays of these integers: the words are viewed as such an array, and nothing is shifted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from fedcore.codec.blocks import BLOCK_FIELDS
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("fedcore's codec needs a little-endian machine")
 
-_VIEWS: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
-_THIRD = 21
-_SHIFT = np.uint64(_THIRD)
+_VIEWS: dict[int, type[np.unsignedinteger[Any]]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def field_dtype(field_bits: int) -> type[np.unsignedinteger[Any]]:
-    """Dtype of unpacked fields: uint16 for 16 bits, uint32 for 21 and 32, uint64 for 64 bits."""
-    return _VIEWS.get(field_bits, np.uint32)
+    """Dtype of unpacked fields: the smallest of uint8, uint16, uint32 and uint64 that holds them."""
+    return _VIEWS.get(field_bits, np.uint16 if field_bits < 16 else np.uint32)
 
 
 def field_view(words: NDArray[np.uint64], field_bits: int, start: int, count: int) -> NDArray[Any] | None:
@@ -47,35 +45,37 @@ def field_view(words: NDArray[np.uint64], field_bits: int, start: int, count: in
 def pack(words: NDArray[np.uint64], field_bits: int, start: int, fields: NDArray[Any]) -> None:
     """Write `fields` ([m], each below 2^field_bits) as the fields from `start` on, in ascending order.
 
-    With 21 bits, the first field of a word clears the rest of it.
+    With 10, 12 and 21 bits, the first field of a word clears the rest of it.
     """
     view = field_view(words, field_bits, start, fields.size)
     if view is not None:
         view[:] = fields
         return
-    # Up to two fields complete a word that has been started, and up to two start one at the end.
-    head = min(-start % 3, fields.size)
-    body = (fields.size - head) // 3 * 3
-    _pack_few(words, start, fields[:head])
-    first = (start + head) // 3
-    _pack_triples(words[first : first + body // 3], fields[head : head + body])
-    _pack_few(words, start + head + body, fields[head + body :])
+    # A few fields complete a word that has been started, and a few start one at the end.
+    per_word = 64 // field_bits
+    head = min(-start % per_word, fields.size)
+    body = (fields.size - head) // per_word * per_word
+    _pack_few(words, field_bits, start, fields[:head])
+    first = (start + head) // per_word
+    _pack_lanes(words[first : first + body // per_word], field_bits, fields[head : head + body])
+    _pack_few(words, field_bits, start + head + body, fields[head + body :])
 
 
-def _pack_triples(words: NDArray[np.uint64], fields: NDArray[Any]) -> None:
-    """Three 21-bit fields to each word."""
-    np.left_shift(fields[2::3], _SHIFT, out=words)
-    np.bitwise_or(words, fields[1::3], out=words)
-    np.left_shift(words, _SHIFT, out=words)
-    np.bitwise_or(words, fields[0::3], out=words)
+def _pack_lanes(words: NDArray[np.uint64], field_bits: int, fields: NDArray[Any]) -> None:
+    """As many fields to each word as it holds."""
+    per_word, shift = 64 // field_bits, np.uint64(field_bits)
+    np.copyto(words, fields[per_word - 1 :: per_word])
+    for lane in reversed(range(per_word - 1)):
+        np.left_shift(words, shift, out=words)
+        np.bitwise_or(words, fields[lane::per_word], out=words)
 
 
-def _pack_few(words: NDArray[np.uint64], start: int, fields: NDArray[Any]) -> None:
-    """21-bit fields one by one."""
+def _pack_few(words: NDArray[np.uint64], field_bits: int, start: int, fields: NDArray[Any]) -> None:
+    """Fields one by one."""
     for place, field in enumerate(fields.tolist(), start):
-        word, lane = divmod(place, 3)
+        word, lane = divmod(place, 64 // field_bits)
         begun = int(words[word]) if lane else 0
-        words[word] = begun | field << (lane * _THIRD)
+        words[word] = begun | field << (lane * field_bits)
 
 
 def unpack(words: NDArray[np.uint64], field_bits: int, start: int, count: int) -> NDArray[Any]:
@@ -83,21 +83,13 @@ def unpack(words: NDArray[np.uint64], field_bits: int, start: int, count: int) -
     view = field_view(words, field_bits, start, count)
     if view is not None:
         return view
-    fields = np.empty(count, np.uint32)
-    mask = np.uint64((1 << _THIRD) - 1)
-    for offset, lane, part in _lanes(words, start, count):
-        fields[offset::3] = (part >> np.uint64(lane * _THIRD)) & mask
+    fields = np.empty(count, field_dtype(field_bits))
+    mask, per_word = np.uint64((1 << field_bits) - 1), 64 // field_bits
+    for offset in range(min(per_word, count)):
+        first, lane = divmod(start + offset, per_word)
+        length = -(-(count - offset) // per_word)
+        fields[offset::per_word] = (words[first : first + length] >> np.uint64(lane * field_bits)) & mask
     return fields
-
-
-def _lanes(words: NDArray[np.uint64], start: int, count: int) -> list[tuple[int, int, NDArray[np.uint64]]]:
-    """For fields [start, start + count) of 21 bits: (first index, lane, words) of every third."""
-    lanes = []
-    for offset in range(min(3, count)):
-        first, lane = divmod(start + offset, 3)
-        length = -(-(count - offset) // 3)
-        lanes.append((offset, lane, words[first : first + length]))
-    return lanes
 
 
 def padding(words: NDArray[np.uint64], field_bits: int, count: int) -> int:
@@ -105,8 +97,8 @@ def padding(words: NDArray[np.uint64], field_bits: int, count: int) -> int:
     per_word = 64 // field_bits
     used = (count - 1) % per_word + 1 if count else 0
     stray = int(words[-1]) >> (used * field_bits) if used else 0
-    if field_bits == _THIRD and words.size:
-        stray |= int(np.bitwise_or.reduce(words) >> np.uint64(63))
+    if 64 % field_bits and words.size:
+        stray |= int(np.bitwise_or.reduce(words) >> np.uint64(per_word * field_bits))
     return stray
 
 
@@ -132,7 +124,7 @@ class StochasticRounder:
     keystream is cut into chunks, whose numbers are the nonces; `begin` moves to the start of one,
     and every value takes the next two bytes. No chunk may be started twice.
 
-    Fields are of `field_dtype`. Arithmetic is float32 for 16 bits, whose
+    Fields are of `field_dtype`. Arithmetic is float32 for up to 16 bits, whose
     levels float32 represents exactly, and float64 for more. 16 random bits decide each value: the
     probability is right to 2^-17, so the expectation is right to 2^-17 of a step.
     """
@@ -144,7 +136,7 @@ class StochasticRounder:
         self._allocate()
 
     def _allocate(self) -> None:
-        narrow = self._field_bits == 16
+        narrow = self._field_bits <= 16
         self._scaled = np.empty(BLOCK_FIELDS, np.float32 if narrow else np.float64)
         self._fixed = np.empty(BLOCK_FIELDS, np.int32) if narrow else self._scaled.view(np.int64)
         self._whole = np.empty(BLOCK_FIELDS if self._field_bits == 64 else 0, np.float64)
@@ -179,7 +171,7 @@ class StochasticRounder:
         """
         size = largest_magnitude(values) if largest is None else largest
         fields = self._fields[: values.size] if out is None else out
-        round_block = {16: self._narrow, 64: self._widest}.get(self._field_bits, self._wide)
+        round_block = self._narrow if self._field_bits <= 16 else self._widest if self._field_bits == 64 else self._wide
         clipped = round_block(values, factor, size, fields)
         return fields, BlockSummary(largest=size * factor, clipped=clipped)
 
@@ -194,7 +186,7 @@ class StochasticRounder:
         np.rint(scaled, out=fixed, casting="unsafe")
         np.add(fixed, self._random_bits(count), out=fixed)
         np.right_shift(fixed, _RANDOM_BITS, out=fixed)
-        # Negative numbers wrap to uint16, and come back with the offset.
+        # Negative numbers wrap, and come back with the offset.
         wrapped = self._fields[:count]
         np.copyto(wrapped, fixed, casting="unsafe")
         np.add(wrapped, self._levels, out=fields)

@@ -37,6 +37,7 @@ from fedcore.codec.encoding import (
 )
 from fedcore.codec.names import MetricName
 from fedcore.codec.statistics import POWER, Statistics, power_of_two
+from fedcore.config import NARROW_BITS
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import Layout
 
@@ -127,6 +128,7 @@ def first_encoding(
     *,
     metrics: tuple[MetricName, ...] | None = None,
     failures: int = 0,
+    rotation: str = "",
 ) -> Encoding:
     """The encoding of a round before which no magnitudes are known, or of one with metrics only.
 
@@ -142,6 +144,7 @@ def first_encoding(
         scales=(FIRST_SCALE,) * len(groups),
         metrics=metrics,
         failures=failures,
+        rotation=rotation,
     )
 
 
@@ -170,6 +173,7 @@ def next_encoding(
     *,
     metrics: tuple[MetricName, ...] | None = None,
     failures: int = 0,
+    rotation: str = "",
 ) -> Encoding:
     """The encoding of a round of up to `n_max` clients after others.
 
@@ -182,7 +186,8 @@ def next_encoding(
     Fields are wide where a scale is much larger than usual updates would make it, or its peak only the loose bound,
     sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value, as it usually is:
     in large cohorts after the first round, in all while a large client is away, and with an outlier and after it. Where
-    32 bits are coarse as well they have 64.
+    32 bits are coarse as well they have 64. Fields of 12 bits and fewer are coarse at the best of scales, so there a
+    scale that is too large at all makes them wide: 16 bits, for fewer of the coordinates.
     """
     groups, latest = scale_groups(layout), known.latest
     if len(latest.scales) != len(groups):
@@ -201,6 +206,7 @@ def next_encoding(
         scales=scales,
         metrics=metrics,
         failures=failures,
+        rotation=rotation,
     )
     return _wide_enough(narrow, known)
 
@@ -244,6 +250,8 @@ def _wide_enough(encoding: Encoding, known: Known) -> Encoding:
     changed = [index for index, size in enumerate(latest.sizes) if size]
     held = [index for index in changed if _is_held(encoding, known, index)]
     loose = [index for index in changed if not latest.measured[index] and not encoding.groups[index].small]
+    if encoding.field_bits <= NARROW_BITS and (held or loose):
+        encoding = dataclasses.replace(encoding, field_bits=_FINE_BITS)
     for bits, suspects, coarsest in (
         (WIDE_BITS, {*held, *loose}, _COARSEST_STEP),
         (FIRST_BITS, held, _COARSEST_WIDE_STEP),
@@ -286,9 +294,10 @@ class ScaleTrack:
         metrics: tuple[MetricName, ...] | None,
         failures: int,
         again: bool = False,
+        rotation: str = "",
     ) -> Encoding:
         """The encoding of the next exchange of up to `n_max` clients. again: no scale is below that of the last one."""
-        first = first_encoding(settings, layout, n_max, metrics=metrics, failures=failures)
+        first = first_encoding(settings, layout, n_max, metrics=metrics, failures=failures, rotation=rotation)
         last = self._asked.scales if self._asked else first.scales
         least = self._raised or (0.0,) * len(last)
         if again:
@@ -304,7 +313,9 @@ class ScaleTrack:
                 least=least,
                 settled=self._falls >= FREE_FALLS,
             )
-            encoding = next_encoding(settings, layout, n_max, known, metrics=metrics, failures=failures)
+            encoding = next_encoding(
+                settings, layout, n_max, known, metrics=metrics, failures=failures, rotation=rotation
+            )
         self._asked = encoding
         self._falls += not is_first(encoding)
         return encoding

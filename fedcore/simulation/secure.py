@@ -133,7 +133,15 @@ class SecureSums:
         """One attempt at a sum; raises RoundFailed, and ProtocolViolation where no owner takes part."""
         layout = request.model.layout if request.model and is_training(request.message_type) else None
         size = len(request.nodes)
-        encoding = self.plan.encoding(request.message_type, layout, size, self.clients, whole=attempt.whole)
+        model = model_ref(request.model) if self.settings.compresses else None
+        encoding = self.plan.encoding(
+            request.message_type,
+            layout,
+            size,
+            self.clients,
+            whole=attempt.whole,
+            model=model.sha256 if model else "",
+        )
         self.account.admit(release_of(encoding))
         task = self.task(
             request, encoding, attempt=attempt.number, whole=attempt.whole, floor=attempt.floor, part=attempt.part

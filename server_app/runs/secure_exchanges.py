@@ -179,7 +179,8 @@ class SecureExchanges:
         """Announce an attempt; raises BudgetSpent."""
         run, request = self._run, asked.request
         members, kind = len(roster.members), request.message_type
-        encoding = run.state.encodings.encoding(kind, _layout(request), len(cohort), members, whole=whole)
+        model = asked.announced.sha256 if asked.announced else ""
+        encoding = run.state.encodings.encoding(kind, _layout(request), len(cohort), members, whole=whole, model=model)
         run.state.budget.admit(release_of(encoding))
         return make_task(
             request,

@@ -63,7 +63,7 @@ def assert_refused(status: int, message: str, *words: str | Path, untouched: Pat
     ("words", "message"),
     [
         (("--set", "qorum=3"), "unknown key 'qorum' in --set; did you mean 'quorum'?"),
-        (("--set", "field-bits=17"), "field-bits in --set must be one of 16, 21, 32, not 17"),
+        (("--set", "field-bits=17"), "field-bits in --set must be one of 8, 10, 12, 16, 21, 32, auto, not 17"),
         (("--set", "quorum"), "expected key=value, not 'quorum'"),
         (("--run-config", "lrr=1"), "unknown key 'lrr' in the run config; did you mean 'lr'?"),
         (("--run-config", "lr=fast"), "lr in the run config must be of type float, not str"),

@@ -31,6 +31,10 @@ def error_bound(
     - the client's float32 arithmetic (difference, weight, product): 4 * 2^-24 * K * M;
     - storing base + mean: the dtype's unit roundoff times its magnitude.
 
+    Where updates are rotated, all coordinates sent, the first two are about rotated coordinates: an element is a sum of
+    R of them over sqrt(R), with signs, so up to sqrt(R) times as large; and the rotation, there and back, adds its own
+    float32 arithmetic, one rounding for each of its log2(R) + 1 steps.
+
     Integer tensors are rounded to nearest: 1/2. A tensor of which something was clipped has no
     bound (infinity), and so has every one where an update was shrunk to clip_norm.
     """
@@ -38,11 +42,16 @@ def error_bound(
         encoding.layout.check_same(base.layout, what="the global model")
     weight = encoding.settings.w_max / examples
     bounds = {spec.name: 0.5 for spec in encoding.integers}
+    units = [unit for part in encoding.field_sections if part.kept_share for unit in part.units()]
     for index, spec in ((index, spec) for index, group in enumerate(encoding.groups) for spec in group.specs):
         magnitude = survivors * min(encoding.scales[index], largest)
         if statistics is not None:
             magnitude = min(magnitude, statistics.sizes[index])
-        bound = weight * (survivors * encoding.step(index) + 2.0**-22 * magnitude)
+        rows = max((unit.rows for unit in units if unit.index == index), default=1)
+        steps = 2 * (math.log2(rows) + 1) if rows > 1 else 0
+        magnitude *= math.sqrt(rows)
+        rounding = survivors * encoding.step(index) * math.sqrt(rows)
+        bound = weight * (rounding + (2.0**-22 + steps * 2.0**-24 * math.sqrt(rows)) * magnitude)
         if base is not None:
             result = _largest(base, spec) + weight * magnitude + bound
             bound += _ROUNDOFF[spec.dtype] * result + _HALF_SMALLEST[spec.dtype]

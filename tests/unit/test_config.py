@@ -20,7 +20,14 @@ def test_noise_or_a_budget_makes_a_run_private() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"field-bits": 20}, "one of 16, 21, 32"),
+        ({"field-bits": 20}, "one of 8, 10, 12, 16, 21, 32, auto"),
+        ({"upload-fraction": 1.5}, "upload-fraction must be from 0.0010 to 1"),
+        ({"upload-fraction": 0.1, "aggregation": "plain"}, "upload-fraction needs aggregation"),
+        ({"field-bits": 8, "clipping": "warn"}, "field-bits = 8 cannot be used with clipping"),
+        (
+            {"field-bits": "auto", "clip-norm": 1, "dp-noise-multiplier": 1},
+            "field-bits = auto cannot be used with differential privacy",
+        ),
         ({"aggregation": "open"}, "one of secure, plain"),
         ({"w-max": 0}, "greater than 0"),
         ({"w-max": 1.5}, "must be a int"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.encodings import encoding_from_json, encoding_to_json
 
-from fedcore.codec import CodecSettings, Encoding, first_encoding
+from fedcore.codec import CodecSettings, Encoding, first_encoding, rotation_seed
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
@@ -73,6 +73,8 @@ def test_the_vector_is_as_long_as_its_parts(bits: int, packed: int) -> None:
     assert warning.words == encoding.words + 1
 
 
+SEED = rotation_seed("0" * 64)
+
 CHANGES: list[dict[str, Any]] = [
     {},
     {"n_max": 101},
@@ -92,6 +94,9 @@ CHANGES: list[dict[str, Any]] = [
     {"settings": CodecSettings(clip_norm=1.0)},
     {"settings": CodecSettings(clipping="warn")},
     {"settings": CodecSettings(clipping="fail")},
+    {"settings": CodecSettings(upload_fraction=0.5), "rotation": SEED},
+    {"settings": CodecSettings(upload_fraction=0.25), "rotation": SEED},
+    {"settings": CodecSettings(upload_fraction=0.25), "rotation": SEED[::-1]},
 ]
 
 
@@ -129,7 +134,12 @@ def test_json_scales_may_have_lost_their_point() -> None:
         ({"n_max": 0}, "n_max"),
         ({"n_max": 100.0}, "n_max"),
         ({"n_max": True}, "n_max"),
-        ({"field_bits": 8}, "fields have 8 bits"),
+        ({"field_bits": 8}, "8 bits, fewer than the settings say"),
+        ({"field_bits": 9}, "fields have 9 bits"),
+        ({"rotation": SEED}, "only there"),
+        ({"rotation": "00"}, "not 32 bytes in hex"),
+        ({"settings": {"field_bits": 8}}, "fewer than 4 bits"),
+        ({"settings": {"field_bits": 8}, "n_max": 18}, "seed of a rotation is needed"),
         ({"field_bits": "16"}, "field_bits"),
         ({"scales": [1.0]}, "1 scales, the model needs 2"),
         ({"scales": [1.0, 0.0]}, "scale of the small tensors"),

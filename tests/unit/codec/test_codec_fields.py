@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedcore.codec.fields import StochasticRounder, field_dtype, pack, padding, unpack
 
-WIDTHS = (16, 21, 32, 64)
+WIDTHS = (8, 10, 12, 16, 21, 32, 64)
 BLOCK = 1 << 15
 
 
@@ -32,7 +32,7 @@ def reference_words(fields: list[int], bits: int) -> list[int]:
 
 @given(st.sampled_from(WIDTHS), st.data())
 def test_packing_in_pieces_equals_the_definition(bits: int, data: st.DataObject) -> None:
-    fields = data.draw(st.lists(st.integers(0, (1 << bits) - 1), max_size=25))
+    fields = data.draw(st.lists(st.integers(0, (1 << bits) - 1), max_size=40))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(fields)), max_size=4)))
     words = np.zeros(-(-len(fields) // (64 // bits)), np.uint64)
     for start, stop in zip([0, *cuts], [*cuts, len(fields)], strict=True):
@@ -58,7 +58,10 @@ def test_padding_sees_every_bit_that_belongs_to_no_field(bits: int) -> None:
     assert padding(np.zeros(0, np.uint64), bits, 0) == 0
 
 
-@pytest.mark.parametrize(("bits", "levels"), [(16, 7), (16, 4095), (16, 32767), (21, 2**20 - 1), (32, 2**31 - 1)])
+@pytest.mark.parametrize(
+    ("bits", "levels"),
+    [(8, 12), (8, 127), (10, 7), (12, 2047), (16, 7), (16, 4095), (16, 32767), (21, 2**20 - 1), (32, 2**31 - 1)],
+)
 def test_whole_numbers_are_exact_up_to_both_ends(bits: int, levels: int) -> None:
     rounder = StochasticRounder(field_bits=bits, levels=levels, randomness=stream(1))
     wanted = sorted({0, 1, -1, 2, 3, levels - 1, levels, -levels, 1 - levels})

@@ -48,7 +48,7 @@ def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("field-bits = 21", "field-bits = 20", "must be one of 16, 21, 32"),
+        ("field-bits = 21", "field-bits = 20", "must be one of 8, 10, 12, 16, 21, 32, auto"),
         ('clientapp = "b:app"', 'clientapp = "b.app"', "clientapp = 'module:attribute'"),
         ("[tool.flwr.app", "[tool.other", "no \\[tool.flwr.app\\] table"),
         ("lr = 0.1", "lr = [1]", "must be a bool, int, float or string"),
