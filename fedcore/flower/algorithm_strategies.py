@@ -41,6 +41,7 @@ class AlgorithmStrategy(FedAvg):
     tells_clients: ClassVar[bool] = True
     weighs_one: ClassVar[bool] = True
     needs: ClassVar[str] = ""
+    adds_up: ClassVar[str] = ""
 
     def __init__(self, *, trained: Collection[str] | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -60,6 +61,12 @@ class AlgorithmStrategy(FedAvg):
                 f"strategy {self.strategy} reads {self.needs} of the training, and the metrics of a training have no "
                 "noise, so differential privacy leaves them out of the sum: unset dp-epsilon, or take a strategy that "
                 "reads the model alone (fedavg, fedavgm, fedprox, diloco, scaffold, ...)"
+            )
+        if self.adds_up and isinstance(grid, ExchangeGrid) and grid.compressed:
+            raise ConfigurationError(
+                f"strategy {self.strategy} adds up {self.adds_up} over all rounds, and what compression does to a mean "
+                "adds up with them: unset upload-fraction, and field-bits below 16, or take a strategy that reads the "
+                "mean of a round alone (fedavg, fedavgm, fedprox, fedadam, diloco, ...)"
             )
         if self.tells_clients and isinstance(grid, ExchangeGrid) and grid.buffered:
             raise ConfigurationError(
@@ -147,6 +154,7 @@ class Scaffold(AlgorithmStrategy):
     """
 
     strategy = "scaffold"
+    adds_up = "the changes of the clients' control variates"
 
     def __init__(self, *, trained: Collection[str] | None = None, server_rate: float = 1.0, **options: Any) -> None:
         if trained is None:
@@ -178,6 +186,8 @@ class FedDyn(AlgorithmStrategy):
     """
 
     strategy = "feddyn"
+
+    adds_up = "the clients' moves"
 
     def __init__(self, *, alpha: float = 0.01, **options: Any) -> None:
         super().__init__(**options)

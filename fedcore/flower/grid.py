@@ -61,7 +61,7 @@ class ExchangeGrid(Grid):
 
     weight_key: the metric with the number of examples. found: by Flower's own loop that used this grid last, so far.
     most_nodes: that there can ever be; None where others may come. noised: whether sums have privacy noise, and none
-    of the metrics of a training. buffered: whether a training sums updates of several rounds. ahead: message type ->
+    of the metrics of a training. compressed: whether updates lose a part, evenly. buffered: whether a training sums updates of several rounds. ahead: message type ->
     how many nodes the strategy will ask, while it has its first message. awaits_start: whether a model lies ready that
     no strategy has started from yet. beside: names of tensors that
     a strategy sends beside its model, and that are no part of it.
@@ -71,6 +71,7 @@ class ExchangeGrid(Grid):
     run_id: int = field(kw_only=True)
     most_nodes: int | None = field(default=None, kw_only=True)
     noised: bool = field(default=False, kw_only=True)
+    compressed: bool = field(default=False, kw_only=True)
     buffered: bool = field(default=False, kw_only=True)
     weight_key: str = field(default=DEFAULT_WEIGHT_KEY, init=False)
     found: Result | History | None = field(default=None, init=False)

@@ -51,6 +51,7 @@ def run_server_app(
     initial: ModelState | None = None,
     on_refusal: OnRefusal = refuse,
     noised: bool = False,
+    compressed: bool = False,
     buffered: bool = False,
     groups: Groups | None = None,
 ) -> ServerAppOutcome:
@@ -61,6 +62,7 @@ def run_server_app(
     from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply, and
     ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
     code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
+    compressed: whether the updates in them lose a part, evenly.
     buffered: whether a training sums updates of several rounds.
     groups: those into which its trainings are cut.
     """
@@ -73,6 +75,7 @@ def run_server_app(
             most_nodes=most_nodes,
             on_refusal=on_refusal,
             noised=noised,
+            compressed=compressed,
             buffered=buffered,
             groups=groups,
         )

@@ -221,6 +221,7 @@ class Simulation:
                 initial=self.initial,
                 on_refusal=self.refuse,
                 noised=self.settings.private,
+                compressed=self.settings.compresses,
                 buffered=self.settings.buffered,
                 groups=Groups.of(self.settings),
             )

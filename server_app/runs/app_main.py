@@ -200,6 +200,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
         noised=start.noised,
         buffered=start.buffered,
+        compressed=start.compressed,
         groups=Groups(start.groups, start.least_groups) if start.groups > 1 else None,
     )
     if outcome.state is None:

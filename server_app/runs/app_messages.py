@@ -36,6 +36,7 @@ class Start(Message):
     question: dict[str, Any] | None = None
     initial: str | None = None
     noised: bool = False
+    compressed: bool = False
 
 
 class NodesAsked(Message):

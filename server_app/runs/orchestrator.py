@@ -119,6 +119,7 @@ class RunOrchestrator:
             question=None if plan.question is None else to_plain(QUESTION, plan.question),
             initial=None if initial is None else str(initial),
             noised=plan.settings.private,
+            compressed=plan.settings.compresses,
         )
 
     async def _listen(self, app: AppConnection) -> FromApp:

@@ -290,6 +290,14 @@ def test_a_strategy_that_reads_metrics_is_refused_under_differential_privacy(str
         made.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
 
 
+@pytest.mark.parametrize("strategy", ["scaffold", "feddyn"])
+def test_a_strategy_that_adds_up_means_is_refused_where_uploads_are_compressed(strategy: str) -> None:
+    made = make_strategy({"strategy": strategy}, trained=["weight"], min_available_nodes=1)
+    grid = SecureGrid(cast(Any, None), run_id=1, compressed=True)
+    with pytest.raises(ConfigurationError, match=rf"strategy {strategy} adds up .* unset upload-fraction"):
+        made.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+
+
 def test_an_app_that_does_not_pass_the_rule_on_is_told_so() -> None:
     def deaf(engine: Any, job: LocalJob) -> dict[str, float]:
         summary = train(engine, data_of(job.client), batch_size=0, steps=1, seed=0)
