@@ -1,5 +1,7 @@
 # One command for each thing to do; `make` alone lists them.
 
+# The Python of `make gpu`: one that is named, or the active one, if it has torch with CUDA.
+ACTIVE := $(if $(filter environment command,$(origin PYTHON)),$(PYTHON),python3)
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 # What the demo needs, and what everything else needs beside it.
@@ -17,7 +19,7 @@ PACKAGES := fedcore server_app client_app
 SOURCES := $(PACKAGES) docs $(wildcard tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-slow test-all coverage check format lock peers sbom clean
+.PHONY: help install demo docs test test-slow test-all coverage check format lock peers sbom gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +83,12 @@ peers: $(STAMP)  ## a round beside Flower and NVIDIA FLARE, in build/peers.md: a
 
 sbom: $(STAMP)  ## print what an installation consists of, as CycloneDX
 	@$(PYTHON) docs/make_sbom.py
+
+HAS_GPU := import sys, torch; sys.exit(not torch.cuda.is_available())
+gpu:  ## prove all that fedcore does on a GPU, in under nine minutes, with the active Python or PYTHON=...
+	@$(ACTIVE) -c '$(HAS_GPU)' 2>/dev/null || $(MAKE) --no-print-directory $(STAMP)
+	@python=$(ACTIVE); $$python -c '$(HAS_GPU)' 2>/dev/null || python=$(VENV)/bin/python; echo "with $$python"; \
+	$$python benchmarks/gpu.py --save benchmarks/results/gpu.md
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     batch = arguments.batch or (32 if gpu else 4)
     precision = arguments.precision or ("bf16" if gpu else "fp32")
     steps = 2 if arguments.quick else 10
-    rate = _matrix_rate(precision, 8192 if gpu else 1024)
+    rate = matrix_rate(precision, 8192 if gpu else 1024)
     say(f"{size}: {shape.parameters:,} parameters, {batch} sequences of {shape.context} tokens, {precision}")
     with _group_of_one(gpu):
         seconds, loss = _train(shape, batch, steps, precision, compiled=arguments.compile)
@@ -68,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     header = ("size", "precision", "samples/s", "tokens/s", "model Tflop/s", "matrix Tflop/s", "used", "memory", "loss")
     return Report(
         benchmark="gpt",
-        figures=(Figure(name="model_flops_over_matrix_rate", value=flops / rate, aim=AIM, at_least=True),),
+        figures=(Figure(name="model_flops_overmatrix_rate", value=flops / rate, aim=AIM, at_least=True),),
         tables=(Table(title="One rank, DDP", header=header, rows=(row,)),),
         notes=(f"device: {torch.cuda.get_device_name() if gpu else 'processor, one thread'}",),
     )
@@ -84,7 +84,7 @@ def flops_per_token(shape: GPTConfig, length: int) -> float:
     return 6.0 * multiplied + 12.0 * shape.layers * shape.width * length
 
 
-def _matrix_rate(precision: str, size: int) -> float:
+def matrix_rate(precision: str, size: int) -> float:
     """Flops a second of a square matrix product."""
     device = World.current().device
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fedcore.system.process_group import join
 from tests.support.forking import CONTEXT
 
 # Longer than a test may take: a rank that waits for a slow one is told so by the test's own deadline.
@@ -33,11 +34,13 @@ class RankFailed(AssertionError):
 class Ranks:
     """`size` ranks in one process group. Use as a context manager.
 
+    device: "cuda" for ranks that see the GPUs, and meet as those of a client do: over NCCL, where each has its own.
     After a failure all ranks are ended, and the next `run` starts a new group.
     """
 
-    def __init__(self, size: int, *, seconds: float = 600.0) -> None:
+    def __init__(self, size: int, *, seconds: float = 600.0, device: str = "cpu") -> None:
         self.size = size
+        self.device = device
         self.seconds = seconds
         self._processes: list[Any] = []
         self._channels: list[Connection] = []
@@ -88,7 +91,9 @@ class Ranks:
         meeting = Path(self._folder.name) / "store"
         for rank in range(self.size):
             ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_serve, args=(theirs, rank, self.size, str(meeting), sys.path))
+            process = CONTEXT.Process(
+                target=_serve, args=(theirs, rank, self.size, str(meeting), self.device, sys.path)
+            )
             process.start()
             theirs.close()
             self._channels.append(ours)
@@ -106,7 +111,7 @@ class Ranks:
         self._processes, self._channels, self._folder = [], [], None
 
 
-def _serve(channel: Connection, rank: int, size: int, meeting: str, path: list[str]) -> None:
+def _serve(channel: Connection, rank: int, size: int, meeting: str, device: str, path: list[str]) -> None:
     """A rank's process: does as it is told until the channel closes."""
     sys.path[:] = path
     # No look-up of the machine's own name, which needs not lead anywhere.
@@ -114,10 +119,14 @@ def _serve(channel: Connection, rank: int, size: int, meeting: str, path: list[s
     # Nor processes of their own for torch.compile, which would stay when a rank is killed.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size,
-        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
-    )  # fmt: skip
+    if device == "cuda":
+        join(dist.FileStore(meeting, size), rank=rank, world_size=size, local_rank=rank, local_world_size=size)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size,
+            timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+        )  # fmt: skip
     while True:
         try:
             function, arguments = channel.recv()
