@@ -115,10 +115,10 @@ class _Acceptance:
             notes += ended.found.get("notes", [])
         figures.append(_proven(rows))
         header = ("what", "samples/s", "over a bare loop", "of the matrix rate", "peak GiB")
-        tables = (Table(title="Parts", header=("part", "seconds", "holds", "outcome"), rows=tuple(rows)),)
+        tables = [Table(title="Parts", header=("part", "seconds", "holds", "outcome"), rows=tuple(rows))]
         if measured:
-            tables += (Table(title="Measured", header=header, rows=tuple(measured)),)
-        return Report(benchmark="gpu", figures=tuple(figures), tables=tables, notes=tuple(notes))
+            tables.append(Table(title="Measured", header=header, rows=tuple(measured)))
+        return Report(benchmark="gpu", figures=tuple(figures), tables=tuple(tables), notes=tuple(notes))
 
 
 def _proven(rows: list[tuple[str, ...]]) -> Figure:
