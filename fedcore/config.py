@@ -78,7 +78,7 @@ class JobSettings:
         their updates, the others are not waited for. Only with secure aggregation, and without differential privacy.
     asynchrony: "none", where a round waits for its clients, or "buffered" (FedBuff): clients train from the newest
         model whenever they are free, and as soon as buffer_size updates are there, their sum makes the next one. Only
-        in a simulation, with secure aggregation, and without differential privacy (docs/asynchrony.md).
+        with secure aggregation, and without differential privacy (docs/asynchrony.md).
     buffer_size: updates that make a new model; 0 for as few as the clients' policies let a sum be made of.
     concurrency: clients that train at the same time at most; 0 for all.
     staleness: what an update counts that began t models before the newest: "sqrt" for 1 / sqrt(1 + t), or "constant".

@@ -29,7 +29,7 @@ class FedBuff(FedAvgM):
         """As FedAvgM; raises ConfigurationError in a run whose rounds wait for all of their clients."""
         if isinstance(grid, ExchangeGrid) and not grid.buffered:
             raise ConfigurationError(
-                'strategy fedbuff is for runs with asynchrony = "buffered" (fedcore simulate APP --set '
-                "asynchrony=buffered); in others it would be fedavgm"
+                'strategy fedbuff is for runs with asynchrony = "buffered" (--set asynchrony=buffered); in others it '
+                "would be fedavgm"
             )
         return super().configure_train(server_round, arrays, config, grid)
