@@ -59,6 +59,7 @@ from fedcore.wire import (
     CohortOut,
     ConsistencyIn,
     DeliveryOut,
+    JoinIn,
     JoinOut,
     KeySharesIn,
     ManifestIn,
@@ -71,6 +72,7 @@ from fedcore.wire import (
     Task,
     UnmaskIn,
     WithdrawIn,
+    WorkIn,
 )
 from support.encodings import encoding_to_json
 from support.messages import head, save_message
@@ -176,6 +178,10 @@ class Scripted:
     parts: dict[int, bytes] = field(default_factory=dict)
     withdrawals: list[WithdrawIn] = field(default_factory=list)
     joins: int = 0
+    joined_with: JoinIn | None = None
+    """What the client said when it joined last."""
+    told: list[WorkIn] = field(default_factory=list)
+    """What it said of its work."""
     heartbeat_seconds: float = 0.2
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
     tasks: deque[Task] = field(default_factory=deque)
@@ -398,6 +404,7 @@ class Scripted:
         match route:
             case "join":
                 self.joins += 1
+                self.joined_with = JoinIn.model_validate_json(body)
                 answer = JoinOut(
                     federation="testing",
                     name="client-1",
@@ -407,6 +414,8 @@ class Scripted:
                     roster_sha256=self.kits[1].roster.hash().hex(),
                 )
                 return self.say("join", answer)
+            case "work":
+                self.told.append(WorkIn.model_validate_json(body))
             case "heartbeat":
                 self.heartbeats.append(json.loads(body))
             case "withdrawal":

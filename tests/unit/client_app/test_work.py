@@ -1,0 +1,181 @@
+"""Work for later sums: the agent trains beside all else, keeps one update, and gives it to one sum."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+from support.agents import agent_running, until
+from support.encodings import encoding_to_json
+
+from client_app.exchange import Client
+from client_app.held import HeldUpdate
+from fedcore.codec import CodecSettings, first_encoding
+from fedcore.config import JobSettings
+from fedcore.errors import AppError
+from fedcore.state import ModelState
+from fedcore.wire import Buffer, Task, Version, WorkState
+
+Script = Any  # support.scripted.Scripted
+SETTINGS = JobSettings(w_max=100, asynchrony="buffered", buffer_size=4).for_clients()
+
+
+@pytest.fixture
+def work(make_task: Callable[..., Task]) -> Callable[..., Task]:
+    """Work from a version of the script's run."""
+
+    def make(number: int = 0, **changes: Any) -> Task:
+        made = make_task(settings=SETTINGS, quorum=1, protection=None, encoding=None)
+        return made.model_copy(update={"version": Version(number=number, sha256=made.model_sha256), **changes})
+
+    return make
+
+
+@pytest.fixture
+def summed(script: Script, make_task: Callable[..., Task]) -> Callable[..., Task]:
+    """The sum that client 1's update is asked for; the others trained from the same model."""
+
+    def make(start: int = 0, newest: int = 0, **changes: Any) -> Task:
+        plain = make_task()
+        starts = [Version(number=start, sha256=plain.model_sha256)] * 4
+        script.go_on(make_task(settings=SETTINGS, buffer=Buffer(newest=newest, starts=starts), **changes))
+        task: Task = script.task
+        return task
+
+    return make
+
+
+async def test_trains_beside_its_polls_and_gives_its_update_to_a_sum(
+    script: Script, client: Client, work: Callable[..., Task], summed: Callable[..., Task]
+) -> None:
+    client.work.goes_on = asyncio.Event()
+    script.tasks.append(work())
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: client.work.calls == 1, running)
+        polls = len(script.polls)
+        await until(lambda: len(script.polls) > polls + 1, running)
+        assert (script.polls[-1]["work"], script.polls[-1]["version"]) == (script.task.run, "0")
+        assert script.told == []
+        client.work.goes_on.set()
+        await until(lambda: script.told, running)
+        assert [said.state for said in script.told] == [WorkState.READY]
+        script.tasks.append(summed(start=0, newest=3))
+        await until(lambda: script.decoded, running)
+    base = ModelState.open(script.model)
+    # Client 1 moved by 1 and counts a half, being three versions old; the script's peers send all of their 2.
+    moved = (0.5 * 1 + 3 * 2) / 4
+    assert script.decoded.state["weight"] - base["weight"] == pytest.approx(np.full((20, 50), moved), abs=1e-3)
+    assert client.work.calls == 1
+    assert client.held.start(script.task.run) is not None, "for the very same sum"
+    assert client.held.told() is None
+
+
+async def test_an_update_waits_through_a_restart_and_a_training_does_not(
+    script: Script, client: Client, work: Callable[..., Task], summed: Callable[..., Task]
+) -> None:
+    script.tasks.append(work(5))
+    async with script.serving():
+        async with agent_running(client) as running:
+            await until(lambda: script.told, running)
+        again = replace(client, held=HeldUpdate(client.state_dir))
+        script.tasks.append(summed(start=5, newest=5))
+        async with agent_running(again) as running:
+            await until(lambda: script.decoded, running)
+            said = script.joined_with.work
+            assert (said.version.number, said.state) == (5, WorkState.READY)
+        assert client.work.calls == 1
+        again.work.goes_on = asyncio.Event()
+        script.tasks.append(work(6))
+        async with agent_running(again) as running:
+            await until(lambda: again.work.calls == 2, running)
+            assert again.held.told().state is WorkState.TRAINING
+        assert again.work.cancelled
+        third = replace(client, held=HeldUpdate(client.state_dir))
+        async with agent_running(third) as running:
+            await until(lambda: script.joins == 4, running)
+            assert script.joined_with.work is None
+    assert not (client.state_dir / "work").exists()
+
+
+async def test_newer_work_takes_the_place_of_older(script: Script, client: Client, work: Callable[..., Task]) -> None:
+    client.work.goes_on = asyncio.Event()
+    script.tasks.append(work(1))
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: client.work.calls == 1, running)
+        script.tasks.append(work(2))
+        await until(lambda: client.work.calls == 2, running)
+        client.work.goes_on.set()
+        await until(lambda: script.told, running)
+    assert [said.version.number for said in script.told] == [2]
+
+
+async def test_a_failure_is_ready_and_adds_nothing(
+    script: Script,
+    client: Client,
+    work: Callable[..., Task],
+    summed: Callable[..., Task],
+    log: StringIO,
+    allow: Callable[..., Client],
+) -> None:
+    client = allow(client, report_failures=False)
+    client.work.error = AppError("patient 17")
+    script.tasks.append(work())
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.told, running)
+        assert (script.told[0].state, script.told[0].withdrawal) == (WorkState.READY, None)
+        layout = ModelState.open(script.model).layout
+        encoding = encoding_to_json(first_encoding(CodecSettings(w_max=100), layout, 4, failures=1))
+        script.tasks.append(summed(encoding=encoding))
+        await until(lambda: script.decoded, running)
+    assert script.decoded.examples == 30
+    assert "patient 17" in log.getvalue()
+
+
+async def test_an_owner_that_reports_failures_gives_up(
+    script: Script, client: Client, work: Callable[..., Task], allow: Callable[..., Client]
+) -> None:
+    client = allow(client, report_failures=True)
+    client.work.error = AppError("no records")
+    script.tasks.append(work())
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.told, running)
+    assert script.told[0].state is WorkState.GIVEN_UP
+    assert script.told[0].withdrawal.reason == "wrong-records"
+    assert client.held.told() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"seconds": 1e9}, "too-long"),
+        ({"app_sha256": "cd" * 32}, "app-mismatch"),
+        ({"version": Version(number=0, sha256="ab" * 32)}, "start-mismatch"),
+        ({"settings": JobSettings(w_max=100).for_clients()}, "buffer-off-settings"),
+    ],
+)
+async def test_work_is_checked_as_a_task_is(
+    script: Script, client: Client, work: Callable[..., Task], changes: dict[str, Any], check: str
+) -> None:
+    script.tasks.append(work(**changes))
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.told, running)
+    assert script.told[0].state is WorkState.GIVEN_UP
+    assert script.told[0].withdrawal.check == check
+    assert client.work.calls == 0
+
+
+async def test_a_sum_from_another_start_is_refused_and_the_update_stays(
+    script: Script, client: Client, work: Callable[..., Task], summed: Callable[..., Task]
+) -> None:
+    script.tasks.append(work(3))
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.told, running)
+        script.tasks.append(summed(start=4, newest=4))
+        await until(lambda: script.withdrawals, running)
+        assert script.withdrawals[0].check == "start-mismatch"
+        assert client.held.told().state is WorkState.READY
