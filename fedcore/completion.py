@@ -29,6 +29,7 @@ MODES: Final[Mapping[str, str]] = {
     "ps-ssp": "parameter server, at most s steps ahead",
     "federated": "secure aggregation: the server learns the sum alone",
     "federated-plain": "the server reads every update",
+    "federated-async": "secure sums of whoever is ready; nobody waits for the slowest",
     "federated-dp": "secure aggregation with differential privacy",
 }
 PARTITIONS: Final[Mapping[str, str]] = {

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import shutil
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -32,11 +33,12 @@ from fedcore.events import (
     Recorded,
     RunEnded,
     RunEvent,
+    StageProgress,
     ignore,
 )
 from fedcore.federation import Policy
+from fedcore.flower.telling import PACE, Told, ToldTest, ToldTraining, heard
 from fedcore.flower.telling import VARIABLE as TELLING
-from fedcore.flower.telling import Told, ToldTest, ToldTraining, heard
 from fedcore.record import RunRecord
 from fedcore.results_home import Home
 from fedcore.wire import Scalar
@@ -58,7 +60,8 @@ class Followed:
     models: for each exchange of the record, the SHA-256 of the model that its clients were given, "" for none.
     fetched: for each of them, who fetched that model in it; the others had it from the exchange before. taken: client
     -> round -> examples that it trained on, repetitions counted. tested: likewise, what the round's model gave on its
-    test part. Both {} for apps that do not tell. results: what the run left in its results.json.
+    test part. Both {} for apps that do not tell. results: what the run left in its results.json. versions: of a
+    buffered run, its models by their numbers, as many of them as were caught.
     """
 
     record: RunRecord
@@ -68,6 +71,7 @@ class Followed:
     taken: Taken = field(default_factory=dict)
     tested: Mapping[str, Mapping[int, ToldTest]] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -76,10 +80,12 @@ class Federation:
 
     They serve runs of the same app with the same number of clients. Use as a context manager: leaving it ends all
     processes. folder: for kits, logs and the server's data. plain: the owners allow updates that the server can read.
+    paces: of each site, as `fedcore.flower.telling.keep_pace` has them; set before the first run.
     """
 
     folder: Path
     plain: bool = False
+    paces: Sequence[Sequence[float]] = ()
     _running: _Running | None = None
     _started: int = 0
 
@@ -101,7 +107,8 @@ class Federation:
         try:
             if self._running is None:
                 self._started += 1
-                self._running = _Running.start(self.folder / f"federation-{self._started}", run, plain=self.plain)
+                folder = self.folder / f"federation-{self._started}"
+                self._running = _Running.start(folder, run, plain=self.plain, paces=self.paces)
                 self._running.warm_up(run)
             followed = self._running.follow(run, _settings(run, plain=self.plain), emit)
             whole = followed.record.status == "finished" and run.kill is None
@@ -125,14 +132,16 @@ class _Running:
     held: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, folder: Path, run: PlannedRun, *, plain: bool) -> Self:
+    def start(cls, folder: Path, run: PlannedRun, *, plain: bool, paces: Sequence[Sequence[float]] = ()) -> Self:
         """Start all processes and wait until every client is connected."""
         local = LocalFederation.create(folder / "kits", clients=run.sites, allow_plain=plain)
-        group = ProcessGroup(folder / "logs", {**run.environment(), TELLING: "1"}).__enter__()
+        own = {f"{PACE}{worker_name(site)}": json.dumps(seconds) for site, seconds in enumerate(paces)}
+        group = ProcessGroup(folder / "logs", {**run.environment(), TELLING: "1", **own}).__enter__()
         try:
             local.start_server(group)
             telling = ("--env", TELLING)
-            local.start_clients(group, run.app.folder, dict.fromkeys(local.client_names(), telling))
+            paced = {name: ("--env", f"{PACE}{name}") if paces else () for name in local.client_names()}
+            local.start_clients(group, run.app.folder, {name: (*telling, *pace) for name, pace in paced.items()})
             local.wait_connected(group)
         except BaseException:
             group.stop()
@@ -157,12 +166,14 @@ class _Running:
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
         killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
         given = Given(held=self.held)
+        versions = Versions(self.local.folder / "server" / "data", run.folder)
         logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
         before = {name: path.stat().st_size for name, path in logs.items()}
 
         def show(event: RunEvent) -> None:
             emit(event)
             given.see(event)
+            versions.see(event)
             killing.see(event)
 
         child = self.group.start(_RUN, command, piped=True)
@@ -179,6 +190,7 @@ class _Running:
             taken={name: taken_in(one) for name, one in told.items()},
             tested={name: told_tests(one) for name, one in told.items()},
             results=_results(out),
+            versions=versions.found,
         )
 
 
@@ -262,6 +274,30 @@ class Killing:
 
     def _note(self, noticed: str) -> None:
         self._noticed, self._seconds = noticed, self.clock() - (self._killed_at or 0.0)
+
+
+@dataclass(slots=True)
+class Versions:
+    """Catches the models of a buffered run, which the server keeps for as long as clients train from them.
+
+    data: the server's folder. out: where they are kept. found: by number.
+    """
+
+    data: Path
+    out: Path
+    found: dict[int, Path] = field(default_factory=dict)
+
+    def see(self, event: RunEvent) -> None:
+        """Take an event of the run; a new version is there before its first."""
+        if not isinstance(event, StageProgress | ExchangeStarted):
+            return
+        for path in self.data.glob("work/*/versions/*.safetensors"):
+            number = int(path.stem)
+            if number not in self.found:
+                kept = self.out / f"version-{number}.safetensors"
+                with contextlib.suppress(FileNotFoundError):  # nobody needs it any more, just now
+                    shutil.copyfile(path, kept)
+                    self.found[number] = kept
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,6 +15,7 @@ Under fedcore the model goes from file to ranks and back tensor by tensor and ne
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
@@ -210,11 +211,12 @@ class LocalApp(TensorApp):
         warm = self.warm_for(job.config, engine_config)
         work = warm.personalization
         if trains:
-            before = warm.engine.examples_taken
+            before, began = warm.engine.examples_taken, time.monotonic()
             result = weighed(self._trained(warm, job, model, store), job.message)
             if telling.asked() and warm.engine.world.rank == 0:
                 taken = warm.engine.examples_taken - before
                 telling.tell(telling.ToldTraining(round=job.server_round, examples=taken))
+            telling.keep_pace(began, job.server_round)
             return result
         examples, rest = split_examples(work.evaluate(model, store, lambda: self.tested(warm.engine, job)))
         return LocalResult(examples=examples, metrics=rest)

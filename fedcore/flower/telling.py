@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
 VARIABLE: Final = "FEDCORE_TELL"
 """Set to 1 in the environment of a client that is to tell."""
+PACE: Final = "FEDCORE_PACE_"
+"""Begins the name of a variable, with the client's name behind it: how many seconds its training takes at least."""
 _LINE: Final = re.compile(r"fedcore tells (more|all) (.*?) #")
 _CHARACTERS: Final = 1500
 """Of one line; what agents show of longer ones is cut."""
@@ -48,6 +51,17 @@ _KINDS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (ToldTrainin
 def asked() -> bool:
     """Whether somebody wants to know."""
     return os.environ.get(VARIABLE) == "1"
+
+
+def keep_pace(began: float, server_round: int) -> None:
+    """Take as long as whoever compares wants this client to: seconds for each round, over and over, as JSON.
+
+    began: when the training did, on the clock of `time.monotonic`.
+    """
+    words = next((value for name, value in os.environ.items() if name.startswith(PACE)), "")
+    if words:
+        paces = json.loads(words)
+        time.sleep(max(0.0, began + paces[(server_round - 1) % len(paces)] - time.monotonic()))
 
 
 def tell(told: Told) -> None:

@@ -13,13 +13,14 @@ The bytes are those that real processes exchanged; the seconds follow from them 
 - A federated exchange ends when its slowest client has fetched the model, trained and sent its update; all clients
   share the server's link. On top come the requests of the protocol that wait for one another, each a round trip. The
   key exchange of secure aggregation runs beside the training: it costs what it takes longer.
+- A buffered exchange ends when the last of its updates is there. Its clients began each from a model of its own.
 - Masking, encryption, the server's sum, the start of processes, evaluation, and attempts that failed cost nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, cycle, islice
 
 from fedcore.compare.measure.network import Cost, Network, client_seconds, trips_seconds
@@ -34,11 +35,15 @@ Pace = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """What one training exchange moved. up, down: bytes by site (from 0 on) of the clients that took part."""
+    """What one training exchange moved. up, down: bytes by site (from 0 on) of the clients that took part.
+
+    staleness: of a buffered one, how many models came between each site's start and its sum.
+    """
 
     server_round: int
     up: Mapping[int, float]
     down: Mapping[int, float]
+    staleness: Mapping[int, int] = field(default_factory=dict)
 
 
 def centralized_seconds(schedule: Schedule, size: int, rounds: int, cost: Cost, *, ranks: int = 1) -> list[float]:
@@ -115,6 +120,36 @@ def federated_seconds(
         )
 
     return list(accumulate(map(seconds, exchanges)))
+
+
+def buffered_seconds(schedule: Schedule, exchanges: Sequence[Exchanged], cost: Cost, network: Network) -> list[float]:
+    """Buffered exchanges: a site begins from a model as soon as that is there and its last update is in a sum.
+
+    Whose updates are in which sum, and what they began from, is what really happened.
+    """
+    _, after = trips_seconds(network, secure=True)
+    made, free = [0.0], dict[int, float]()
+    for number, exchange in enumerate(exchanges):
+        rate = min(network.bandwidth, network.server / len(exchange.up))
+        ends = []
+        for site in exchange.up:
+            began = number - exchange.staleness.get(site, 0)
+            work = _own_seconds(schedule, site, began, cost, network.slowdown)
+            took = client_seconds(work, down=exchange.down[site], up=exchange.up[site], down_rate=rate, up_rate=rate)
+            ends.append(max(made[began], free.get(site, 0.0)) + took)
+        made.append(max(*ends, made[-1]) + after)
+        free.update(dict.fromkeys(exchange.up, made[-1]))
+    return made[1:]
+
+
+def paces(schedule: Schedule, rounds: int, cost: Cost, network: Network, *, quickest: float) -> list[list[float]]:
+    """Seconds of each site's training in each round, in proportion to what it computes; the quickest of all as said."""
+    found = [
+        [_own_seconds(schedule, site, number, cost, network.slowdown) for number in range(rounds)]
+        for site in range(len(schedule.counts))
+    ]
+    least = min(map(min, found))
+    return [[quickest * one / least if least else quickest for one in own] for own in found]
 
 
 def ring_seconds(workers: int, sent: float, network: Network) -> float:

@@ -14,6 +14,7 @@ differ in who computes a gradient, on which data, and in what is exchanged, how 
 - *federated*, *federated-plain*, *federated-dp*: the app itself on a real server and clients, which train for a whole
   round before their updates are averaged (McMahan et al. 2017), with secure aggregation, without it, and with
   differential privacy.
+- *federated-async*: the same, but that a model is made as soon as enough clients are ready (Nguyen et al. 2022).
 
 A new mode is one file in this folder and one row in `MODES`. Its class says how its processes are started, how long the
 same would have taken on another network, and what becomes of a run that loses a worker (`fedcore.compare.modes.base`).
@@ -28,6 +29,7 @@ from fedcore.compare.modes.averaging import OUTER, ModelAveraging
 from fedcore.compare.modes.base import ChosenMode, InReport, Mode, Option, Trained
 from fedcore.compare.modes.centralized import Centralized
 from fedcore.compare.modes.federated import Federated
+from fedcore.compare.modes.federated_async import FederatedAsync
 from fedcore.compare.modes.local import Local
 from fedcore.compare.modes.parameter_server import ParameterServer
 from fedcore.config import parse_assignments
@@ -46,6 +48,7 @@ _ROWS: tuple[Mode, ...] = (
     ParameterServer(name="ps-ssp", title="parameter server, at most s steps ahead", bounded=True),
     Federated(name="federated", title="secure aggregation: the server learns the sum alone"),
     Federated(name="federated-plain", title="the server reads every update", protection="plain"),
+    FederatedAsync(name="federated-async", title="secure sums of whoever is ready; nobody waits for the slowest"),
     Federated(name="federated-dp", title="secure aggregation with differential privacy", protection="private"),
 )
 MODES: dict[str, Mode] = {mode.name: mode for mode in _ROWS}

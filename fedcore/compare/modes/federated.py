@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from fedcore.compare.federation import Federation, Followed, Taken
-from fedcore.compare.measure.clock import Exchanged, federated_seconds
+from fedcore.compare.measure.clock import Exchanged, buffered_seconds, federated_seconds
 from fedcore.compare.modes.base import InReport, Mode, Trained
 from fedcore.compare.own_figures import OwnFigures
 from fedcore.compare.results import Metrics, Point, RunResult, as_metrics
@@ -28,7 +28,9 @@ from fedcore.state import sha256_file
 
 TOGETHER: Final = "dp-epsilon or dp-noise-multiplier and the mode {} go together: name both or neither"
 # What the mode, or another option of the command, decides.
-_DECIDED = {"aggregation", "min-clients"}
+_DECIDED = {"aggregation", "min-clients", "asynchrony"}
+BUFFERED: Final = frozenset({"buffer-size", "concurrency", "staleness", "max-staleness"})
+"""Settings of asynchronous trainings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Federated(Mode):
         return self.protection == "plain"
 
     def setting_names(self) -> frozenset[str]:
-        names = JobSettings().to_mapping().keys() - _DECIDED
+        names = JobSettings().to_mapping().keys() - _DECIDED - BUFFERED
         return frozenset(name for name in names if self.private or not name.startswith("dp-"))
 
     def settings(self, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
@@ -66,15 +68,15 @@ class Federated(Mode):
         decided: dict[str, Any] = {"min-clients": sites, "aggregation": "plain" if self.plain else "secure"}
         if not self.private:
             decided |= {"dp-epsilon": 0.0, "dp-noise-multiplier": 0.0}
-        checked = JobSettings.from_mapping({**settings, **decided})
-        if checked.buffered:
-            raise ConfigurationError(
-                f'mode {self.name} is a federation of real processes, and asynchrony = "buffered" runs in a simulation '
-                "only so far: fedcore simulate APP --set asynchrony=buffered"
-            )
+        checked = JobSettings.from_mapping({**settings, **decided, **self._rounds(settings)})
         if checked.private != self.private:
             raise ConfigurationError(TOGETHER.format(self.name))
         return checked.to_mapping()
+
+    def _rounds(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """How trainings are waited for, whatever the app says."""
+        del settings
+        return {"asynchrony": "none", "buffer-size": 0, "concurrency": 0}
 
     @property
     def warm_group(self) -> str:
@@ -249,17 +251,22 @@ def _samples(training: Sequence[ExchangeDone], taken: Taken) -> list[int | None]
     found: list[int | None] = []
     total: int | None = 0
     for exchange in training:
-        counts = [taken.get(name, {}).get(exchange.server_round) for name in exchange.survivors]
+        counts = [taken.get(name, {}).get(_trained_in(exchange, name)) for name in exchange.survivors]
         known = [count for count in counts if count]
         total = total + sum(known) if total is not None and len(known) == len(counts) else None
         found.append(total)
     return found
 
 
+def _trained_in(exchange: ExchangeDone, name: str) -> int:
+    """The round in which a client was given the work whose update is in the sum."""
+    return exchange.server_round - exchange.staleness.get(name, 0)
+
+
 def _keeps_to(schedule: Schedule, training: Sequence[ExchangeDone], taken: Taken) -> bool:
     """Whether all clients took the examples that the run config says; own training code need not."""
     return all(
-        taken.get(name, {}).get(exchange.server_round) == schedule.own_samples(site_of(name))
+        taken.get(name, {}).get(_trained_in(exchange, name)) == schedule.own_samples(site_of(name))
         for exchange in training
         for name in exchange.survivors
     )
@@ -283,9 +290,12 @@ def _simulated(
             server_round=exchange.server_round,
             up={site_of(name): exchange.bytes_up[name] for name in exchange.survivors},
             down={site_of(name): exchange.bytes_down[name] for name in exchange.survivors},
+            staleness={site_of(name): age for name, age in exchange.staleness.items()},
         )
         for exchange in training
     ]
+    if any(exchange.staleness for exchange in training):
+        return buffered_seconds(schedule, exchanges, run.cost, run.network)
     return federated_seconds(schedule, exchanges, run.cost, run.network, secure=record.aggregation == "secure")
 
 

@@ -13,10 +13,12 @@ from fedcore.compare.measure.clock import (
     Exchanged,
     allreduce_seconds,
     averaging_seconds,
+    buffered_seconds,
     centralized_seconds,
     federated_seconds,
     global_shares,
     local_seconds,
+    paces,
     ring_seconds,
 )
 from fedcore.compare.measure.network import Cost, Network
@@ -141,3 +143,19 @@ def test_a_cost_is_measured_on_the_apps_own_model() -> None:
     assert cost == Cost(step=1.0, example=0.0)
     assert measure_cost(problem).seconds(16) > 0
     assert torch.get_num_threads() == threads
+
+
+def _summed(**staleness: int) -> Exchanged:
+    """Of a buffered exchange that moves no bytes; keys are `site0`, `site1`."""
+    ages = {int(name.removeprefix("site")): age for name, age in staleness.items()}
+    return Exchanged(server_round=1, up=dict.fromkeys(ages, 0.0), down=dict.fromkeys(ages, 0.0), staleness=ages)
+
+
+def test_a_buffer_waits_for_its_own_updates_alone() -> None:
+    """Site 0 takes 6 s a training, or 60 where it is slow, and site 1 takes 3.5."""
+    fast = Network(name="", bandwidth=8e9, latency=0.0, server=8e9)
+    mixed = [_summed(site1=0), _summed(site0=1, site1=0), _summed(site1=0)]
+    assert buffered_seconds(SCHEDULE, mixed, COST, fast) == [3.5, 7.0, 10.5]
+    slow = Network(name="", bandwidth=8e9, latency=0.0, server=8e9, slow={0: 10.0})
+    assert buffered_seconds(SCHEDULE, [_summed(site1=0), _summed(site1=0), _summed(site0=2)], COST, slow)[-1] == 60.0
+    assert paces(SCHEDULE, 2, COST, slow, quickest=7.0) == [[120.0, 120.0], [7.0, 7.0]]

@@ -62,10 +62,15 @@ def test_the_brackets_of_a_mode_are_for_it_alone() -> None:
     assert (sgd.config["server-lr"], adam.config["server-lr"]) == (0.0, 0.5)
 
 
-def test_real_processes_have_no_buffered_rounds() -> None:
-    (chosen,) = parse_modes("federated")
-    with pytest.raises(ConfigurationError, match="runs in a simulation only"):
-        chosen.mode.settings({"asynchrony": "buffered"}, sites=4)
+def test_the_mode_decides_whether_rounds_wait_for_everybody() -> None:
+    waits, runs = parse_modes("federated,federated-async[buffer-size=5]")
+    app = {"asynchrony": "buffered", "buffer-size": 3}
+    assert waits.mode.settings(app, sites=8)["asynchrony"] == "none"
+    settings = runs.mode.settings({**app, "buffer-size": 5}, sites=8)
+    assert (settings["asynchrony"], settings["buffer-size"], settings["min-clients"]) == ("buffered", 5, 0)
+    assert runs.mode.settings({}, sites=8)["buffer-size"] == 4
+    with pytest.raises(ConfigurationError, match="buffer-size is 1, but a sum needs"):
+        runs.mode.settings({"buffer-size": 1}, sites=8)
 
 
 def test_federated_modes_have_their_own_settings() -> None:
@@ -84,7 +89,7 @@ def test_federated_modes_have_their_own_settings() -> None:
         (
             "centralized",
             {"sweep": {"field-bits": (16,)}},
-            "--set field-bits is for the modes federated, federated-plain and",
+            "--set field-bits is for the modes federated, federated-plain, federated-async and",
         ),
         ("federated", {"sweep": {"dp-epsilon": (1.0,)}}, "--set dp-epsilon is for the mode federated-dp"),
         ("federated-dp", {}, "federated-dp: dp-epsilon or dp-noise-multiplier and the mode federated-dp go together"),
