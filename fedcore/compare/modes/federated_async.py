@@ -32,7 +32,7 @@ QUICKEST_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedAsync(Federated):
-    """FedBuff over real processes (`fedcore.buffered`). Those of its models that were caught are evaluated everywhere."""
+    """FedBuff over real processes (`fedcore.buffered`); those of its models that were caught are evaluated."""
 
     def setting_names(self) -> frozenset[str]:
         return super().setting_names() | BUFFERED
