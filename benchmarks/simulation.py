@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +68,7 @@ def main() -> int:
     options.add_argument("--pfl", type=Path, metavar="FOLDER", help="where pfl-research is installed")
     options.add_argument("--turns", type=int, help="rounds of each arm after its first (default 5, quick 2)")
     options.add_argument("--clients", type=int, default=0, help="of the part `secure` (default 10000, quick 200)")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not without ending what is stopped
     return run(measure, options.parse_args())
 
 
@@ -210,19 +212,25 @@ def beside_pfl(found: Found, arguments: argparse.Namespace) -> None:
     turns = arguments.turns or (1 if arguments.quick else 5)
     per_round, clients = (10, 100) if arguments.quick else (50, 1000)
     config = {"model": "cifar-cnn", "examples": 50, "fraction-train": fraction(per_round, clients)}
-    cores = os.cpu_count() or 1
-    told = {"arm": "pfl", "packages": str(folder), "clients": clients, "per_round": per_round, "threads": cores}
+    told = {
+        "arm": "pfl",
+        "packages": str(folder),
+        "clients": clients,
+        "per_round": per_round,
+        "config": {"batch-size": 10, "lr": 0.1, **config},
+    }
+    # It has one process on a processor; on a machine that others use, its threads wait for one another.
+    peers = {f"{PFL}, {threads} threads": {**told, "threads": threads} for threads in {1, os.cpu_count() or 1}}
     arms: Arms = {
-        PFL: {**told, "config": {"batch-size": 10, "lr": 0.1, **config}},
+        **peers,
         PLAIN: simulated(APP, clients, config),
-        "fedcore secure": simulated(
-            APP, clients, config, aggregation="secure", settings=small_cohort(per_round, clients)
-        ),
+        SECURE: simulated(APP, clients, config, aggregation="secure", settings=small_cohort(per_round, clients)),
     }
     measured = measured_arms(arms, turns)
-    found.figures.append(Figure(name="round_over_pfl", value=over(measured[PLAIN], measured[PFL]), aim=1.0))
+    best = min(peers, key=lambda name: measured[name].wall)
+    found.figures.append(Figure(name="round_over_pfl", value=over(measured[PLAIN], measured[best]), aim=1.0))
     title = f"pfl-research's CNN for CIFAR-10, {per_round} of {clients:,} clients, 50 examples each"
-    found.tables.append(rounds_table(title, measured, PFL))
+    found.tables.append(rounds_table(title, measured, best))
 
 
 def secure_thousands(found: Found, arguments: argparse.Namespace) -> None:

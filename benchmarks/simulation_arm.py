@@ -94,6 +94,7 @@ def _trained(folder: Path | None) -> float:
 def fedcore(gate: Gate, told: Mapping[str, Any]) -> None:
     """`fedcore.simulate`."""
     import fedcore as package
+    import fedcore.flower.handover  # it notes which functions are Flower's own, before one is put in another's place
 
     _gated_strategies(gate)
     package.simulate(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedcore.errors import ConfigurationError
-from fedcore.flower.clientside import Answer, ClientRunner, LocalQuestion
+from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalQuestion
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.state import ModelState
 from fedcore.wire import Task
@@ -103,14 +103,14 @@ class ClientsAtOnce:
         """What messages with one content ask, and the results that could be had together."""
         if together is None:
             return {}, {}
+        first = next(iter(asked.values()))
         try:
-            questions = {i: self.runner(i).question(one.task, one.content) for i, one in asked.items()}
+            content = LocalContent.read(first.content)
+            questions = {i: self.runner(i).question(one.task, content) for i, one in asked.items()}
         except Exception:  # each client says by itself what is wrong
             return {}, {}
-        model = next(iter(questions.values())).model
         jobs = {client: question.job for client, question in questions.items()}
-        trains = next(iter(asked.values())).task.trains
-        return questions, together.work(jobs, model, trains=trains)
+        return questions, together.work(jobs, content.model, trains=first.task.trains)
 
     def _reply(
         self, client: int, asked: Asked, question: LocalQuestion | None, result: LocalResult | None

@@ -64,12 +64,34 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalQuestion:
-    """A message of a plain exchange as an app of ours takes it. key: of the ArrayRecord that holds the model."""
+class LocalContent:
+    """What a message of a plain exchange holds for an app of ours; one for all clients that are sent the same.
 
-    job: LocalJob
+    message: the values of its ConfigRecords. key: of the ArrayRecord that holds the model.
+    """
+
+    message: Mapping[str, Any]
     model: ModelState
     key: str
+
+    @classmethod
+    def read(cls, content: Path) -> LocalContent:
+        """From a record file; raises AppError for a message without a model, PeerError for what is no record file."""
+        records = read_records(content)
+        places = [place for place, record in enumerate(records) if isinstance(record, StoredArrays)]
+        if len(places) != 1:
+            raise AppError(f"the message needs exactly one ArrayRecord, this one has {len(places)}")
+        arrays = cast(StoredArrays, records[places[0]])
+        message = _merged(config_values(records).values())
+        return cls(message=message, model=arrays_state(content, arrays, places[0]), key=arrays.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalQuestion:
+    """Such a message to one client."""
+
+    job: LocalJob
+    content: LocalContent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,27 +191,21 @@ class ClientRunner:
         message = merged_values(config_from_json(config) for config in task.configs.values())
         return self._job(self._context_of(task), message)
 
-    def question(self, task: Task, content: Path) -> LocalQuestion:
-        """What a message of a plain exchange asks of an app of ours; raises AppError for one without a model."""
-        records = read_records(content)
-        places = [place for place, record in enumerate(records) if isinstance(record, StoredArrays)]
-        if len(places) != 1:
-            raise AppError(f"the message needs exactly one ArrayRecord, this one has {len(places)}")
-        arrays = cast(StoredArrays, records[places[0]])
-        job = self._job(self._context_of(task), _merged(config_values(records).values()))
-        return LocalQuestion(job=job, model=arrays_state(content, arrays, places[0]), key=arrays.key)
+    def question(self, task: Task, content: LocalContent) -> LocalQuestion:
+        """What a message of a plain exchange asks of this client."""
+        return LocalQuestion(job=self._job(self._context_of(task), dict(content.message)), content=content)
 
     def reply(self, question: LocalQuestion, result: LocalResult, out: Path | None) -> Answer:
         """The reply to such a message, its records in the file `out`."""
         told = {EXAMPLES: result.examples, **result.metrics}
         values = StoredValues(key="metrics", kind="metric", values=cast(Any, told))
-        result.save_reply(out, values, question.key, durable=self.durable)
+        result.save_reply(out, values, question.content.key, durable=self.durable)
         return Answer.telling(told, EXAMPLES)
 
     def _answer_local(self, app: TensorApp, task: Task, content: Path, out: Path | None) -> Answer:
         """What `local_app` answers in Flower's runtime, with the model from file to engine and back."""
-        question = self.question(task, content)
-        return self.reply(question, self._work(app, task, question.job, question.model), out)
+        question = self.question(task, LocalContent.read(content))
+        return self.reply(question, self._work(app, task, question.job, question.content.model), out)
 
     def _work(self, app: TensorApp, task: Task, job: LocalJob, model: ModelState | None) -> LocalResult:
         store = self._store(task, self._context_of(task))

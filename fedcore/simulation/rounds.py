@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -66,13 +68,24 @@ class MemoryRound:
         present = self._present("input")
         for client in present:
             self.sessions[client].receive_shares(self.server.delivery(client))
-        for client, result in work(self._in_time(present, work)):
-            start = Start(model=model) if starts is None else starts[client]
-            words = encoded(encoding, start.model, result, factor=start.factor)
-            self.admitted.before_upload(client, self.sessions[client].heard)
-            self.sessions[client].mask(words)
+        threads = os.cpu_count() or 1
+        waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes]]] = deque()
+
+        def add_first() -> None:
+            client, words, digest = waiting.popleft()
+            self.server.receive_input(client, digest.result())
             np.add(total, words, out=total)
-            self.server.receive_input(client, hashlib.sha256(words.data).digest())
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="mask") as pool:
+            for client, result in work(self._in_time(present, work)):
+                start = Start(model=model) if starts is None else starts[client]
+                words = encoded(encoding, start.model, result, factor=start.factor)
+                self.admitted.before_upload(client, self.sessions[client].heard)
+                waiting.append((client, words, pool.submit(_masked, self.sessions[client], words)))
+                if len(waiting) > threads:
+                    add_first()
+            while waiting:
+                add_first()
         self.server.close_stage()
         return total
 
@@ -120,6 +133,12 @@ class MemoryRound:
                 self.server.drop(client)
                 self.on_dropout(client, step, SIMULATED)
         return sorted(self.server.expected)
+
+
+def _masked(session: ClientSession, words: NDArray[np.uint64]) -> bytes:
+    """Mask a vector in place, most of which holds no lock of Python's; SHA-256 of what is sent."""
+    session.mask(words)
+    return hashlib.sha256(words.data).digest()
 
 
 def encoded(
