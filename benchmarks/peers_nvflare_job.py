@@ -51,10 +51,11 @@ def _plain(job: dict[str, Any], folder: Path) -> Any:
 def _secure(job: dict[str, Any]) -> Any:
     """FedAvg with homomorphic encryption (CKKS, TenSEAL): FLARE's way to hide single updates from the server."""
     from nvflare.app_opt.pt.recipes import FedAvgRecipeWithHE  # type: ignore[import-not-found]
+    from peers_nvflare_model import Model  # type: ignore[import-not-found]
 
     return FedAvgRecipeWithHE(
         name="secure",
-        model={"class_path": "peers_nvflare_model.Model", "args": {"parameters": job["parameters"]}},
+        model=Model(job["parameters"]),
         min_clients=job["clients"],
         num_rounds=job["rounds"],
         train_script=str(WORK),

@@ -7,11 +7,11 @@ TENSORS = 10
 
 
 class Model(nn.Module):
-    """Normal values in ten tensors, `parameters` elements of float32 together."""
+    """Normal values in ten tensors, `size` elements of float32 together; FLARE makes it again from its `size`."""
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.parameters_count = parameters
+        self.size = size
         generator = torch.Generator().manual_seed(0)
-        parts = torch.randn(parameters, generator=generator).chunk(TENSORS)
+        parts = torch.randn(size, generator=generator).chunk(TENSORS)
         self.blocks = nn.ParameterList([nn.Parameter(part.clone()) for part in parts])

@@ -107,8 +107,8 @@ def parse_seeds(text: str, own: Scalar | None) -> tuple[int, ...]:
     return seeds
 
 
-def parse_sweep(words: list[str]) -> dict[str, tuple[Scalar, ...]]:
-    """Read `lr=0.01,0.1 momentum=0.9`: keys, each with one value or several."""
+def parse_sweep(words: list[str], *, option: str = "--set") -> dict[str, tuple[Scalar, ...]]:
+    """Read `lr=0.01,0.1 momentum=0.9`: keys, each with one value or several. option: what gave them."""
     sweep: dict[str, tuple[Scalar, ...]] = {}
     for key, values in (pair for word in words for pair in split_assignments(word)):
         # A comma within quotes belongs to the value.
@@ -117,7 +117,7 @@ def parse_sweep(words: list[str]) -> dict[str, tuple[Scalar, ...]]:
             raise ConfigurationError(f"expected key=value or key=value,value, not {key}=")
         found = tuple(parse_assignments([f'"{key}"={part}'])[key] for part in parts)
         if key in sweep or len({json.dumps(value) for value in found}) != len(found):
-            raise ConfigurationError(f"--set names each key once, with each value once: {key}={values}")
+            raise ConfigurationError(f"{option} names each key once, with each value once: {key}={values}")
         sweep[key] = found
     return sweep
 

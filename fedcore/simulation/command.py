@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedcore.record import RunRecord
     from fedcore.simulation import Simulation
     from fedcore.simulation.crew import Crew
+    from fedcore.simulation.several import Point
     from fedcore.state import ModelState
     from fedcore.wire import Scalar
 
@@ -56,6 +58,20 @@ Aggregation = Annotated[
 ]
 Drop = Annotated[float, typer.Option(min=0.0, max=0.99, help="Chance that a client drops out of a round.")]
 Seed = Annotated[int, typer.Option(help="Seed of the simulated dropouts and devices.")]
+Seeds = Annotated[
+    str,
+    typer.Option(
+        help="Several runs, one for each seed: how many from the app's own on, or a list: 5, or 42,43. Each has a "
+        "folder of its own beside --out and --best, and in --report and --state."
+    ),
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=V1,V2",
+        help="Several runs, one for each value of a key of the run config or of [tool.fedcore]; repeatable.",
+    ),
+]
 DeviceWords = Annotated[
     str,
     typer.Option(
@@ -107,6 +123,8 @@ State = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+# Carries out one run.
+Once: TypeAlias = "Callable[[Wanted, Outputs, int, Path | None], tuple[RunRecord, dict[str, Any]]]"
 
 
 def simulate(
@@ -118,6 +136,8 @@ def simulate(
     aggregation: Aggregation = "",
     drop: Drop = 0.0,
     seed: Seed = 0,
+    seeds: Seeds = "",
+    vary: Vary = None,
     devices: DeviceWords = "",
     network: NetworkWords = "none",
     clients_at_once: AtOnce = 0,
@@ -150,21 +170,82 @@ def simulate(
         set_ = [*(set_ or []), f'aggregation="{aggregation}"']
     wanted = Wanted.of(app, clients, run_config, set_, per_round)
     outputs = Outputs(out=out, best=best, report=report, force=force)
-    outputs.check(wanted.settings)
-    parts = {
-        "drop": drop,
-        "seed": seed,
-        "devices": devices_of(devices, Network.parse(network), clients=wanted.clients, seed=seed),
-        "clients_at_once": clients_at_once,
-        "state": state,
-        "policy": policy_of(policy or None, wanted.clients),
-        "initial": None if initial_model is None else open_initial(initial_model),
-    }
-    with crew_of(checked_engine(engine), wanted.app, wanted.clients, workers, clients_at_once) as crew:
-        record, summary = carried_out(wanted, outputs, track, crew, parts)
-    print_json(summary) if as_json else _print_metrics(record, summary)
-    if record.reason:  # finished, but by its privacy budget
+    trains = checked_engine(engine)
+    initial = None if initial_model is None else open_initial(initial_model)
+
+    def once(wanted: Wanted, outputs: Outputs, seed: int, state: Path | None) -> tuple[RunRecord, dict[str, Any]]:
+        parts = {
+            "drop": drop,
+            "seed": seed,
+            "devices": devices_of(devices, Network.parse(network), clients=wanted.clients, seed=seed),
+            "clients_at_once": clients_at_once,
+            "state": state,
+            "policy": policy_of(policy or None, wanted.clients),
+            "initial": initial,
+        }
+        with crew_of(trains, wanted.app, wanted.clients, workers, clients_at_once) as crew:
+            return carried_out(wanted, outputs, track, crew, parts)
+
+    if seeds or vary:
+        spent = _several(wanted, outputs, state, _points(wanted, seeds, vary, seed), once, as_json=as_json)
+    else:
+        outputs.check(wanted.settings)
+        record, summary = once(wanted, outputs, seed, state)
+        print_json(summary) if as_json else _print_metrics(record, summary)
+        spent = bool(record.reason)
+    if spent:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
+
+
+def _points(wanted: Wanted, seeds: str, vary: list[str] | None, seed: int) -> list[Point]:
+    from fedcore.simulation.several import points_of
+
+    settings = wanted.settings.to_mapping()
+    return points_of(seeds, vary or [], seed=seed, run_config=wanted.run_config, settings=settings)
+
+
+def _several(
+    wanted: Wanted, outputs: Outputs, state: Path | None, points: list[Point], once: Once, *, as_json: bool
+) -> bool:
+    """One run for each point, and the table of all; whether one was ended by its privacy budget.
+
+    All are checked before the first begins.
+    """
+    from fedcore.simulation.several import row_of
+
+    runs = [(point, wanted.at(point), outputs.at(point)) for point in points]
+    for _, each, places in runs:
+        places.check(each.settings)
+    summaries, spent = [], False
+    for number, (point, each, places) in enumerate(runs, start=1):
+        typer.echo(f"run {number} of {len(runs)}: {point.name}", err=True)
+        record, summary = once(each, places, point.seed, point.place(state, folder=True))
+        summaries.append({"seed": point.seed, "values": dict(point.values), **summary})
+        spent = spent or bool(record.reason)
+    rows = [
+        row_of(values, found, [one["seed"] for one in found])
+        for values, found in ((found[0]["values"], found) for found in _by_values(summaries))
+    ]
+    print_json({"runs": summaries, "table": rows}) if as_json else _print_table(rows)
+    return spent
+
+
+def _by_values(summaries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The runs of each combination, which follow one another."""
+    return [list(found) for _, found in itertools.groupby(summaries, key=lambda one: one["values"])]
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedcore.simulation.several import lines_of
+
+    header, *lines = lines_of(rows)
+    table = Table(*header, box=None)
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +284,19 @@ class Wanted:
             ),
         )
 
+    def at(self, point: Point) -> Wanted:
+        """The same with the values of one of several runs, and its seed where the app has one."""
+        from fedcore.config import JobSettings
+        from fedcore.simulation.several import SEED
+
+        config, settings = dict(self.run_config), self.settings.to_mapping()
+        if SEED in config:
+            config[SEED] = point.seed
+        config |= {key: value for key, value in point.values.items() if key in config}
+        changed = {key: value for key, value in point.values.items() if key not in config}
+        made = JobSettings.from_mapping({**settings, **changed}, where="--vary") if changed else self.settings
+        return replace(self, run_config=config, settings=made)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
@@ -233,6 +327,15 @@ class Outputs:
                     "--best: nothing says which model is the best; --set best-model=eval_acc:max, say"
                 )
             check_place(self.best, force=self.force, option="--best")
+
+    def at(self, point: Point) -> Outputs:
+        """The same for one of several runs: each in a folder of its own."""
+        return replace(
+            self,
+            out=point.place(self.out, folder=False),
+            best=point.place(self.best, folder=False),
+            report=point.place(self.report, folder=True),
+        )
 
     def results(self, simulation: Simulation, left: Path) -> dict[str, Any]:
         """Put what the ServerApp found, and the files that it left, beside the model; their places, by kind."""

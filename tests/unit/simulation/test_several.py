@@ -1,0 +1,88 @@
+"""Several simulations from one command: which runs there are, where each puts what it leaves, and the table of all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.tiny import TINY
+from typer.testing import CliRunner
+
+from fedcore.cli import app
+from fedcore.errors import ConfigurationError
+from fedcore.simulation.several import Point, lines_of, points_of, row_of
+
+CONFIG = {"lr": 0.1, "seed": 7, "num-server-rounds": 2}
+COMMAND = ("simulate", str(TINY), "--engine", "inline", "--clients", "3")
+
+
+def names(seeds: str, *vary: str, config: dict[str, object] = CONFIG) -> list[str]:
+    return [point.name for point in points_of(seeds, vary, seed=0, run_config=config, settings={"clip-norm": 1.0})]
+
+
+def test_all_values_meet_all_seeds() -> None:
+    assert names("1,2", "lr=0.1,0.2") == ["lr=0.1,seed=1", "lr=0.1,seed=2", "lr=0.2,seed=1", "lr=0.2,seed=2"]
+    assert names("2") == ["seed=7", "seed=8"]
+    assert names("", "clip-norm=1.0,2.0", config={"lr": 0.1}) == ["clip-norm=1.0,seed=0", "clip-norm=2.0,seed=0"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "vary", "says"),
+    [
+        ("1,1", [], "each seed once"),
+        ("", ["rate=0.1,0.2"], "unknown key 'rate' in --vary"),
+        ("", ["seed=1,2"], "--seeds names the seeds"),
+        ("", ["lr=0.1,0.1"], "--vary names each key once"),
+        ("", ["lr="], "lr="),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(seeds: str, vary: list[str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        names(seeds, *vary)
+
+
+def test_each_run_has_a_folder_of_its_own() -> None:
+    point = Point(seed=2, values={"path": "a/b"})
+    assert point.place(Path("out/m.safetensors"), folder=False) == Path("out/path=a_b,seed=2/m.safetensors")
+    assert point.place(Path("state"), folder=True) == Path("state/path=a_b,seed=2")
+    assert point.place(None, folder=True) is None
+
+
+def test_a_row_is_the_mean_and_the_spread_over_seeds() -> None:
+    summaries = [
+        {"metrics": {"acc": 0.5, "list": [1.0]}, "virtual_seconds": None},
+        {"metrics": {"acc": 0.7}, "virtual_seconds": None},
+    ]
+    row = row_of({"lr": 0.1}, summaries, [1, 2])
+    assert row["metrics"] == {"acc": {"mean": pytest.approx(0.6), "sd": pytest.approx(0.02**0.5), "n": 2}}
+    assert list(lines_of([row])) == [("lr", "seeds", "acc"), ("0.1", "2", "0.6000 ± 0.1414")]
+
+
+def test_the_command_carries_out_every_run_and_goes_on_with_them(tmp_path: Path) -> None:
+    places = ["--state", str(tmp_path / "state"), "--out", str(tmp_path / "m.safetensors")]
+    words = [*COMMAND, "--seeds", "1,2", "--vary", "num-server-rounds=1", *places]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [(run["values"], run["seed"], run["rounds"]) for run in found["runs"]] == [
+        ({"num-server-rounds": 1}, seed, 1) for seed in (1, 2)
+    ]
+    assert [row["seeds"] for row in found["table"]] == [[1, 2]]
+    models = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.safetensors"))
+    kept = [name for name in models if not name.startswith("state/")]
+    assert kept == [f"num-server-rounds=1,seed={seed}/m.safetensors" for seed in (1, 2)]
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 2, "models that are there are not replaced"
+    taken_up = CliRunner().invoke(app, [*words, "--force"])
+    assert taken_up.exit_code == 0, taken_up.output
+    assert "num-server-rounds" in taken_up.stdout
+
+
+def test_nothing_runs_where_one_of_several_cannot(tmp_path: Path) -> None:
+    there = tmp_path / "seed=2" / "m.safetensors"
+    there.parent.mkdir()
+    there.touch()
+    done = CliRunner().invoke(app, [*COMMAND, "--seeds", "1,2", "--out", str(tmp_path / "m.safetensors")])
+    assert done.exit_code == 2
+    assert not (tmp_path / "seed=1").exists()
