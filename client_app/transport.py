@@ -25,6 +25,7 @@ import pydantic
 import tenacity
 
 from client_app.http import AWAY, Handshake, is_away, leads_elsewhere, may_pass, refusal, unanswered
+from client_app.large_answers import LEAST_BYTES, fetch, reaches_directly
 from client_app.output import clean
 from client_app.patience import Patience, Retry
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
@@ -39,6 +40,7 @@ CHUNK: Final = 1 << 20
 MAX_CONTROL_BYTES: Final = 64 << 20
 """Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""
 LONG_POLL_SECONDS: Final = 25
+_READ_SECONDS: Final = LONG_POLL_SECONDS + 20.0
 _PARSED_AT_ONCE: Final = 1 << 16
 """Bytes of an answer up to which it is parsed on the event loop; of more, in a thread."""
 _EMPTY_DIGEST: Final = hashlib.sha256(b"").digest()
@@ -57,6 +59,25 @@ class ByteCount:
 
     up: int = 0
     down: int = 0
+
+
+class _Incoming:
+    """A file that is being received: written, hashed and counted as it comes. size: the most that it may have."""
+
+    def __init__(self, file: BinaryIO, size: int, traffic: ByteCount) -> None:
+        self.digest = hashlib.sha256()
+        self._file = file
+        self._left = size
+        self._traffic = traffic
+
+    def take(self, chunk: memoryview) -> None:
+        """The next bytes; raises ProtocolViolation("model-digest") where they are more than there can be."""
+        self._left -= len(chunk)
+        self._traffic.down += len(chunk)
+        if self._left < 0:
+            raise ProtocolViolation("model-digest", "the model is longer than announced")
+        self.digest.update(chunk)
+        self._file.write(chunk)
 
 
 def signer(
@@ -108,11 +129,13 @@ class Transport:
         self._sleep = sleep
         self._sign = sign
         self._retry = retry or Retry()
+        self._tls = tls
+        # Proxy settings of the environment are for the way out of a site, not for the loopback.
+        self._trust_env = not all(map(_is_loopback, urls))
         self._client = httpx.AsyncClient(
             verify=tls,
-            # Proxy settings of the environment are for the way out of a site, not for the loopback.
-            trust_env=not all(map(_is_loopback, urls)),
-            timeout=httpx.Timeout(30.0, connect=10.0, read=LONG_POLL_SECONDS + 20.0),
+            trust_env=self._trust_env,
+            timeout=httpx.Timeout(30.0, connect=10.0, read=_READ_SECONDS),
             headers={"accept-encoding": "identity", "user-agent": "fedcore-client"},
         )
 
@@ -204,32 +227,35 @@ class Transport:
         address = f"{path}?{httpx.QueryParams(base=base)}" if base else path
 
         async def attempt() -> bool:
-            async with self._open("GET", address, _EMPTY_DIGEST, {}, None) as response:
-                await self._check_status(response)
-                is_difference = bool(base) and response.headers.get(DELTA_BASE) == f'"{base}"'
-                with replacing(target, mode=0o600) as file:
-                    if await self._spool(response, file, size) != sha256 and not is_difference:
-                        raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
-                return is_difference
+            with replacing(target, mode=0o600) as file:
+                incoming = _Incoming(file, size, self.traffic)
+                if size >= LEAST_BYTES and reaches_directly(httpx.URL(self.url), trust_env=self._trust_env):
+                    headers = await self._fetch_directly(address, incoming)
+                else:
+                    headers = await self._fetch(address, incoming)
+                is_difference = bool(base) and headers.get(DELTA_BASE) == f'"{base}"'
+                if incoming.digest.hexdigest() != sha256 and not is_difference:
+                    raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
+            return is_difference
 
         with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
             return await self._repeat(attempt, None)
 
-    async def _spool(self, response: httpx.Response, file: BinaryIO, size: int) -> str:
-        digest = hashlib.sha256()
-        left = size
+    async def _fetch(self, target: str, incoming: _Incoming) -> httpx.Headers:
+        async with self._open("GET", target, _EMPTY_DIGEST, {}, None) as response:
+            await self._check_status(response)
+            async for chunk in response.aiter_raw(CHUNK):
+                await in_thread(incoming.take, memoryview(chunk))
+            return response.headers
 
-        def take(chunk: bytes) -> None:
-            digest.update(chunk)
-            file.write(chunk)
-
-        async for chunk in response.aiter_raw(CHUNK):
-            left -= len(chunk)
-            self.traffic.down += len(chunk)
-            if left < 0:
-                raise ProtocolViolation("model-digest", "the model is longer than announced")
-            await in_thread(take, chunk)
-        return digest.hexdigest()
+    async def _fetch_directly(self, target: str, incoming: _Incoming) -> httpx.Headers:
+        request = self._request("GET", target, _EMPTY_DIGEST, {}, None)
+        head = await fetch(request, self._tls, incoming.take, read_seconds=_READ_SECONDS)
+        self.traffic.down += _head_size(head.headers, 0) + len(head.refusal)
+        self._answers += head.status not in AWAY
+        if head.status != httpx.codes.OK:
+            raise refusal(head.status, head.refusal, of="this client's signature")
+        return head.headers
 
     async def _exchange(
         self,
@@ -258,6 +284,19 @@ class Transport:
         self, method: str, target: str, digest: bytes, headers: Mapping[str, str], content: Any
     ) -> AsyncIterator[httpx.Response]:
         """Send one signed request and yield its answer, of which only the head has been read."""
+        request = self._request(method, target, digest, headers, content)
+        response = await self._client.send(request, stream=True)
+        try:
+            self.traffic.down += _head_size(response.headers, 0)
+            self._answers += response.status_code not in AWAY
+            yield response
+        finally:
+            await response.aclose()
+
+    def _request(
+        self, method: str, target: str, digest: bytes, headers: Mapping[str, str], content: Any
+    ) -> httpx.Request:
+        """A signed request, counted as sent."""
         request = self._client.build_request(
             method,
             self.url + target,
@@ -268,13 +307,7 @@ class Transport:
         # Sign what is really sent: httpx normalises the target.
         request.headers.update(self._sign(method, request.url.raw_path.decode("ascii"), digest))
         self.traffic.up += _head_size(request.headers, len(request.url.raw_path))
-        response = await self._client.send(request, stream=True)
-        try:
-            self.traffic.down += _head_size(response.headers, 0)
-            self._answers += response.status_code not in AWAY
-            yield response
-        finally:
-            await response.aclose()
+        return request
 
     async def _body_of(self, response: httpx.Response, limit: int | None = None) -> bytes:
         await self._check_status(response)

@@ -50,6 +50,7 @@ def serve(
         data_dir=(data_dir or kit.data_dir).absolute(),
         database=os.environ.get("FEDCORE_DATABASE") or kit.database,
         objects=kit.objects,
+        accel_location=kit.accel_location,
         keep_runs=kit.keep_runs,
         keep_days=kit.keep_days,
         url=f"https://{host or kit.host}:{kit.port if port < 0 else port}",

@@ -26,7 +26,8 @@ class ServerSettings:
     not there although enough others are, holds up an exchange; and how long one that cannot succeed waits to hear
     whether all clients have the same reason. keep_runs, keep_days: of runs that have ended, how many are kept, and how
     long; 0 for no limit. lease_seconds: how long a server of several leads without renewing that. url: where others
-    find it. app_rules: what a ServerApp may see beside its own files. approved_apps: those that may run; None for all.
+    find it. accel_location: where an nginx in front hands out files of the data folder; "" for none. app_rules: what a
+    ServerApp may see beside its own files. approved_apps: those that may run; None for all.
     """
 
     data_dir: Path
@@ -44,6 +45,7 @@ class ServerSettings:
     keep_days: float = 0.0
     lease_seconds: float = 10.0
     url: str = ""
+    accel_location: str = ""
     app_rules: Rules = field(default_factory=Rules)
     approved_apps: ApprovedApps | None = None
 

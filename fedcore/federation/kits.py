@@ -126,6 +126,8 @@ class ServerKit:
     app_rules: what a ServerApp may see beside its own files. approved_apps: those that may run; None for all.
     keep_runs, keep_days: how many runs that have ended are kept, and for how long; 0 for no limit.
     trust_proxy: addresses and networks of proxies whose word for where a request comes from is taken.
+    accel_location: of an nginx that shares the data folder: the location under which that hands out the server's files
+        (X-Accel-Redirect); "" where the server sends them itself.
     operator_token_sha256: SHA-256 of the operator's bearer token, 32 bytes; it has no copy of it.
     metrics_listen: "host:port" of the metrics, empty for none. traces: the OTLP endpoint, empty for none.
     """
@@ -149,6 +151,7 @@ class ServerKit:
     metrics_listen: str
     traces: str
     trust_proxy: tuple[str, ...] = ()
+    accel_location: str = ""
     keep_runs: int = 0
     keep_days: int = 0
 
@@ -172,12 +175,13 @@ class ServerKit:
             "metrics-listen": str,
             "traces": str,
             "trust-proxy": list,
+            "accel-location": str,
             "keep-runs": int,
             "keep-days": int,
         }
         paths = ("tls-certificate", "tls-key", "rosters", "authority", "operator-token-sha256", "data-dir")
         types |= dict.fromkeys(("federation", "host", *paths), str)
-        own = ("min-cohort", "database", "objects", "metrics-listen", "traces", "trust-proxy")
+        own = ("min-cohort", "database", "objects", "metrics-listen", "traces", "trust-proxy", "accel-location")
         optional = frozenset({*own, *_APP_KEYS, *_KEEPING_KEYS})
         values = read_toml(path, types, optional=optional)
         objects = values.get("objects", "")
@@ -210,6 +214,7 @@ class ServerKit:
             metrics_listen=_listen(path, values.get("metrics-listen", "")),
             traces=values.get("traces", ""),
             trust_proxy=_proxies(path, values.get("trust-proxy", [])),
+            accel_location=_location(path, values.get("accel-location", "")),
             keep_runs=_limit(path, values, "keep-runs"),
             keep_days=_limit(path, values, "keep-days"),
         )
@@ -282,6 +287,13 @@ def _proxies(path: Path, texts: list[Any]) -> tuple[str, ...]:
                 'mend the line, for example trust-proxy = ["10.0.0.2"]',
             ) from None
     return tuple(texts)
+
+
+def _location(path: Path, text: str) -> str:
+    if text and not re.fullmatch(r"/([A-Za-z0-9_-]+/)+", text):
+        what = 'mend the line, for example accel-location = "/fedcore-files/"'
+        raise broken(path, "accel-location must be a location of nginx that begins and ends with a slash", what)
+    return text
 
 
 def _limit(path: Path, values: Mapping[str, Any], key: str) -> int:

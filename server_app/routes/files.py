@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
+from urllib.parse import quote
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.responses import FileResponse
+from starlette.types import Receive, Scope, Send
 
 from fedcore.wire import DELTA_BASE, ModelRef
+from server_app.http.guard import SCOPE_KEY
+from server_app.settings import ServerSettings
 
 OCTETS = "application/octet-stream"
+_OF_THE_BODY: Final = frozenset({"content-length", "accept-ranges"})
+"""What nginx says of the file itself."""
 
 
 class OctetsResponse(FileResponse):
-    """A file, 1 MiB at a time: Starlette's 64 KiB were measured to be 4.5 times slower."""
+    """A file, 1 MiB at a time: Starlette's 64 KiB were measured to be 4.5 times slower.
+
+    Where nginx stands in front and shares the data folder (`accel-location`), an answer without a body names the file,
+    and nginx sends it by sendfile(2) (X-Accel-Redirect).
+    """
 
     chunk_size = 1 << 20
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file, or have it sent."""
+        named = _accelerated(Path(self.path), scope["app"].state.services.settings)
+        if named is None or scope["method"] != "GET":
+            await super().__call__(scope, receive, send)
+            return
+        size = await asyncio.to_thread(lambda: Path(self.path).stat().st_size)
+        kept = {name: value for name, value in self.headers.items() if name not in _OF_THE_BODY}
+        await Response(status_code=200, headers={**kept, "X-Accel-Redirect": named})(scope, receive, send)
+        scope[SCOPE_KEY].down += size
 
 
 class DifferenceResponse(OctetsResponse):
@@ -34,6 +57,14 @@ class ModelResponse(OctetsResponse):
         """name: under which a browser keeps it."""
         headers = {"ETag": f'"{reference.sha256}"', "Content-Length": str(reference.size)}
         super().__init__(path, media_type=OCTETS, headers=headers, filename=name)
+
+
+def _accelerated(path: Path, settings: ServerSettings) -> str | None:
+    """What nginx is told of a file, if it can have it."""
+    folder = settings.data_dir
+    if not settings.accel_location or not path.is_relative_to(folder):
+        return None
+    return settings.accel_location + quote(path.relative_to(folder).as_posix())
 
 
 async def body_chunks(request: Request) -> AsyncIterator[bytes]:

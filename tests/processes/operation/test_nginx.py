@@ -22,6 +22,7 @@ from fedcore.federation import OperatorKit
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 CONFIGURATIONS = Path(__file__).parents[3] / "deploy" / "nginx"
+NOOP = Path(__file__).parents[3] / "benchmarks" / "apps" / "noop"
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
@@ -117,6 +118,36 @@ def test_a_round_goes_through_nginx_that_ends_tls_and_passes_by_a_standby(tmp_pa
         assert ended.trained() == [["client-1", "client-2"]]
         assert asked, "the standby was asked as well"
         assert made.stop("server") == 0
+
+
+def test_nginx_sends_the_models_itself(tmp_path: Path) -> None:
+    with reserved_port() as port, Deployment.open(tmp_path, clients=2) as made:
+        server, made.app = made.federation.folder / "server", NOOP
+        with (server / "server.toml").open("a") as file:
+            file.write('accel-location = "/fedcore-files/"\ntrust-proxy = ["127.0.0.1"]\n')
+        form = "'$request_method $upstream_http_x_accel_redirect $body_bytes_sent'"
+        told = f"log_format sent {form}; access_log sent sent;"
+        changes = http_changes(made, port, port)
+        changes |= {
+            "access_log off;": changes["access_log off;"].replace("access_log off;", told),
+            "/var/lib/fedcore/": f"{server / 'data'}/",
+        }
+        with nginx(tmp_path, "fedcore-http.conf", **changes):
+            wait_until("nginx to listen", lambda: reached(made))
+            made.start("--port", str(port))
+            ended = made.submit(
+                settings={"min-clients": 2, "download-bits": 16}, num_server_rounds=2, min_nodes=2, parameters=400_000
+            ).finish()
+        assert ended.status == 0, ended.stderr
+        rows = [line.split() for line in (tmp_path / "sent").read_text().splitlines()]
+        sizes = sorted(int(row[2]) for row in rows if row[1].startswith("/fedcore-files/work/"))
+        down = [sum(one["bytes_down"].values()) for one in ended.of("exchange-done")]
+        assert made.stop("server") == 0
+    assert len(sizes) == 4
+    assert all(800_000 < size < 810_000 for size in sizes[:2]), "differences, in the second round"
+    assert all(1_600_000 < size < 1_610_000 for size in sizes[2:])
+    assert down[0] > sum(sizes[2:]), "what nginx sends is counted"
+    assert down[1] > sum(sizes[:2])
 
 
 @pytest.mark.skipif(not STREAM.exists(), reason="nginx has no stream module here (libnginx-mod-stream)")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from fastapi import Response
 from fastapi.responses import StreamingResponse
@@ -19,6 +20,7 @@ from fastapi.responses import StreamingResponse
 from client_app import transport as transport_module
 from client_app.exchange import Client
 from client_app.http import tls_context
+from client_app.large_answers import LEAST_BYTES, reaches_directly
 from client_app.patience import ONCE, Retry
 from client_app.transport import Transport, signer
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
@@ -261,6 +263,44 @@ class TestModels:
             await self.fetch(client, tmp_path / "model", content)
         assert (tmp_path / "model").read_bytes() == content
         assert script.requests == ["GET model"] * 2
+
+    async def test_a_refused_download_says_why(self, script: Script, client: Client, tmp_path: Path) -> None:
+        script.answers.append(problem(403, "not-in-cohort", "not asked"))
+        async with script.serving():
+            with pytest.raises(Refused, match="not asked"):
+                await self.fetch(client, tmp_path / "new", bytes(2 * LEAST_BYTES))
+
+    async def test_a_download_that_is_cancelled_ends_its_connection(
+        self, script: Script, client: Client, tmp_path: Path
+    ) -> None:
+        began, over, content = asyncio.Event(), asyncio.Event(), bytes(2 * LEAST_BYTES)
+
+        async def stalled() -> AsyncIterator[bytes]:
+            yield content[:1000]
+            began.set()
+            await over.wait()
+
+        script.answers.append(StreamingResponse(stalled(), headers={"content-length": str(len(content))}))
+        async with script.serving():
+            fetching = asyncio.create_task(self.fetch(client, tmp_path / "new", content))
+            await began.wait()
+            fetching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+            over.set()
+        assert names_in(tmp_path) == ["global.safetensors", "state"]
+
+    def test_a_proxy_of_the_environment_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        url = httpx.URL("https://fl.example.org:8443")
+        for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        assert reaches_directly(url, trust_env=True)
+        monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
+        assert not reaches_directly(url, trust_env=True)
+        assert reaches_directly(url, trust_env=False)
+        monkeypatch.setenv("NO_PROXY", "fl.example.org")
+        assert reaches_directly(url, trust_env=True)
+        assert not reaches_directly(httpx.URL("http://fl.example.org"), trust_env=True)
 
     async def test_nothing_is_left_of_a_wrong_model(
         self, script: Script, client: Client, tmp_path: Path, content: bytes
