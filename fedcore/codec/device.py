@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LEAST_WORDS: Final = 1 << 23
 """Words (64 MiB) from which on a device pays for its start: PyTorch, the device's context and the kernels take seconds
 once, and some hundred MiB of the device's memory."""
+SERVED_BITS: Final = (16, 21, 32, 64)
+"""The widths of fields that are made there."""
 PIECE_FIELDS: Final = 16 * BLOCK_FIELDS
 """Fields that are on their way to the device at a time: 50 MiB of float32, of the update and of the global model."""
 _PIECE_BYTES: Final = 64 * PIECE_FIELDS
@@ -131,12 +133,15 @@ class DeviceVector:
             )
         ]
 
-    def load(self, words: NDArray[np.uint64], start: int = 0) -> None:
-        """Take over `words` from word `start` on; uint64 [count]."""
+    def serves(self, part: FieldSection) -> bool:
+        """Whether `round_to` makes this section; others, such as those that are rotated, the host makes, for `load`."""
+        return part.field_bits in SERVED_BITS and part.kept_share is None
+
+    def load(self, words: NDArray[np.uint64], start: int, stop: int) -> None:
+        """Take over `words` [start, stop) of a vector made on the host, uint64 [count]."""
         import torch
 
-        host = torch.from_numpy(words[start:].view(np.int64))
-        self._words[start:].copy_(host)
+        self._words[start:stop].copy_(torch.from_numpy(words[start:stop].view(np.int64)))
 
     def add_masks(self, terms: Iterable[MaskTerm], start: int, stop: int) -> None:
         """`apply_masks` on the words [start, stop)."""

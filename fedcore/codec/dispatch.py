@@ -77,7 +77,7 @@ def encode_nothing(
 def _on(device: DeviceVector | None, encoded: Encoded) -> Encoded:
     """The same, on the device as well."""
     if device:
-        device.load(encoded.words)
+        device.load(encoded.words, 0, encoded.words.size)
     return encoded
 
 

@@ -111,8 +111,7 @@ def encode(
         shrunk = shrink < 1
         words[sections["shrunk"]] = int(shrunk)
         weight = factor * shrink * count / encoding.settings.w_max
-        # Rotated updates are made by the processor, and go to the device for their masks.
-        clipped = _encode_floats(update, words, weight, randomness, None if encoding.rotation else device)
+        clipped = _encode_floats(update, words, weight, randomness, device)
         encode_integers(encoding, words[sections["integers"]], base=base, local=local, examples=count)
         overflowed = clipped > 0 and not encoding.settings.clips
         if overflowed:
@@ -120,7 +119,7 @@ def encode(
         elif clipped:
             words[sections["lost"]] = lost_word(encoding, update.lost_share(weight), count)
     if device:
-        device.load(words, 0 if encoding.rotation else sections["failed"].start)
+        device.load(words, sections["failed"].start, encoding.words)
     if overflowed:
         lock, end = [forgotten_mask(randomness)], sections["keys"].start
         if device:
@@ -188,12 +187,13 @@ def _encode_floats(
     ratios, clipped = [0.0] * len(encoding.scales), [0] * len(encoding.scales)
     for part in encoding.field_sections:
         section = sections[part.name]
-        if device:
+        if device and device.serves(part):
             rounded = update.round_on(device, part, section.start, weight, randomness)
-        elif part.kept_share is None:
-            rounded = update.round_to(part, words[section], weight, randomness)
         else:
-            rounded = update.rotate_to(part, words[section], weight, randomness)
+            fill = update.round_to if part.kept_share is None else update.rotate_to
+            rounded = fill(part, words[section], weight, randomness)
+            if device:
+                device.load(words, section.start, section.stop)
         for index, summary in rounded:
             ratios[index] = max(ratios[index], summary.largest / part.levels)
             clipped[index] += summary.clipped

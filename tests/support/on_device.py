@@ -18,7 +18,7 @@ def vector_of(words: NDArray[np.uint64] | int) -> DeviceVector:
     """A vector that holds `words`, or so many zeros."""
     vector = DeviceVector(words if isinstance(words, int) else words.size, DEVICE)
     if not isinstance(words, int):
-        vector.load(words)
+        vector.load(words, 0, words.size)
     return vector
 
 

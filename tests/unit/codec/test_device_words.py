@@ -86,6 +86,12 @@ def test_elements_at_the_edges_of_what_fields_hold(bits: int) -> None:
     assert assert_same(encoding, base=base, local=ModelState.from_arrays({"weight": local})).clipped
 
 
+def test_a_width_that_the_device_does_not_serve_is_made_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The large tensors' fields then come from the host, those of the small ones from the device."""
+    monkeypatch.setattr(device, "SERVED_BITS", (32,))
+    assert_same(encoding_of(16))
+
+
 def test_an_update_too_large_locks_the_sum_there_too() -> None:
     assert assert_same(encoding_of(16, scale=0.5)).overflowed
 
