@@ -31,9 +31,9 @@ CIPHER_BLOCK_BYTES = 64
 CHUNK_BYTES = 64 * 1024 * 1024
 """Bytes of a stream under one nonce: 2^20 cipher blocks, far from the end of the 32-bit block counter."""
 CHUNK_WORDS = CHUNK_BYTES // WORD_BYTES
-BLOCK_WORDS = 160 * 1024 // WORD_BYTES
-"""Words handled at once: vector block, zeros and keystream (160 KiB each) fit in a second-level cache of 512 KiB, or in
-half of one that two threads of a core share, and a call is long enough for threads to pay off."""
+BLOCK_WORDS = 256 * 1024 // WORD_BYTES
+"""Words handled at once: vector block, zeros and keystream (256 KiB each) fit in a second-level cache, and a call is
+long enough for threads to pay off."""
 GROUP_TERMS = 256
 """Streams open at the same time, so that thousands of masks do not hold thousands of cipher states."""
 WORKER_BYTES = 1024 * 1024
