@@ -192,6 +192,7 @@ async def work(body: WorkIn, services: AnyServices, client: Client) -> None:
 
 @router.get(
     "/runs/{run}/versions/{number}/model",
+    status_code=200,
     response_class=ModelResponse,
     responses={**problem_responses(K.NOT_FOUND), 200: {"content": {OCTETS: {}}, "description": "safetensors"}},
 )
