@@ -78,7 +78,7 @@ format: $(STAMP)  ## put the sources into shape
 lock: $(STAMP)  ## renew the locks from pyproject.toml; with UPGRADE=--upgrade to the newest versions
 	$(PYTHON) docs/make_locks.py $(UPGRADE)
 
-peers: $(STAMP)  ## a round beside Flower and NVIDIA FLARE, in build/peers.md: about a quarter of an hour
+peers: $(STAMP)  ## measure a round beside Flower and NVIDIA FLARE, in build/peers.md
 	FLWR_TELEMETRY_ENABLED=0 $(PYTHON) benchmarks/peers.py --save build/peers.md
 
 sbom: $(STAMP)  ## print what an installation consists of, as CycloneDX

@@ -67,8 +67,9 @@ class Flare:
         try:
             return measured(job, work.since(), watch)
         except EnvironmentFailure as error:
-            tail = self.group.tail("job", lines=LAST_LINES)
-            raise EnvironmentFailure(f"{error}; the end of what the job said:\n{tail}") from error
+            # Its last line says how it ended; why, the server's log.
+            tail = "\n".join([self.group.tail("job", lines=1), self.group.tail("server", lines=LAST_LINES)])
+            raise EnvironmentFailure(f"{error}; the end of what the job and the server said:\n{tail}") from error
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def main() -> None:
         if model is None:
             break
         print(f"local work begins at {time.time():.3f}", flush=True)
-        params = {name: value + type(value.flat[0])(STEP * number) for name, value in model.params.items()}
+        params = {name: value + STEP * number for name, value in model.params.items()}
         flare.send(flare.FLModel(params=params, metrics={}, meta={"NUM_STEPS_CURRENT_ROUND": 1}))
 
 
