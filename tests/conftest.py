@@ -26,12 +26,36 @@ TESTS = Path(__file__).parent
 FIRST_LAYER = ("unit", "architecture")
 GPU = "gpu"
 """The layer whose tests use a GPU where there is one."""
-LONGEST = 1800
+HANGS_AFTER = 1800
 """Seconds after which a test that starts processes hangs; a quick one does after those of pyproject.toml."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 """Audit events of a process that starts another one."""
 LATE = ("dp_accounting.rdp", "matplotlib.pyplot", "pandas", "sklearn.datasets")
 """What the code imports when it is needed. Whichever test needs it first is not slow for that."""
+LONGEST = (
+    "integration/test_comparisons.py",
+    "processes/docs/test_pages.py::test_a_page[docs/simulation.md]",
+    "integration/test_comparison_ended.py",
+    "processes/docs/test_operating_page.py",
+    "processes/api/test_compare_call.py",
+    "integration/test_federated.py",
+    "processes/docs/test_first_pages.py",
+    "integration/test_flower_agreement.py",
+    "thorough/groups/test_poisoners.py",
+    "processes/docs/test_pages.py::test_a_page[docs/tracking.md]",
+    "integration/test_flower_table.py",
+    "simulation/test_any_order.py",
+    "integration/test_local_algorithms.py",
+    "processes/client_app/test_elastic.py",
+    "processes/api/test_notebooks.py",
+    "integration/test_replicas.py",
+    "processes/demo/test_demo.py",
+    "simulation/test_whole_run.py",
+    "processes/docs/test_pages.py",
+    "integration",
+    "processes",
+)
+"""What takes a minute or more, and the folders where most are: they begin first, so that none is left for the end."""
 
 # Before anything imports flwr, which would otherwise report to its makers.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -73,9 +97,28 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(layer := item.path.relative_to(TESTS).parts[0])
     if layer not in FIRST_LAYER and item.get_closest_marker("timeout") is None:
-        item.add_marker(pytest.mark.timeout(LONGEST))
+        item.add_marker(pytest.mark.timeout(HANGS_AFTER))
+    if _shares(item):
+        item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = leaving_nothing(item.obj)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Whether a fixture is made once for it and for others: one worker then runs all of its file (`loadgroup`)."""
+    if not isinstance(item, pytest.Function):
+        return False
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return any(one.scope != "function" and one.baseid.startswith("tests/") for found in fixtures for one in found)
+
+
+def _place(item: pytest.Item) -> int:
+    found = (number for number, name in enumerate(LONGEST) if item.nodeid.startswith(f"tests/{name}"))
+    return next(found, len(LONGEST))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -108,7 +151,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Iterator[None]:
     """pytest-timeout ends one thing for each test: where that was the test, its teardown may hang as well."""
-    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
     try:
         return (yield)
     finally:
