@@ -33,7 +33,10 @@ def main() -> None:
             serve(begin, begin.connections[0])
     try:
         Worker.of(begin)
-        import torch._dynamo  # noqa: F401 - the first step of an optimizer does, for a second
+        if "torch" in sys.modules:
+            from fedcore.training.eager import load_no_compiler
+
+            load_no_compiler()
     except BaseException:  # noqa: S110 - each worker says it
         pass
     forks = _may_fork()

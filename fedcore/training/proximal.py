@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from fedcore.errors import ConfigurationError, UsageError
+from fedcore.training.dtensors import local
 
 _CHUNK_ELEMENTS = 1 << 24
 """Elements whose differences are held at a time: a second model would be too much."""
@@ -37,7 +37,7 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchor: Sequence[Tensor]
     if mu == 0:
         return
     for chunk in _chunks(pairs):
-        pulls = torch._foreach_sub([_local(w) for w, _ in chunk], [_local(w0) for _, w0 in chunk])
+        pulls = torch._foreach_sub([local(w) for w, _ in chunk], [local(w0) for _, w0 in chunk])
         torch._foreach_add_([_gradient(w) for w, _ in chunk], pulls, alpha=mu)
 
 
@@ -45,7 +45,7 @@ def _pairs(parameters: Sequence[Tensor], anchor: Sequence[Tensor]) -> Iterator[t
     if len(parameters) != len(anchor):
         raise UsageError(f"the proximal anchor has {len(anchor)} tensors, the model has {len(parameters)} parameters")
     for index, (w, w0) in enumerate(zip(parameters, anchor, strict=True)):
-        if _local(w).shape != _local(w0).shape:  # a broadcast would go unnoticed
+        if local(w).shape != local(w0).shape:  # a broadcast would go unnoticed
             raise UsageError(f"tensor {index} of the proximal anchor has another shape than its parameter")
         yield w, w0
 
@@ -55,7 +55,7 @@ def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tenso
     chunk: list[tuple[Tensor, Tensor]] = []
     elements = 0
     for w, w0 in pairs:
-        size = _local(w).numel()
+        size = local(w).numel()
         if chunk and elements + size > _CHUNK_ELEMENTS:
             yield chunk
             chunk, elements = [], 0
@@ -68,12 +68,4 @@ def _chunks(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tenso
 def _gradient(w: Tensor) -> Tensor:
     if w.grad is None:
         w.grad = torch.zeros_like(w)
-    return _local(w.grad)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor, sharing its memory; any other tensor as it is."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    local: Tensor = tensor.to_local()
-    return local
+    return local(w.grad)

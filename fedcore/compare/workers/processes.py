@@ -28,7 +28,6 @@ from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageErr
 
 PRELOADED: Final = (
     "torch.distributed", "torch.nn.parallel", "fedcore.compare.modes", "fedcore.training",
-    "torch._dynamo",  # the first step of an optimizer imports it
     "sklearn.datasets",  # a second of each worker of an app that reads its data with it
 )  # fmt: skip
 """What the fork server imports before it forks: nothing that starts a thread, or opens a device."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import AppError, ConfigurationError
+from fedcore.training.dtensors import local
 from fedcore.training.engines import Engine, LocalRule
-from fedcore.training.engines.base import local
 from fedcore.training.engines.transfer import Entry
 
 STEPS: Final = "local_steps"

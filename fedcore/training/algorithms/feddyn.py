@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedcore.errors import ConfigurationError
 from fedcore.training.algorithms.base import LocalAlgorithm, gradient
+from fedcore.training.dtensors import local
 from fedcore.training.engines import Engine
-from fedcore.training.engines.base import local
 
 ALPHA: Final = "feddyn-alpha"
 

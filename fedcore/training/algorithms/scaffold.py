@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from torch import Tensor
 
 from fedcore.training.algorithms.base import LocalAlgorithm, gradient
-from fedcore.training.engines.base import local
+from fedcore.training.dtensors import local
 
 CONTROL: Final = "control/"
 

@@ -15,13 +15,12 @@ moves its state in and out. All ranks make the same calls in the same order, sin
 
 from __future__ import annotations
 
+import importlib
+from typing import Final
+
 from fedcore.config import EngineConfig
 from fedcore.training.engines.base import Engine, MakeOptimizer, Recipe
 from fedcore.training.engines.batches import Batch
-from fedcore.training.engines.fsdp import FsdpEngine
-from fedcore.training.engines.pp import PipelineEngine
-from fedcore.training.engines.replicated import DdpEngine, SingleEngine
-from fedcore.training.engines.tp import TensorEngine
 from fedcore.training.engines.world import World
 from fedcore.training.rules import LocalRule, Proximal
 
@@ -37,15 +36,16 @@ __all__ = [
     "make_engine",
 ]
 
-_ENGINES: dict[str, type[Engine]] = {
-    "single": SingleEngine,
-    "ddp": DdpEngine,
-    "fsdp": FsdpEngine,
-    "hsdp": FsdpEngine,
-    "tp": TensorEngine,
-    "ddp-tp": TensorEngine,
-    "pp": PipelineEngine,
+_ENGINES: Final = {
+    "single": "replicated:SingleEngine",
+    "ddp": "replicated:DdpEngine",
+    "fsdp": "fsdp:FsdpEngine",
+    "hsdp": "fsdp:FsdpEngine",
+    "tp": "tp:TensorEngine",
+    "ddp-tp": "tp:TensorEngine",
+    "pp": "pp:PipelineEngine",
 }
+"""Module and class, imported when they are used: what shards a model takes longer to import than the rest of torch."""
 
 
 def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World | None = None) -> Engine:
@@ -55,4 +55,6 @@ def make_engine(recipe: Recipe, config: EngineConfig | None = None, world: World
     """
     world = world or World.current()
     config = config or EngineConfig.from_mapping({}, ranks=world.size)
-    return _ENGINES[config.engine](recipe, config, world)
+    module, _, name = _ENGINES[config.engine].partition(":")
+    kind: type[Engine] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return kind(recipe, config, world)

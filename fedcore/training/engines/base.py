@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fedcore.config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.system.devices import limit_memory, release_memory
+from fedcore.training.dtensors import is_dtensor, local
+from fedcore.training.eager import load_no_compiler
 from fedcore.training.engines.batches import (
     Batch,
     Loaders,
@@ -105,6 +106,7 @@ class Engine(ABC):
 
     def reset_optimizer(self) -> None:
         """A new optimizer without any history."""
+        load_no_compiler()
         self.optimizer = self.recipe.optimizer(self.module)
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
@@ -201,7 +203,7 @@ class Engine(ABC):
 
     def _copies(self, parameter: nn.Parameter) -> int:
         """How many ranks hold the same elements of a parameter that this rank holds."""
-        if not isinstance(parameter, DTensor):
+        if not is_dtensor(parameter):
             return self.world.size
         sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
         return self.world.size // math.prod(size for size, placement in sizes if placement.is_shard())
@@ -356,8 +358,3 @@ def state_entries(module: nn.Module) -> list[Entry]:
         Entry.of(name, tensor, nonnegative=name.rpartition(".")[2] == "running_var")
         for name, tensor in module.state_dict(keep_vars=True).items()
     ]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

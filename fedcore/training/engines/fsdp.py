@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcore.training.engines.base import Engine, local
+from fedcore.training.dtensors import local
+from fedcore.training.engines.base import Engine
 from fedcore.training.engines.batches import Batch
 from fedcore.training.engines.building import plan_of, prepare, unplaced
 

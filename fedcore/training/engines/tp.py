@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from fedcore.errors import ConfigurationError
-from fedcore.training.engines.base import Engine, local
+from fedcore.training.dtensors import local
+from fedcore.training.engines.base import Engine
 from fedcore.training.engines.building import ParallelPlan, Split, place, plan_of, prepare, tied_names, unplaced
 from fedcore.training.engines.transfer import Entry
 

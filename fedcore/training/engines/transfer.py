@@ -11,17 +11,20 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fedcore.errors import ConfigurationError, EncodingError, UsageError
 from fedcore.state import Layout, ModelState, StateSink, TensorSpec
+from fedcore.training.dtensors import is_dtensor, local
 from fedcore.training.engines.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -67,7 +70,7 @@ def load_entries(entries: Sequence[Entry], state: ModelState | None, world: Worl
         whole = None if state is None else torch_view(state[entry.spec.name], entry.spec)
         if everywhere:
             _fill(entry, whole)
-        elif isinstance(entry.tensor, DTensor):
+        elif is_dtensor(entry.tensor):
             _hand_out_parts(entry, entry.tensor, whole, world)
         else:
             _hand_out(entry, whole, world)
@@ -80,7 +83,7 @@ def load_entries(entries: Sequence[Entry], state: ModelState | None, world: Worl
 def save_entries(entries: Iterable[Entry], sink: StateSink | None, world: World) -> None:
     """Write the whole tensors to rank 0's sink."""
     for entry in entries:
-        if isinstance(entry.tensor, DTensor):
+        if is_dtensor(entry.tensor):
             _collect_parts(entry.spec, entry.tensor, sink, world)
             continue
         whole = entry.tensor if entry.owner == 0 else _to_rank_0(entry, world)
@@ -108,6 +111,8 @@ def part_of(tensor: DTensor, rank: int) -> Region:
 
     Raises UsageError for any other way.
     """
+    from torch.distributed.tensor import Replicate, Shard
+
     mesh = tensor.device_mesh
     (coordinate,) = (mesh.mesh == rank).nonzero().tolist()
     bounds = [(0, length) for length in tensor.shape]
@@ -146,7 +151,7 @@ def _agree(entries: Sequence[Entry], state: ModelState | None, world: World) -> 
 @torch.no_grad()
 def _fill(entry: Entry, whole: Tensor | None) -> None:
     """Copy this rank's part out of the whole tensor."""
-    if isinstance(entry.tensor, DTensor) and whole is not None:
+    if is_dtensor(entry.tensor) and whole is not None:
         _set(entry, whole[part_of(entry.tensor, dist.get_rank())])
     elif whole is not None:
         _set(entry, whole)
@@ -156,7 +161,7 @@ def _fill(entry: Entry, whole: Tensor | None) -> None:
 def _set(entry: Entry, values: Tensor) -> None:
     if entry.tensor is None:
         return
-    held = entry.tensor.to_local() if isinstance(entry.tensor, DTensor) else entry.tensor
+    held = local(entry.tensor)
     held.copy_(values)
     if entry.nonnegative:
         held.clamp_(min=0)
@@ -191,7 +196,7 @@ def _collect_parts(spec: TensorSpec, tensor: DTensor, sink: StateSink | None, wo
     for rank in range(world.size):
         holders.setdefault(tuple((part.start, part.stop) for part in part_of(tensor, rank)), rank)
     # Whole rows lie together in the file, and need not be put together first.
-    rows_only = all(not isinstance(p, Shard) or p.dim % tensor.ndim == 0 for p in tensor.placements)
+    rows_only = all(not p.is_shard() or p.is_shard(0) or p.is_shard(-tensor.ndim) for p in tensor.placements)
     whole = None if rows_only or sink is None else torch.empty(spec.shape, dtype=tensor.dtype)
     for bounds, rank in holders.items():
         shape = tuple(stop - start for start, stop in bounds)

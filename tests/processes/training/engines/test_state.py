@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 from fedcore.config import EngineConfig
 from fedcore.errors import ConfigurationError, EncodingError
 from fedcore.state import FileSink, ModelState
+from fedcore.training.dtensors import local
 from fedcore.training.engines import Recipe, make_engine
-from fedcore.training.engines.base import local
 from fedcore.training.engines.transfer import part_of
 from tests.support.engine_runs import MODELS, OPTIMIZERS, Case, data_of, engine_of, saved, start_of, train, world
 from tests.support.ranks import RankFailed
