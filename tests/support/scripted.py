@@ -185,6 +185,8 @@ class Scripted:
     heartbeat_seconds: float = 0.2
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
     tasks: deque[Task] = field(default_factory=deque)
+    polling: int = 0
+    """Requests for a task that are open."""
     polls: list[dict[str, str]] = field(default_factory=list)
     decoded: Decoded | None = None
     records: list[SignedRecord] = field(default_factory=list)
@@ -427,10 +429,18 @@ class Scripted:
             return self.answer(following[route])
         return Response(status_code=204)
 
+    async def ask_next(self, task: Task) -> None:
+        """Have the next agent asked for a task: not by a request that an agent before it left open when it ended."""
+        while self.polling:
+            await asyncio.sleep(0.01)
+        self.tasks.append(task)
+
     async def get(self, route: str, request: Request) -> Response:
         if route == "task":
             self.polls.append(dict(request.query_params))
+            self.polling += 1
             await asyncio.sleep(0.05)
+            self.polling -= 1
             return self.say("task", self.tasks.popleft()) if self.tasks else Response(status_code=204)
         if route == "model":
             content = self.model.read_bytes()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -77,8 +79,10 @@ def test_a_loss_and_a_metric() -> None:
 
 
 def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run_example("An engine", __name__="example")
-    monkeypatch.setitem(engines._ENGINES, "channels-last", made["ChannelsLastEngine"])
+    module = ModuleType("channels_last")
+    vars(module).update(run_example("An engine", __name__="example"))
+    monkeypatch.setitem(sys.modules, f"{engines.__name__}.channels_last", module)
+    monkeypatch.setitem(engines._ENGINES, "channels-last", "channels_last:ChannelsLastEngine")
 
     def model() -> nn.Module:
         torch.manual_seed(1)

@@ -98,13 +98,14 @@ class Wire:
         self.seen.append(Request("PUT", path, f"{len(body)} masked bytes"))
         await self.server.answer(self.client, "PUT", path, body, {})
 
-    async def download(self, path: str, target: Path, *, size: int, sha256: str) -> None:
-        found = await self._ask("GET", path, b"", {})
+    async def download(self, path: str, target: Path, *, size: int, sha256: str, base: str = "") -> bool:
+        found = await self._ask("GET", path, b"", {"base": base} if base else {})
         assert isinstance(found, Path)
         content = found.read_bytes()
         if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
             raise ProtocolViolation("model-digest", "the model is another than the one that was announced")
         target.write_bytes(content)  # noqa: ASYNC240 - of some bytes
+        return False
 
     async def _ask(self, method: str, path: str, body: bytes, query: dict[str, Any]) -> Message | Path | None:
         target = f"{path}?{httpx.QueryParams(query)}" if query else path

@@ -224,7 +224,8 @@ def test_metrics_that_settings_name_have_to_be_reported():
 
 
 def test_data_that_are_not_there_are_said(copy: Callable[..., Path]):
-    folder = copy(TINY, client_app=('    if config["gate"]:', '    open("/no/such/data.csv")\n    if config["gate"]:'))
+    work = '    before = loss(arrays["weight"], x, y)\n'
+    folder = copy(TINY, client_app=(work, f'    open("/no/such/data.csv")\n{work}'))
     assert "No such file or directory: '/no/such/data.csv' (tiny_app/client_app.py:" in repr(fedcore.check(folder))
     assert "data.csv" not in repr(fedcore.check(folder, dry_round=False))
 
