@@ -393,7 +393,7 @@ TABLES: Final[Mapping[str, TableOf]] = {
         ),
     ),
     "poisoned": TableOf(
-        title="Two and nine of 30 clients poisoned: accuracy after 20 rounds",
+        title="Two and nine of 30 clients poisoned: accuracy at the end of the rounds run",
         cells=POISONED,
         last=True,
         notes=(
