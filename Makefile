@@ -53,7 +53,7 @@ ONE_FEDERATION := tests/integration/test_one_federation.py
 SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile thorough
 
 test: $(STAMP)  ## run all that is quick, and one real federation
-	$(PYTEST) $(QUICK_WORKERS) --test-seconds 4 $(ONE_FEDERATION) tests/unit tests/architecture
+	$(PYTEST) $(QUICK_WORKERS) --test-seconds 2 $(ONE_FEDERATION) tests/unit tests/architecture
 	@echo "Not run: tests that start processes, train for long or measure (tests/processes, integration, thorough,"
 	@echo "benchmarks), and the many examples of property tests. All of these: make test-slow"
 
