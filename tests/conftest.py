@@ -20,6 +20,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from _pytest.nodeid import NodeId
 from support.own_tasks import leaving_nothing
 
 TESTS = Path(__file__).parent
@@ -106,8 +107,23 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.obj = leaving_nothing(item.obj)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_place)
+    if config.getoption("loadgroup", False):
+        for item in items:
+            _group(item)
+
+
+def _group(item: pytest.Item) -> None:
+    """Name a test's group where xdist's scheduler reads it, behind its id.
+
+    xdist 3.8 writes it where pytest since 9.2 no longer looks, and every worker then makes each shared fixture anew
+    (github.com/pytest-dev/pytest-xdist/issues/1386).
+    """
+    mark = item.get_closest_marker("xdist_group")
+    if mark is not None and not item.nodeid.endswith(f"@{mark.args[0]}"):
+        item._id = NodeId.parse(f"{item.nodeid}@{mark.args[0]}")
 
 
 def _shares(item: pytest.Item) -> bool:
