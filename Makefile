@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 
 # What the processes that run an app's code import. They may write no bytecode, and would compile it each time: once, here.
-RANKS := torch._dynamo, torch.distributed.tensor, torch.distributed.run, flwr.clientapp, sklearn.datasets, fedcore.training
+RANKS := torch._dynamo, torch.distributed.tensor, torch.distributed.run, flwr.clientapp, fedcore.training
 # Nothing of ours is to be compiled again by every process that imports it.
 unexport PYTHONDONTWRITEBYTECODE
 

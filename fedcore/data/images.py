@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import math
 import struct
@@ -18,6 +19,7 @@ from fedcore.data.files import CIFAR10, FASHION_MNIST, FEMNIST, MNIST, read_veri
 from fedcore.data.types import Dataset, Integers, Split
 from fedcore.errors import DataError
 
+_DIGITS_FILE = ("datasets", "data", "digits.csv.gz")
 _DIGITS_SPLIT_SEED = 20170228
 _DIGITS_TEST_SHARE = 0.2
 _IDX_UINT8 = 0x08
@@ -28,21 +30,30 @@ def load_digits() -> Dataset:
 
     x is float32 [n, 64] in [0, 1], y in 0..9. The fifth of every class that is the test half is
     fixed here, whatever seed a run has, so that all runs report on the same 359 images.
-    Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
+    Raises DataError. Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
     """
-    # Imported here because scikit-learn costs a second, and only this loader needs it.
-    try:
-        from sklearn.datasets import load_digits as embedded
-    except ImportError as error:
-        raise DataError("digits are part of scikit-learn: pip install scikit-learn") from error
-
-    pixels, labels = embedded(return_X_y=True)
-    x = np.asarray(pixels / 16.0, dtype=np.float32)
-    y = np.asarray(labels, dtype=np.int64)
+    table = _table_of_digits()
+    x, y = (table[:, :-1] / 16.0).astype(np.float32), table[:, -1].astype(np.int64)
     test = _stratified_test_rows(y, _DIGITS_TEST_SHARE, _DIGITS_SPLIT_SEED)
     train = np.setdiff1d(np.arange(len(y), dtype=np.int64), test)
     everything = Split(x=x, y=y)
     return Dataset(name="digits", train=everything.take(train), test=everything.take(test), classes=10)
+
+
+def _table_of_digits() -> NDArray[np.float64]:
+    """[1797, 65]: a row for each image, 64 pixels of 0 to 16 and the label.
+
+    scikit-learn takes each process more than a second to import, and every rank reads these: its file is enough.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise DataError("digits are part of scikit-learn: pip install scikit-learn")
+    path = Path(package.submodule_search_locations[0], *_DIGITS_FILE)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            return np.loadtxt(lines, delimiter=",")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(f"digits are a file of scikit-learn that cannot be read, {path}: {error}") from error
 
 
 def _stratified_test_rows(labels: Integers, share: float, seed: int) -> Integers:

@@ -26,10 +26,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RunFailed, UsageError
 
-PRELOADED: Final = (
-    "torch.distributed", "torch.nn.parallel", "fedcore.compare.modes", "fedcore.training",
-    "sklearn.datasets",  # a second of each worker of an app that reads its data with it
-)  # fmt: skip
+PRELOADED: Final = ("torch.distributed", "torch.nn.parallel", "fedcore.compare.modes", "fedcore.training")
 """What the fork server imports before it forks: nothing that starts a thread, or opens a device."""
 
 _STOP_SECONDS: Final = 10.0

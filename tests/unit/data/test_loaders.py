@@ -2,8 +2,14 @@
 
 import shutil
 
+import gzip
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits as known_digits
 
 from fedcore.data import (
     load_digits,
@@ -27,6 +33,37 @@ def test_digits_are_split_by_class_and_always_alike():
     everything = np.bincount(data.train.y) + np.bincount(data.test.y)
     np.testing.assert_array_equal(everything, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
     assert np.abs(np.bincount(data.test.y) - everything / 5).max() <= 0.5
+
+
+def test_digits_are_those_that_scikit_learn_loads():
+    data = load_digits()
+    known, labels = known_digits(return_X_y=True)
+    pixels = (known / 16.0).astype(np.float32)
+    # No two of its images are the same.
+    row = {image.tobytes(): number for number, image in enumerate(pixels)}
+    places = [[row[image.tobytes()] for image in half.x] for half in (data.train, data.test)]
+    assert all(order == sorted(order) for order in places)
+    assert sorted(places[0] + places[1]) == list(range(1797))
+    for order, half in zip(places, (data.train, data.test), strict=True):
+        assert (half.x.dtype, half.y.dtype) == (np.float32, np.int64)
+        assert half.x.tobytes() == pixels[order].tobytes()
+        np.testing.assert_array_equal(half.y, labels[order])
+
+
+def test_digits_without_scikit_learn_or_its_file_are_a_clear_error(monkeypatch, tmp_path):
+    found = ModuleSpec("sklearn", None, is_package=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        load_digits()
+    found.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    with pytest.raises(DataError, match=r"cannot be read.*digits\.csv\.gz"):
+        load_digits()
+    kept = Path(tmp_path, "datasets", "data", "digits.csv.gz")
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(gzip.compress(b"1,2,3")[:-9])
+    with pytest.raises(DataError, match="cannot be read"):
+        load_digits()
 
 
 @pytest.mark.parametrize(
