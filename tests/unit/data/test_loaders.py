@@ -1,9 +1,8 @@
 """The loaders on the real files: sizes, labels, owners, and the polarity of the ink."""
 
-import shutil
-
 import gzip
 import importlib.util
+import shutil
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
