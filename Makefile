@@ -50,7 +50,9 @@ PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q
 QUICK_WORKERS := -n logical --maxprocesses 8 --dist worksteal
 SLOW_WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 ONE_FEDERATION := tests/integration/test_one_federation.py
-SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile thorough
+# Of each property 50 new examples; 250 with PROFILE=thorough.
+PROFILE := fresh
+SLOW := -m "not (unit or architecture) or hypothesis" --hypothesis-profile $(PROFILE)
 
 test: $(STAMP)  ## run all that is quick, and one real federation
 	$(PYTEST) $(QUICK_WORKERS) --test-seconds 2 $(ONE_FEDERATION) tests/unit tests/architecture
@@ -63,7 +65,7 @@ test-slow: $(STAMP)  ## run what `make test` leaves out
 test-all: test test-slow  ## run all tests
 
 coverage: $(STAMP)  ## run all tests and say which lines they reach
-	$(PYTEST) $(SLOW_WORKERS) tests --cov
+	$(PYTEST) $(SLOW_WORKERS) --hypothesis-profile thorough tests --cov
 
 check: $(STAMP)  ## formatting, lint, types and import rules
 	$(VENV)/bin/ruff format --check $(SOURCES)

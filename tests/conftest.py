@@ -7,6 +7,7 @@ with `--test-seconds` the closing lines name the quick ones that took longer tha
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import inspect
 import multiprocessing.process
@@ -76,8 +77,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # How long an example takes, or its making, says what else the machine does, and nothing about the code.
 UNHURRIED: Any = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-# The same few examples in every run, so that what fails once fails always; and many new ones in each run.
+# The same few examples in every run, so that what fails once fails always; some new ones in each run; and many.
 hypothesis.settings.register_profile("quick", max_examples=25, derandomize=True, database=None, **UNHURRIED)
+hypothesis.settings.register_profile("fresh", max_examples=50, **UNHURRIED)
 hypothesis.settings.register_profile("thorough", max_examples=250, **UNHURRIED)
 # Whoever runs the tests under a profile of its own keeps it.
 if hypothesis.settings.get_current_profile_name() in ("default", "ci"):
@@ -140,9 +142,12 @@ def _place(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    """Flower collects garbage for each message that it reads: a second where it goes through all that is imported."""
     if session.config.option.test_seconds:
         for name in LATE:
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

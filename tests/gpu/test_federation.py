@@ -1,4 +1,7 @@
-"""A whole secure federation of two clients on one device, and a simulation: real processes, a real example."""
+"""A whole secure federation of two clients on one GPU, and a simulation: real processes, a real example.
+
+Without a GPU this is what tests/integration/test_engines.py and tests/unit/simulation/test_clients_at_once.py show.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,20 @@ OFFLOADED = ["--engine", "fsdp", "--engine-set", "offload=true"]
 SHARE = ["--engine-set", "memory-share=0.25"]
 
 
-@pytest.fixture
-def there(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """The device, and no other for the processes that the test starts."""
-    if device.type == "cpu":
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    return device
+
+@pytest.fixture(autouse=True)
+def there() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: torch.cuda.is_available() is false")
 
 
-def test_two_clients_train_in_secret_on_one_device(there: torch.device, tmp_path: Path) -> None:
-    """One keeps its model in the memory of the host. On a GPU both have a share, which a processor would refuse."""
-    share = SHARE if there.type == "cuda" else []
+def test_two_clients_train_in_secret_on_one_device(tmp_path: Path) -> None:
+    """One keeps its model in the memory of the host; both have a share of the device's."""
     with Deployment.open(tmp_path, clients=len(CLIENTS)) as federation:
         federation.app = DIGITS
         federation.start_server()
-        federation.start_client("client-1", *OFFLOADED, *share)
-        federation.start_client("client-2", *share)
+        federation.start_client("client-1", *OFFLOADED, *SHARE)
+        federation.start_client("client-2", *SHARE)
         for name in CLIENTS:
             federation.wait_for_log(name, "connected")
         done = federation.submit(settings={"min-clients": len(CLIENTS)}, num_server_rounds=3).finish()
@@ -63,7 +64,7 @@ def simulated(*options: str) -> dict[str, float]:
     return metrics
 
 
-def test_clients_of_a_simulation_train_at_once(there: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_of_a_simulation_train_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two in one batched step on the device; the same as one by one on a processor, but for rounding."""
     found = simulated("--clients-at-once", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

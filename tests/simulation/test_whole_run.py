@@ -27,7 +27,7 @@ from server_app.storage.tables import ExchangeRow
 
 __all__ = ["federation"]
 
-RUNS = int(os.environ.get("FEDCORE_RUN_KILLS", "10"))
+RUNS = int(os.environ.get("FEDCORE_RUN_KILLS", "5"))
 TRIES = 12
 """Runs in which a planted fault is looked for; most show in the first."""
 SETTINGS = {"min-clients": 4}

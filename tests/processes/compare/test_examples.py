@@ -58,7 +58,8 @@ def test_a_mode_that_would_cut_the_patients_of_a_batch_is_refused(tmp_path: Path
 
 
 def test_air_fills_in_and_standardises_alike_in_every_mode(tmp_path: Path) -> None:
-    comparison = compared("air", "centralized,allreduce,local", 12, tmp_path, rounds=3)
+    # The last one has almost no ozone.
+    comparison = compared("air", "centralized,allreduce,local", 4, tmp_path, rounds=6)
     assert comparison.judged_by == JudgedBy(name="r2", better="max")
     found = figures(comparison, "r2")
     assert found["centralized"] == pytest.approx(found["allreduce"], abs=0.05)

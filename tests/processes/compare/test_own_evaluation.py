@@ -1,4 +1,4 @@
-"""An app whose ServerApp evaluates, as Flower's own templates do, in modes with and without a server."""
+"""An app whose ServerApp evaluates, as Flower's own templates do, in modes with a server and without one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_every_mode_is_judged_by_what_the_server_app_evaluates(tmp_path: Path) -
     """One step on all examples is the mean of those of the sites, up to rounding."""
     job = CompareJob(
         app=FlowerApp.load(reporting_app(tmp_path, server=JUDGING)),
-        modes=parse_modes("federated,federated-plain,centralized"),
+        modes=parse_modes("federated,centralized"),
         sites=2,
         out=tmp_path / "out",
         metric=Wanted(name="accuracy"),
     )
     comparison = carry_out(job, unwatched)
-    assert [run.reason for run in comparison.runs] == ["", "", ""]
+    assert [run.reason for run in comparison.runs] == ["", ""]
     assert (comparison.judged_by, comparison.own_evaluation) == (JudgedBy(name="accuracy", better="max"), True)
     assert len({run.initial_sha256 for run in comparison.runs}) == 1
     *_, central = comparison.runs

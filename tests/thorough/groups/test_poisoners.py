@@ -32,10 +32,15 @@ def distance(simulate: Simulate, **config: Any) -> float:
     return float(np.linalg.norm(finished.state["weight"] - TRUTH))
 
 
-@pytest.mark.parametrize("attack", ["sign-flip", "label-flip"])
 @pytest.mark.parametrize(
-    ("strategy", "poisoners"),
-    [("FedMedian", 3), ("FedTrimmedAvg", 2), ("Krum", 2), ("MultiKrum", 2), ("Bulyan", 1)],
+    ("strategy", "poisoners", "attack"),
+    [
+        ("FedMedian", 3, "sign-flip"),
+        ("FedTrimmedAvg", 2, "label-flip"),
+        ("Krum", 2, "sign-flip"),
+        ("MultiKrum", 2, "label-flip"),
+        ("Bulyan", 1, "label-flip"),
+    ],
 )
 def test_poisoners_do_not_ruin_robust_strategies_over_groups(
     simulate: Simulate, strategy: str, poisoners: int, attack: str
@@ -43,10 +48,10 @@ def test_poisoners_do_not_ruin_robust_strategies_over_groups(
     assert distance(simulate, strategy=strategy, poisoners=poisoners, attack=attack) < 0.2
 
 
-@pytest.mark.parametrize("attack", ["sign-flip", "label-flip"])
-def test_the_same_poisoners_ruin_the_mean(simulate: Simulate, attack: str) -> None:
+def test_the_same_poisoners_ruin_the_mean(simulate: Simulate) -> None:
     assert distance(simulate, strategy="FedAvg", poisoners=0) < 0.1
-    assert not distance(simulate, strategy="FedAvg", poisoners=2, attack=attack) < 2.0
+    for attack in ("sign-flip", "label-flip"):
+        assert not distance(simulate, strategy="FedAvg", poisoners=2, attack=attack) < 2.0
 
 
 def test_more_bad_groups_than_a_median_stands_ruin_it(simulate: Simulate) -> None:

@@ -22,11 +22,11 @@ from support.worlds.play import compare
 
 A, B = Data(records=(0.5, -0.25), examples=172, secret=0.125), Data(records=(1.5,), examples=30, secret=-0.5)
 OTHERS = {3: Data(examples=199), 4: Data(examples=85)}
-THOROUGH = settings().max_examples > 100
+THOROUGH = settings().max_examples > 25
 PHASES = [phase for phase in Phase if THOROUGH or phase is not Phase.shrink]
 
 
-@pytest.mark.timeout(1800)  # as many examples as a thorough profile asks for
+@pytest.mark.timeout(1800)  # as many examples as the profile asks for
 # An example is a run of four clients in two worlds, so a few have to do in the quick profile.
 @given(data=st.data())
 @settings(
