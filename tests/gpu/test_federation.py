@@ -20,7 +20,6 @@ OFFLOADED = ["--engine", "fsdp", "--engine-set", "offload=true"]
 SHARE = ["--engine-set", "memory-share=0.25"]
 
 
-
 @pytest.fixture(autouse=True)
 def there() -> None:
     if not torch.cuda.is_available():
