@@ -70,22 +70,29 @@ def runs(block: Block) -> bool:
     return "not run" not in block.marks and (block.language in ("bash", "python") or "file" in block.marks)
 
 
-def script(page: Path, port: int) -> str:
-    """The page as a program for bash, to be run in an empty folder; empty where nothing on it is run."""
+def script(page: Path, port: int, forked: str = "") -> str:
+    """The page as a program for bash, to be run in an empty folder; empty where nothing on it is run.
+
+    forked: words that take the place of `fedcore`. A simulation is then in one process, since a pool would import all
+    again; the first pages use one.
+    """
     parts = [_part(block) for block in blocks(page) if runs(block)]
-    return "\n".join([_head(port), *parts]) if parts else ""
+    return "\n".join([_head(port, forked), *parts]) if parts else ""
 
 
-def _head(port: int) -> str:
+def _head(port: int, forked: str) -> str:
     """Copies of what the pages name, and a `fedcore` that makes federations on a free port."""
+    fedcore = forked or "command fedcore"
+    inline = '[ "$1" != simulate ] || [[ "$*" == *--engine* ]] || set -- "$@" --engine inline' if forked else ":"
     return f"""\
 set -euo pipefail
 trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT
 cp -r {shlex.quote(str(ROOT / "examples"))} {shlex.quote(str(ROOT / "benchmarks"))} .
 fedcore() {{
+    {inline}
     case "$1 ${{2:-}}" in
-        provision\\ * | "federation create") command fedcore "$@" --port {port} ;;
-        *) command fedcore "$@" ;;
+        provision\\ * | "federation create") {fedcore} "$@" --port {port} ;;
+        *) {fedcore} "$@" ;;
     esac
 }}
 says() {{  # a process, its log, and what the log has to say

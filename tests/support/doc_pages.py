@@ -11,6 +11,7 @@ from pathlib import Path
 
 from support.deployment import PATIENCE
 from support.doc_blocks import PAGES, ROOT, blocks, runs, script
+from support.doc_commands import commands
 from support.ports import reserved_port
 
 FIRST = ("README.md", "docs/tutorial/ten-minutes.md")
@@ -31,7 +32,10 @@ def others() -> list[str]:
 
 
 def do_page(name: str, folder: Path) -> None:
-    """Run all that the page tells its reader to type, in an empty folder; fails with what it printed last."""
+    """Run all that the page tells its reader to type, in an empty folder; fails with what it printed last.
+
+    A stranger's first pages start each command as he does; those of the others are forked, which spares their imports.
+    """
     environment = {
         name: value for name, value in os.environ.items() if name not in ("FEDCORE_DATA", "VIRTUAL_ENV", "PYTHONPATH")
     } | {
@@ -42,9 +46,10 @@ def do_page(name: str, folder: Path) -> None:
         "FLWR_TELEMETRY_ENABLED": "0",
     }
     log = folder / "page.log"
-    with log.open("w") as out, reserved_port() as port:
+    started = contextlib.nullcontext("") if name in FIRST else commands()
+    with log.open("w") as out, reserved_port() as port, started as forked:
         process = subprocess.Popen(
-            ["bash", "-c", script(ROOT / name, port)],
+            ["bash", "-c", script(ROOT / name, port, forked)],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ CONTEXT.set_forkserver_preload(
         "numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data",
         "client_app.ranks.rank", "client_app.startup", "client_app.operator.run", "server_app.http.serving",
         "fedcore.flower.clientside", "fedcore.system.process_group", "flwr.clientapp", "fedcore.compare.console",
+        "fedcore.simulation.command", "fedcore.simulation.run", "matplotlib.pyplot", "pandas",
         *PRELOADED,
     ]
 )  # fmt: skip
