@@ -120,6 +120,7 @@ def _become(command: dict[str, Any], files: list[int]) -> None:
     for descriptor, file in enumerate(files):
         os.dup2(file, descriptor)
         os.close(file)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives; multiprocessing took it away
     os.chdir(command["folder"])
     os.environ.clear()
     os.environ.update(command["environment"])
