@@ -1,7 +1,7 @@
 """The `fedcore` commands of a page, in processes of the fork server: a shell runs them as it runs any other.
 
-What the shell starts is a small program that hands its words, folder, environment and open files to this process,
-passes on the signals that it gets, and ends as the command does. A command ends with it, whatever ends it.
+What the shell starts is a small program that hands its words, folder, environment and open files to this process, and
+ends as the command does. A command is killed when its program ends, whatever ends that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import selectors
 import shlex
-import signal
 import socket
 import sys
 import tempfile
@@ -24,20 +23,15 @@ from typing import Any
 from .forking import CONTEXT
 
 _HANDED_OVER = """
-import json, os, signal, socket, sys
+import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as there:
     there.connect(sys.argv[1])
     socket.send_fds(there, [b"."], [0, 1, 2])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: there.sendall(bytes([number])))
     command = {"words": sys.argv[2:], "folder": os.getcwd(), "environment": dict(os.environ)}
     there.sendall(json.dumps(command).encode() + b"\\n")
     ended = there.recv(8)
 status = int(ended or b"1")
-if status < 0:
-    signal.signal(-status, signal.SIG_DFL)
-    os.kill(os.getpid(), -status)
-sys.exit(status)
+sys.exit(status if status >= 0 else 128 - status)
 """
 
 
@@ -91,13 +85,8 @@ def _wait(asking: socket.socket, process: Any) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(asking, selectors.EVENT_READ)
         selector.register(process.sentinel, selectors.EVENT_READ)
-        while process.sentinel not in [key.fileobj for key, _ in selector.select()]:
-            if numbers := asking.recv(16):
-                for number in numbers:
-                    os.kill(process.pid, number)
-            else:
-                os.kill(process.pid, signal.SIGKILL)
-                break
+        if process.sentinel not in [key.fileobj for key, _ in selector.select()]:
+            process.kill()  # its program is gone: it says nothing more
     process.join()
 
 
