@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import shlex
 import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 from .forking import CONTEXT
 
+_ONE_AT_A_TIME = threading.Lock()
+"""A process that is started asks all others whether they have ended: the status of each is read once."""
 _HANDED_OVER = """
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as there:
@@ -71,23 +73,20 @@ def _serve(asking: socket.socket) -> None:
             with asking.makefile("rb", buffering=0) as lines:
                 command = json.loads(lines.readline())
             process: Any = CONTEXT.Process(target=_become, args=(command, _Files(files)))
-            process.start()
+            with _ONE_AT_A_TIME:
+                process.start()
         finally:
             for descriptor in files:
                 os.close(descriptor)
-        _wait(asking, process)
-        with contextlib.suppress(OSError):
-            asking.sendall(str(process.exitcode).encode())
-        process.close()
-
-
-def _wait(asking: socket.socket, process: Any) -> None:
-    with selectors.DefaultSelector() as selector:
-        selector.register(asking, selectors.EVENT_READ)
-        selector.register(process.sentinel, selectors.EVENT_READ)
-        if process.sentinel not in [key.fileobj for key, _ in selector.select()]:
+        if process.sentinel not in wait([asking, process.sentinel]):
             process.kill()  # its program is gone: it says nothing more
-    process.join()
+            wait([process.sentinel])
+        with _ONE_AT_A_TIME:
+            process.join()
+            status = process.exitcode
+            process.close()
+        with contextlib.suppress(OSError):
+            asking.sendall(str(status).encode())
 
 
 class _Files:
