@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from .deployment import ENVIRONMENT, PATIENCE
+from .deployment import ENVIRONMENT, PATIENCE, wait_until
 from .forking import CONTEXT
 
 
@@ -32,6 +34,19 @@ def forked(*words: str | Path, seconds: float = PATIENCE) -> subprocess.Complete
     if status is None:
         raise subprocess.TimeoutExpired(command, seconds, *said)
     return subprocess.CompletedProcess(command, status, *said)
+
+
+def killed_when(probe: Callable[[], Any], *words: str | Path) -> None:
+    """Run one command until `probe` is true, and kill it then, unless it has ended."""
+    command = ["fedcore", *(str(word) for word in words)]
+    process = CONTEXT.Process(target=_become, args=(command, str(Path.cwd()), "/dev/null", "/dev/null"))
+    process.start()
+    try:
+        wait_until(f"what {command} was to do", lambda: probe() or process.exitcode is not None)
+    finally:
+        process.kill()
+        process.join()
+        process.close()
 
 
 def _become(command: list[str], folder: str, *outputs: str) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
-from support.commands import forked
-from support.deployment import wait_until
+from support.commands import forked, killed_when
 
 APP = Path(__file__).parents[2] / "apps" / "drawing"
 TINY = APP.parent / "tiny"
@@ -35,18 +32,9 @@ def words(folder: Path, name: str, *more: str) -> list[str | Path]:
 
 def killed_after(steps: int, folder: Path, name: str) -> None:
     """Start a command, and kill it as soon as so many answers are kept."""
-    killed_while(words(folder, name), folder / f"{name}-state" / "steps" / f"{steps}.json")
-
-
-def killed_while(command: list[str | Path], kept: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedcore", *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_until(f"{kept} is there", lambda: kept.exists() or process.poll() is not None)
-    finally:
-        process.kill()
-        process.wait()
+    kept = folder / f"{name}-state" / "steps" / f"{steps}.json"
+    killed_when(kept.exists, *words(folder, name))
+    assert kept.exists(), "it ended before"
 
 
 def finished(folder: Path, name: str) -> dict[str, object]:
@@ -110,7 +98,7 @@ def test_a_pool_and_groups_go_on_as_well(tmp_path: Path, options: list[str]) -> 
     def command(name: str) -> list[str | Path]:
         return ["simulate", TINY, *options, "--seed", "3", "--state", tmp_path / name, "--json"]
 
-    killed_while(command("killed"), tmp_path / "killed" / "steps" / "2.json")
+    killed_when((tmp_path / "killed" / "steps" / "2.json").exists, *command("killed"))
     calm, killed = (json.loads(forked(*command(name)).stdout) for name in ("calm", "killed"))
     assert killed["metrics"] == pytest.approx(calm["metrics"], rel=1e-3)
     same = ("status", "rounds", "samples", "dropouts", "bytes_up_per_client")
