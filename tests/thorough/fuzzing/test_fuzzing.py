@@ -7,7 +7,7 @@ from support.fuzz_parsers import parsers
 from support.fuzz_seeds import record
 from support.fuzzing import Parser, feed, run_block
 
-INPUTS = 400
+INPUTS = 200
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,17 @@ def test_a_template_is_trained_and_asked(folder, template, monkeypatch):
     report = json.loads(fedcore("check", app, "--json"))
     assert report["errors"] == []
     rounds = 1 if template == "lora" else 4
-    run = ("--clients", 3, "--run-config", f"num-server-rounds={rounds}", "--out", model, "--json")
+    run = (
+        "--clients",
+        3,
+        "--engine",
+        "inline",
+        "--run-config",
+        f"num-server-rounds={rounds}",
+        "--out",
+        model,
+        "--json",
+    )
     metrics = json.loads(fedcore("simulate", app, *run))["metrics"]
     if template in ("image", "tabular", "text"):
         assert metrics["eval_acc"] > 0.8
@@ -78,7 +88,7 @@ def test_a_regression_learns_in_the_units_of_its_target_and_keeps_the_statistics
     table.write_text("\n".join(["built,size,price", *lines]) + "\n")
     app, model = folder / "houses", folder / "houses.safetensors"
     fedcore("new", app, "--csv", table, "--target", "price")
-    fedcore("simulate", app, "--clients", 3, "--out", model)
+    fedcore("simulate", app, "--clients", 3, "--engine", "inline", "--out", model)
     rows = list(csv.DictReader(io.StringIO(fedcore("predict", model, "--app", app, "--input", table))))
     errors = np.array([float(row["price"]) for row in rows]) - price
     assert np.sqrt((errors**2).mean()) < 0.6 * price.std()
@@ -94,7 +104,7 @@ def test_a_site_whose_table_differs_is_told_before_it_trains(folder, monkeypatch
     app = folder / "strict"
     fedcore("new", app, "--csv", folder / "patients.csv", "--target", "died")
     Path(folder / "other" / "patients.csv").write_text(patients_csv().replace("marker", "Marker", 1))
-    result = CliRunner().invoke(command, ["simulate", str(app), "--clients", "3"])
+    result = CliRunner().invoke(command, ["simulate", str(app), "--clients", "3", "--engine", "inline"])
     assert result.exit_code != 0
     assert "lacks a column of schema.toml: 'marker'; did you mean 'Marker'?" in result.output
 
