@@ -31,7 +31,7 @@ def test_a_run_asks_no_other_host(tmp_path: Path) -> None:
     """Flower reports by default, and its variable is on: the run of an app tells nobody all the same."""
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "1", "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", WATCHED, "simulate", str(TINY), "--clients", "3"],
+        [sys.executable, "-c", WATCHED, "simulate", str(TINY), "--clients", "3", "--engine", "inline"],
         capture_output=True, text=True, env=environment, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -54,6 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(TINY),
         "--clients",
         "3",
+        "--engine",
+        "inline",
         "--run-config",
         "num-server-rounds=2",
         "--out",
