@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.compare.carry_out import reported
-from fedcore.compare.judging import choose
+from fedcore.compare.judging import JudgedBy, Known, choose
 from fedcore.compare.modes import MODES
 from fedcore.compare.modes.federated import curve_of, evaluations_of
 from fedcore.compare.own_figures import OwnFigures
 from fedcore.compare.report import Comparison, ModeTitle, machine
-from fedcore.compare.results import RunResult
+from fedcore.compare.results import Point, RunResult
+from fedcore.compare.target import Target
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.record import RunRecord
@@ -35,13 +36,15 @@ def comparison_of(
     changed: Sequence[str],
     seed: int,
     parameters: int = 0,
+    target: Target | None = None,
 ) -> Comparison:
     """One run as a comparison.
 
     results: as `fedcore.flower.results.results_of` has them. changed: keys of the run config that are otherwise than
     the app has them. seed: where the run config has none. parameters: of the model. Seconds are those of the exchanges
     alone, so that a run that went on after its end has them all; simulated seconds are those of the virtual clock.
-    Bytes are means over the clients that had an update in a sum.
+    Bytes are means over the clients that had an update in a sum. target: how good a model is wanted; models are judged
+    by its metric then, where there is one of that name.
     """
     own_seed = run_config.get("seed", seed)
     seed = own_seed if isinstance(own_seed, int) else seed
@@ -60,9 +63,24 @@ def comparison_of(
         machine=machine(),
         modes=(ModeTitle(label=result.mode, kind=result.kind, title=MODES[result.kind].title),),
         runs=(result,),
-        judged_by=choose(None, known) if known else None,
+        judged_by=_judged_by(known, target),
         own_evaluation=True,
+        target=target,
     )
+
+
+def model_curve(record: RunRecord, results: Mapping[str, Any]) -> tuple[Point, ...]:
+    """A point for each model that a run trained, and one for the first where the app evaluated it.
+
+    results: as for `comparison_of`, whose curve this is.
+    """
+    return _result(record, results, seed=0, parameters=0).curve
+
+
+def _judged_by(known: Known, target: Target | None) -> JudgedBy | None:
+    if target is not None and target.metric in known:
+        return JudgedBy(name=target.metric, better=target.better)
+    return choose(None, known) if known else None
 
 
 def check_report_place(out: Path, *, force: bool) -> None:

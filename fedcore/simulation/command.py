@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -24,18 +23,16 @@ from fedcore.cli import (
     print_json,
     user_output_to_stderr,
 )
-from fedcore.errors import BudgetSpent, ConfigurationError
+from fedcore.errors import BudgetSpent
+from fedcore.simulation.wanted import Outputs, Wanted
 
 if TYPE_CHECKING:
-    from fedcore.config import JobSettings
     from fedcore.events import RunEvent
-    from fedcore.flower.app import FlowerApp
+    from fedcore.flower.serverside import ServerAppOutcome
     from fedcore.record import RunRecord
     from fedcore.simulation import Simulation
     from fedcore.simulation.crew import Crew
     from fedcore.simulation.several import Point
-    from fedcore.state import ModelState
-    from fedcore.wire import Scalar
 
 Clients = Annotated[
     int | None,
@@ -115,6 +112,13 @@ ReportFolder = Annotated[
         "--report", metavar="FOLDER", help="Write the report of the run here: HTML, Markdown, JSON and figures."
     ),
 ]
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME:VALUE",
+        help="Say when a model first was as good as this: eval_acc:0.9, eval_loss:0.3, or rmse:4:min.",
+    ),
+]
 State = Annotated[
     Path | None,
     typer.Option(
@@ -150,6 +154,7 @@ def simulate(
     force: Force = False,
     state: State = None,
     report: ReportFolder = None,
+    target: TargetOption = "",
     initial_model: InitialModel = None,
     track: Tracks = None,
     as_json: AsJson = False,
@@ -168,7 +173,7 @@ def simulate(
         os.environ["FEDCORE_DATA"] = str(data_dir.absolute())
     if aggregation:
         set_ = [*(set_ or []), f'aggregation="{aggregation}"']
-    wanted = Wanted.of(app, clients, run_config, set_, per_round)
+    wanted = Wanted.of(app, clients, run_config, set_, per_round, target)
     outputs = Outputs(out=out, best=best, report=report, force=force)
     trains = checked_engine(engine)
     initial = None if initial_model is None else open_initial(initial_model)
@@ -248,136 +253,6 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be simulated: an app, how many clients it has, and the configuration with all that was given."""
-
-    app: FlowerApp
-    clients: int
-    run_config: Mapping[str, Scalar]
-    settings: JobSettings
-
-    @classmethod
-    def of(
-        cls,
-        folder: Path,
-        clients: int | None,
-        run_config: list[str] | None,
-        settings: list[str] | None,
-        per_round: int | None,
-    ) -> Wanted:
-        """Read the app and the options over its own values; raises ConfigurationError."""
-        from fedcore.config import JobSettings, override, parse_assignments
-        from fedcore.flower.app import FlowerApp
-        from fedcore.simulation.crews import with_cohort
-
-        app = FlowerApp.load(folder.absolute())
-        clients = clients or app.simulation_clients
-        given = parse_assignments(run_config or [])
-        config = override(app.run_config, given, "the run config")
-        return cls(
-            app=app,
-            clients=clients,
-            run_config=with_cohort(config, given, per_round, clients),
-            settings=JobSettings.from_mapping(
-                {**app.settings.to_mapping(), **parse_assignments(settings or [])}, where="--set"
-            ),
-        )
-
-    def at(self, point: Point) -> Wanted:
-        """The same with the values of one of several runs, and its seed where the app has one."""
-        from fedcore.config import JobSettings
-        from fedcore.simulation.several import SEED
-
-        config, settings = dict(self.run_config), self.settings.to_mapping()
-        if SEED in config:
-            config[SEED] = point.seed
-        config |= {key: value for key, value in point.values.items() if key in config}
-        changed = {key: value for key, value in point.values.items() if key not in config}
-        made = JobSettings.from_mapping({**settings, **changed}, where="--vary") if changed else self.settings
-        return replace(self, run_config=config, settings=made)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """Where models and results are put. out: the last model. best: the best one.
-
-    report: of the run. force: replace what is there.
-    """
-
-    out: Path | None
-    best: Path | None
-    report: Path | None
-    force: bool
-
-    def check(self, settings: JobSettings) -> None:
-        """Refuse what can come to nothing before the run; raises ConfigurationError."""
-        from fedcore.results_home import Home
-        from fedcore.system.files import check_place
-
-        if self.report is not None:
-            from fedcore.compare.simulated import check_report_place
-
-            check_report_place(self.report, force=self.force)
-        if self.out is not None:
-            Home.beside(self.out).check_free(force=self.force)
-        if self.best is not None:
-            if not settings.best_model:
-                raise ConfigurationError(
-                    "--best: nothing says which model is the best; --set best-model=eval_acc:max, say"
-                )
-            check_place(self.best, force=self.force, option="--best")
-
-    def at(self, point: Point) -> Outputs:
-        """The same for one of several runs: each in a folder of its own."""
-        return replace(
-            self,
-            out=point.place(self.out, folder=False),
-            best=point.place(self.best, folder=False),
-            report=point.place(self.report, folder=True),
-        )
-
-    def results(self, simulation: Simulation, left: Path) -> dict[str, Any]:
-        """Put what the ServerApp found, and the files that it left, beside the model; their places, by kind."""
-        from fedcore.results_home import Home
-
-        return {} if self.out is None else Home.beside(self.out).write(simulation.results, left)
-
-    def reported(self, wanted: Wanted, simulation: Simulation, state: ModelState | None, record: RunRecord) -> None:
-        """Write the report where it is wanted."""
-        if self.report is None:
-            return
-        from fedcore.compare.report import write_report
-        from fedcore.compare.simulated import comparison_of
-
-        own = wanted.app.run_config
-        comparison = comparison_of(
-            record,
-            simulation.results,
-            app=wanted.app.name,
-            clients=wanted.clients,
-            run_config=wanted.run_config,
-            settings=wanted.settings.to_mapping(),
-            changed=[key for key, value in wanted.run_config.items() if value != own.get(key)],
-            seed=simulation.seed,
-            parameters=0 if state is None else sum(spec.size for spec in state.layout.specs),
-        )
-        self.report.mkdir(parents=True, exist_ok=True)
-        write_report(comparison, self.report)
-
-    def models(self, simulation: Simulation, state: ModelState | None, record: RunRecord) -> Iterator[tuple[str, Path]]:
-        """Write the last and the best model where they are wanted; what was written."""
-        from fedcore.simulation import best_facts, model_facts
-        from fedcore.state import write_model
-
-        if self.out is not None and state is not None:
-            write_model(state, self.out, model_facts(simulation, record))
-            yield "model", self.out
-        if self.best is not None and simulation.best is not None:
-            write_model(simulation.best.state, self.best, best_facts(simulation, record, simulation.best))
-            yield "best", self.best
-
-
 def carried_out(
     wanted: Wanted, outputs: Outputs, track: list[str] | None, crew: Crew, parts: Mapping[str, Any]
 ) -> tuple[RunRecord, dict[str, Any]]:
@@ -391,7 +266,6 @@ def carried_out(
     from fedcore.flower.output import quiet_flower
     from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
-    from fedcore.results_home import saved_lines
     from fedcore.simulation import Simulation
     from fedcore.simulation.watched import WatchedCrew
     from fedcore.system.files import private_folder
@@ -423,22 +297,36 @@ def carried_out(
             crew=WatchedCrew(crew, view.works),
             **parts,
         )
-        try:
-            outcome = simulation.run()
-        except BaseException:
-            for line in saved_lines(outputs.results(simulation, folder)):
-                typer.echo(line, err=True)
-            raise
+        outcome = _run(simulation, outputs, folder)
         places = outputs.results(simulation, folder)
         for kind, file in outputs.models(simulation, outcome.state, record):
             tracking.keep(file, kind)
         outputs.reported(wanted, simulation, outcome.state, record)
+    return record, _summary(wanted, outputs, simulation, record) | places
+
+
+def _run(simulation: Simulation, outputs: Outputs, left: Path) -> ServerAppOutcome:
+    """To its end; of a run that fails, say where what it found and left is kept."""
+    from fedcore.results_home import saved_lines
+
+    try:
+        return simulation.run()
+    except BaseException:
+        for line in saved_lines(outputs.results(simulation, left)):
+            typer.echo(line, err=True)
+        raise
+
+
+def _summary(wanted: Wanted, outputs: Outputs, simulation: Simulation, record: RunRecord) -> dict[str, Any]:
+    """What a program wants to know of a run, as plain JSON."""
     summary = {"app": wanted.app.name, "clients": wanted.clients, **record.summary(), "results": simulation.results}
-    kept = {
-        "model": str(outputs.out) if outputs.out else None,
-        "report": str(outputs.report) if outputs.report else None,
-    }
-    return record, summary | {**kept, **places}
+    if wanted.target is not None:
+        from fedcore.compare.simulated import model_curve
+
+        summary["target"] = wanted.target.told(model_curve(record, simulation.results))
+    summary["model"] = str(outputs.out) if outputs.out else None
+    summary["report"] = str(outputs.report) if outputs.report else None
+    return summary
 
 
 def _tracked(wanted: Wanted) -> Any:
@@ -462,7 +350,11 @@ def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     from fedcore.results_home import server_line
 
     metrics = metrics_text(summary["metrics"])
-    lines = (f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"]))
+    lines = [f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
+    if "target" in summary:
+        from fedcore.compare.target import line_of
+
+        lines.append(line_of(summary["target"], summary["metrics"]))
     for line in filter(None, lines):
         Console().print(escape(line), highlight=False, soft_wrap=True)
     if summary["report"]:

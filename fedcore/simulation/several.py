@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.compare.report.summary import Spread
+from fedcore.compare.report.summary import Spread, ToTarget, mean_sd
+from fedcore.compare.target import Reached, Target
 from fedcore.errors import ConfigurationError, UnknownKey
 
 if TYPE_CHECKING:
@@ -70,17 +71,44 @@ def row_of(
     metrics = {
         name: {"mean": spread.mean, "sd": spread.sd, "n": spread.n} for name, spread in spreads.items() if spread
     }
-    return {"values": dict(values), "seeds": list(seeds), "metrics": metrics}
+    row = {"values": dict(values), "seeds": list(seeds), "metrics": metrics}
+    told = [summary["target"] for summary in summaries if "target" in summary]
+    return {**row, "target": _to_target(told)} if told else row
+
+
+def _to_target(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over the runs that reached the target: how many, and what it took them; told: as by `Target.told`."""
+    found = [Reached(**one["reached"]) if one["reached"] else None for one in told]
+    target = Target(**{name: told[0][name] for name in ("metric", "value", "better")})
+    return {"name": str(target), **asdict(ToTarget.of(found))}
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     """The table of all rows for people: a header, then a line for each."""
     keys = list(rows[0]["values"])
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    yield (*keys, "seeds", *names)
+    targets = _target_columns([row["target"] for row in rows if "target" in row])
+    yield (*keys, "seeds", *names, *targets)
     for row in rows:
-        shown = (_shown(row["metrics"].get(name)) for name in names)
+        shown = [_shown(row["metrics"].get(name)) for name in names]
+        shown += [_target_cell(row["target"], kind) for kind in targets.values()]
         yield (*(str(row["values"][key]) for key in keys), str(len(row["seeds"])), *shown)
+
+
+def _target_columns(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Title -> key of `ToTarget`: the round, and the seconds by the clock that counts."""
+    if not found:
+        return {}
+    virtual = any(one["virtual_seconds"] for one in found)
+    clock = {"virtual s to it": "virtual_seconds"} if virtual else {"seconds to it": "seconds"}
+    return {f"round of {found[0]['name']}": "round", **clock}
+
+
+def _target_cell(found: Mapping[str, Any], kind: str) -> str:
+    """A mean over runs that did not all reach the target would flatter those that did not."""
+    if found["reached"] < found["runs"]:
+        return f"reached by {found['reached']} of {found['runs']}"
+    return mean_sd(Spread(**found[kind]), lambda value: f"{value:.1f}")
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from pydantic import ConfigDict
 from fedcore.compare.judging import JudgedBy
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.results import STRICT, RunResult, Value
+from fedcore.compare.target import Target
 
 _OF_SOURCE = ("app", "sites", "partition", "seeds", "run_config", "settings", "created", "machine")
 _PACKAGES = ("fedcore", "flwr", "torch", "numpy", "cryptography")
@@ -71,6 +72,7 @@ class Comparison:
     point of a sweep. sources: empty unless several reports were merged. judged_by: the metric that models are judged
     by, None where nobody says whether more of one is better. own_evaluation: the metrics are those that the app's own
     evaluation reports, weighted as it says; else every model was evaluated in the same way, on the same examples.
+    target: how good a model was wanted; None where nobody said.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -93,6 +95,7 @@ class Comparison:
     cost: Cost | None = None
     split: tuple[SiteSplit, ...] = ()
     sources: tuple[Source, ...] = ()
+    target: Target | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,6 +11,7 @@ from fedcore.compare.modes import in_report
 from fedcore.compare.modes.base import Readers
 from fedcore.compare.report.document import Comparison
 from fedcore.compare.results import Point, RunResult, SiteResult, Value, number_of
+from fedcore.compare.target import Reached, Target
 
 NONE = "–"
 Format: TypeAlias = Callable[[float], str]
@@ -152,6 +153,37 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToTarget:
+    """What it took to the first model that was as good as wanted, over the runs that had one.
+
+    reached: how many had. round, seconds, virtual_seconds: as in `Reached`; None where no run had one, or no such
+    clock.
+    """
+
+    reached: int
+    runs: int
+    round: Spread | None
+    seconds: Spread | None
+    virtual_seconds: Spread | None
+
+    @classmethod
+    def of(cls, found: Sequence[Reached | None]) -> ToTarget:
+        """Of what each run had."""
+        known = [one for one in found if one is not None]
+        return cls(
+            reached=len(known),
+            runs=len(found),
+            round=Spread.of(one.round for one in known),
+            seconds=Spread.of(one.seconds for one in known),
+            virtual_seconds=Spread.of(one.virtual_seconds for one in known),
+        )
+
+    def shown(self, spread: Spread | None, form: Format) -> str:
+        """A mean over all runs; where some did not reach the target, there is none, and how many did is said."""
+        return mean_sd(spread, form) if self.reached == self.runs else f"reached by {self.reached} of {self.runs}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """One mode at one point of a sweep, over its finished runs.
 
@@ -161,7 +193,8 @@ class Summary:
     has its own, "name[0]" and so on. own: of the last model by the metric that models are judged by, on the test
     examples of one site, mean over the sites; in `local`, of the site's own model. best: of any model on the way.
     seconds, wall_seconds, simulated_seconds: as in RunResult. bytes_up, bytes_down, steps: mean over a run's workers.
-    samples: of all workers together; None if they were not counted, or are private.
+    samples: of all workers together; None if they were not counted, or are private. to_target: of the comparison's
+    target, None without one.
     """
 
     mode: str
@@ -182,6 +215,7 @@ class Summary:
     simulated_seconds: Spread | None
     bytes_up: Spread | None
     bytes_down: Spread | None
+    to_target: ToTarget | None = None
 
     @property
     def runs(self) -> str:
@@ -193,7 +227,7 @@ def summarize(comparison: Comparison) -> tuple[Summary, ...]:
     """One summary for each mode and point, modes in the report's order, points in the order of their runs."""
     metric = Metric.of(comparison)
     return tuple(
-        _summary(mode.kind, runs, metric)
+        _summary(mode.kind, runs, metric, comparison.target)
         for mode in comparison.modes
         for runs in points_of(run for run in comparison.runs if run.mode == mode.label).values()
     )
@@ -248,7 +282,7 @@ def point_text(point: Mapping[str, Value]) -> str:
     return ", ".join(f"{key}={value}" for key, value in point.items())
 
 
-def _summary(kind: str, runs: tuple[RunResult, ...], metric: Metric | None) -> Summary:
+def _summary(kind: str, runs: tuple[RunResult, ...], metric: Metric | None, target: Target | None) -> Summary:
     done = finished(runs)
     found = [numbers(run) for run in done]
     spreads = {name: Spread.of(one.get(name) for one in found) for one in found for name in one}
@@ -271,4 +305,5 @@ def _summary(kind: str, runs: tuple[RunResult, ...], metric: Metric | None) -> S
         simulated_seconds=Spread.of(run.simulated_seconds for run in done),
         bytes_up=Spread.of(per_worker(run.bytes_up) for run in done),
         bytes_down=Spread.of(per_worker(run.bytes_down) for run in done),
+        to_target=ToTarget.of([target.reached(run.curve) for run in done]) if target else None,
     )

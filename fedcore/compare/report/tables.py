@@ -18,6 +18,7 @@ from fedcore.compare.report.fairness import broken, fairness
 from fedcore.compare.report.story import headline
 from fedcore.compare.report.summary import (
     NONE,
+    Format,
     Metric,
     Spread,
     Summary,
@@ -91,6 +92,7 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
     ]
     if comparison.simulated:
         found.append(Column(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
+    found += _target_columns(comparison)
     if any(one.failed for one in summaries) or len(comparison.seeds) > 1:
         found.append(Column(title="runs", cell=lambda one: one.runs, narrow=any(one.failed for one in summaries)))
     return tuple(found)
@@ -116,6 +118,24 @@ def _metric_columns(comparison: Comparison) -> list[Column]:
             Column(title=loss, cell=lambda one: mean_sd(one.metrics.get(loss), decimal), narrow=metric is None)
         )
     return found
+
+
+def _target_columns(comparison: Comparison) -> list[Column]:
+    """When a model first was as good as wanted: its round, and the seconds up to it by the clock that counts."""
+    if comparison.target is None:
+        return []
+
+    def cell(kind: str, form: Format) -> Callable[[Summary], str]:
+        def shown(one: Summary) -> str:
+            return one.to_target.shown(getattr(one.to_target, kind), form) if one.to_target else NONE
+
+        return shown
+
+    clock = ("simulated", "virtual_seconds") if comparison.simulated else ("seconds", "seconds")
+    return [
+        Column(title=f"round of {comparison.target}", cell=cell("round", count)),
+        Column(title=f"{clock[0]} to it", cell=cell(clock[1], duration), narrow=False),
+    ]
 
 
 def loss_name(comparison: Comparison) -> str:
@@ -190,6 +210,7 @@ def settings_rows(comparison: Comparison) -> tuple[list[tuple[str, str]], list[t
         ("partition", comparison.partition or NONE),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("judged by", _judged_by(comparison)),
+        *([("target", str(comparison.target))] if comparison.target else []),
         ("network", comparison.network.name if comparison.network else "none: this machine as it is"),
     ]
     if comparison.network is not None:

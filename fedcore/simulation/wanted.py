@@ -1,0 +1,158 @@
+"""What a simulation of the command line is of, and where it puts what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcore.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedcore.compare.target import Target
+    from fedcore.config import JobSettings
+    from fedcore.flower.app import FlowerApp
+    from fedcore.record import RunRecord
+    from fedcore.simulation import Simulation
+    from fedcore.simulation.several import Point
+    from fedcore.state import ModelState
+    from fedcore.wire import Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be simulated: an app, how many clients it has, and the configuration with all that was given.
+
+    target: how good a model is wanted; when there first is one is told in the end, and changes nothing before.
+    """
+
+    app: FlowerApp
+    clients: int
+    run_config: Mapping[str, Scalar]
+    settings: JobSettings
+    target: Target | None = None
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        clients: int | None,
+        run_config: list[str] | None,
+        settings: list[str] | None,
+        per_round: int | None,
+        target: str = "",
+    ) -> Wanted:
+        """Read the app and the options over its own values; raises ConfigurationError."""
+        from fedcore.compare.target import Target
+        from fedcore.config import JobSettings, override, parse_assignments
+        from fedcore.flower.app import FlowerApp
+        from fedcore.simulation.crews import with_cohort
+
+        app = FlowerApp.load(folder.absolute())
+        clients = clients or app.simulation_clients
+        given = parse_assignments(run_config or [])
+        config = override(app.run_config, given, "the run config")
+        return cls(
+            app=app,
+            clients=clients,
+            run_config=with_cohort(config, given, per_round, clients),
+            settings=JobSettings.from_mapping(
+                {**app.settings.to_mapping(), **parse_assignments(settings or [])}, where="--set"
+            ),
+            target=Target.parse(target) if target else None,
+        )
+
+    def at(self, point: Point) -> Wanted:
+        """The same with the values of one of several runs, and its seed where the app has one."""
+        from fedcore.config import JobSettings
+        from fedcore.simulation.several import SEED
+
+        config, settings = dict(self.run_config), self.settings.to_mapping()
+        if SEED in config:
+            config[SEED] = point.seed
+        config |= {key: value for key, value in point.values.items() if key in config}
+        changed = {key: value for key, value in point.values.items() if key not in config}
+        made = JobSettings.from_mapping({**settings, **changed}, where="--vary") if changed else self.settings
+        return replace(self, run_config=config, settings=made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where models and results are put. out: the last model. best: the best one.
+
+    report: of the run. force: replace what is there.
+    """
+
+    out: Path | None
+    best: Path | None
+    report: Path | None
+    force: bool
+
+    def check(self, settings: JobSettings) -> None:
+        """Refuse what can come to nothing before the run; raises ConfigurationError."""
+        from fedcore.results_home import Home
+        from fedcore.system.files import check_place
+
+        if self.report is not None:
+            from fedcore.compare.simulated import check_report_place
+
+            check_report_place(self.report, force=self.force)
+        if self.out is not None:
+            Home.beside(self.out).check_free(force=self.force)
+        if self.best is not None:
+            if not settings.best_model:
+                raise ConfigurationError(
+                    "--best: nothing says which model is the best; --set best-model=eval_acc:max, say"
+                )
+            check_place(self.best, force=self.force, option="--best")
+
+    def at(self, point: Point) -> Outputs:
+        """The same for one of several runs: each in a folder of its own."""
+        return replace(
+            self,
+            out=point.place(self.out, folder=False),
+            best=point.place(self.best, folder=False),
+            report=point.place(self.report, folder=True),
+        )
+
+    def results(self, simulation: Simulation, left: Path) -> dict[str, Any]:
+        """Put what the ServerApp found, and the files that it left, beside the model; their places, by kind."""
+        from fedcore.results_home import Home
+
+        return {} if self.out is None else Home.beside(self.out).write(simulation.results, left)
+
+    def reported(self, wanted: Wanted, simulation: Simulation, state: ModelState | None, record: RunRecord) -> None:
+        """Write the report where it is wanted."""
+        if self.report is None:
+            return
+        from fedcore.compare.report import write_report
+        from fedcore.compare.simulated import comparison_of
+
+        own = wanted.app.run_config
+        comparison = comparison_of(
+            record,
+            simulation.results,
+            app=wanted.app.name,
+            clients=wanted.clients,
+            run_config=wanted.run_config,
+            settings=wanted.settings.to_mapping(),
+            changed=[key for key, value in wanted.run_config.items() if value != own.get(key)],
+            seed=simulation.seed,
+            target=wanted.target,
+            parameters=0 if state is None else sum(spec.size for spec in state.layout.specs),
+        )
+        self.report.mkdir(parents=True, exist_ok=True)
+        write_report(comparison, self.report)
+
+    def models(self, simulation: Simulation, state: ModelState | None, record: RunRecord) -> Iterator[tuple[str, Path]]:
+        """Write the last and the best model where they are wanted; what was written."""
+        from fedcore.simulation import best_facts, model_facts
+        from fedcore.state import write_model
+
+        if self.out is not None and state is not None:
+            write_model(state, self.out, model_facts(simulation, record))
+            yield "model", self.out
+        if self.best is not None and simulation.best is not None:
+            write_model(simulation.best.state, self.best, best_facts(simulation, record, simulation.best))
+            yield "best", self.best
