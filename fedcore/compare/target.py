@@ -1,8 +1,8 @@
 """How good a model has to be, and when a run first had one that is.
 
-The time to a target is what asynchrony and stragglers are compared by (Nguyen et al. 2022, arXiv 2106.06639, section 5):
-a round of one is not a round of the other. What counts is the first model whose own evaluation reaches the target, at
-the end of the training that made it; nothing is interpolated between models.
+The time to a target is what asynchrony and stragglers are compared by (Nguyen et al. 2022, arXiv 2106.06639, section
+5): a round of one is not a round of the other. What counts is the first model whose own evaluation reaches the target,
+at the end of the training that made it; nothing is interpolated between models.
 """
 
 from __future__ import annotations
