@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,16 +35,11 @@ def reset_peak(pid: int) -> None:
         raise EnvironmentFailure(f"the peak memory of process {pid} cannot be reset: {error.strerror}") from error
 
 
-class ChildrenPeak:
-    """The highest peak among the children of a process, which come and go while this samples.
+class Sampling(ABC):
+    """Looks again and again, in a thread, as long as its block lasts. seconds: between two looks."""
 
-    Use as a context manager; `peak` is in bytes. A child's peak is kept by the kernel, so only what grows in the last
-    sampling interval of its life is missed.
-    """
-
-    def __init__(self, parent: int) -> None:
-        self.peak = 0
-        self._parent = psutil.Process(parent)
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -58,11 +54,31 @@ class ChildrenPeak:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_SECONDS):
-            with contextlib.suppress(psutil.Error):
-                for child in self._parent.children():
-                    with contextlib.suppress(EnvironmentFailure):
-                        self.peak = max(self.peak, peak_resident_bytes(child.pid))
+        while not self._stop.wait(self._seconds):
+            self.look()
+
+    @abstractmethod
+    def look(self) -> None:
+        """Take one sample."""
+
+
+class ChildrenPeak(Sampling):
+    """The highest peak among the children of a process, which come and go while this samples.
+
+    `peak` is in bytes. A child's peak is kept by the kernel, so only what grows in the last sampling interval of its
+    life is missed.
+    """
+
+    def __init__(self, parent: int) -> None:
+        super().__init__(SAMPLE_SECONDS)
+        self.peak = 0
+        self._parent = psutil.Process(parent)
+
+    def look(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            for child in self._parent.children():
+                with contextlib.suppress(EnvironmentFailure):
+                    self.peak = max(self.peak, peak_resident_bytes(child.pid))
 
 
 def _status_bytes(pid: int, name: str) -> int:

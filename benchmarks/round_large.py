@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Self
 
 import psutil
 
 from benchmarks.common import APPS, Table, say
 from benchmarks.live import live_federation
-from benchmarks.resident import peak_resident_bytes, reset_peak
+from benchmarks.resident import Sampling, peak_resident_bytes, reset_peak
 from fedcore.errors import EnvironmentFailure
 
 PARAMETERS = 10**8
@@ -75,37 +72,25 @@ def measure_large() -> LargeRound:
     )
 
 
-class _Peaks:
+class _Peaks(Sampling):
     """The highest peaks of the processes of a federation, and of what its folder holds, sampled as long as it lasts."""
 
     def __init__(self, server: int, folder: Path) -> None:
+        super().__init__(SAMPLE_SECONDS)
         self.server = self.under_server = self.agent = self.rank = self.disk = 0
         self._server = server
         self._folder = folder
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        reset_peak(server)
 
-    def __enter__(self) -> Self:
-        reset_peak(self._server)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_SECONDS):
-            self.disk = max(self.disk, _disk_bytes(self._folder))
-            for child in psutil.Process().children():
-                with contextlib.suppress(psutil.Error, EnvironmentFailure):
-                    here, under = peak_resident_bytes(child.pid), _peak_of_children(child)
-                    if child.pid == self._server:
-                        self.server, self.under_server = max(self.server, here), max(self.under_server, under)
-                    else:
-                        self.agent, self.rank = max(self.agent, here), max(self.rank, under)
+    def look(self) -> None:
+        self.disk = max(self.disk, _disk_bytes(self._folder))
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, EnvironmentFailure):
+                here, under = peak_resident_bytes(child.pid), _peak_of_children(child)
+                if child.pid == self._server:
+                    self.server, self.under_server = max(self.server, here), max(self.under_server, under)
+                else:
+                    self.agent, self.rank = max(self.agent, here), max(self.rank, under)
 
 
 def _peak_of_children(process: psutil.Process) -> int:

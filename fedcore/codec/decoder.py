@@ -189,6 +189,36 @@ def filled(layout: Layout, fill: Callable[[StateSink], None], out_path: Path | N
     return ModelState.open(out_path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The sums of the fields of one section. offset: that of an update of zeros. units: of a field, by tensor."""
+
+    part: FieldSection
+    packed: NDArray[np.uint64]
+    offset: int
+    units: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, encoding: Encoding, part: FieldSection, packed: NDArray[np.uint64], survivors: int, examples: int
+    ) -> _Sums:
+        """Raises PeerError where the section's padding holds anything."""
+        if padding(packed, part.field_bits, part.fields):
+            raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
+        units = (scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales)
+        return cls(part, packed, survivors * part.levels, tuple(units))
+
+    def read(self, spec: TensorSpec, place: int, count: int, out: NDArray[np.float64]) -> None:
+        """Write the first of `count` fields, less the offset, to `out`; raises PeerError for what cannot be a sum.
+
+        Fields beyond those of `out` fill up a unit, and are zero in every update.
+        """
+        fields = unpack(self.packed, self.part.field_bits, place, count)
+        if fields.max() > 2 * self.offset or (fields[out.size :] != self.offset).any():
+            raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
+        _subtract_offset(fields[: out.size], self.offset, out)
+
+
 def _decode_floats(
     encoding: Encoding,
     part: FieldSection,
@@ -199,22 +229,15 @@ def _decode_floats(
     sink: StateSink,
     threads: int,
 ) -> None:
-    if padding(packed, part.field_bits, part.fields):
-        raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
-    offset = survivors * part.levels
-    units = [scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales]
+    sums = _Sums.of(encoding, part, packed, survivors, examples)
 
     def prepare() -> Callable[[FieldBlock], None]:
         mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
         def decode_span(span: Span) -> None:
-            fields = unpack(packed, part.field_bits, span.place, span.size)
-            if fields.max() > 2 * offset:
-                name = span.spec.name
-                raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
             new, before = mean[: span.size], old[: span.size]
-            _subtract_offset(fields, offset, new)
-            new *= units[span.index]
+            sums.read(span.spec, span.place, span.size, new)
+            new *= sums.units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
             np.copyto(before, _values(base, span.spec, span.start, span.stop))
             new += before
@@ -244,22 +267,15 @@ def _decode_rotated(
 
     Coordinates that were not sent count as zero, and the others as much more: so the expectation over subsets is right.
     """
-    if padding(packed, part.field_bits, part.fields):
-        raise PeerError("the padding of the sum is not zero: a client sent a malformed update")
-    offset = survivors * part.levels
-    units = [scale / part.levels * encoding.settings.w_max / examples for scale in encoding.scales]
+    sums = _Sums.of(encoding, part, packed, survivors, examples)
 
     def prepare() -> Callable[[Unit], None]:
         rotation, mean = Rotation(encoding.rotation), np.empty(2 * UNIT, np.float64)
 
         def decode_unit(unit: Unit) -> None:
-            fields = unpack(packed, part.field_bits, unit.place, unit.fields)
-            if fields.max() > 2 * offset or (fields[unit.values :] != offset).any():
-                name = unit.spec.name
-                raise PeerError(f"the sum of tensor {name!r} is out of range: a client sent a malformed update")
             values = mean[: unit.values]
-            _subtract_offset(fields[: unit.values], offset, values)
-            values *= units[unit.index] * unit.rows / unit.kept
+            sums.read(unit.spec, unit.place, unit.fields, values)
+            values *= sums.units[unit.index] * unit.rows / unit.kept
             flat = rotation.matrix(unit)
             flat.fill(0)
             flat.reshape(unit.rows, -1)[rotation.subset(unit)] = values.reshape(unit.kept, -1)
