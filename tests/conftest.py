@@ -68,9 +68,12 @@ sys.dont_write_bytecode = False
 # When it is imported Triton makes its functions, for a device or for its interpreter, which runs on the processor.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# A shell without job control has its background jobs ignore Ctrl-C, and so would every process that the tests start.
+# A shell without job control has its background jobs ignore Ctrl-C, and nohup the end of the terminal: so would every
+# process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes, or its making, says what else the machine does, and nothing about the code.
 UNHURRIED: Any = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
