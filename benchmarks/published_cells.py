@@ -248,7 +248,7 @@ FEMNIST = (
 
 _GROUPS: Final = 7
 """Of four clients or five: with stock policies a group has no fewer."""
-_POISONS: Final[Mapping[str, float]] = {"none": 1.0, "labels": 1.0, "signs": 4.0, "scale": 10.0}
+_POISONS: Final[Mapping[str, float]] = {"none": 1.0, "labels": 1.0, "signs": 30.0, "replace": 15.0}
 _GROUPED: Final[Mapping[str, Any]] = {"aggregation": "secure", "groups": _GROUPS, "min-groups": _GROUPS}
 # The share of poisoned clients, and the bad means or updates that Krum and Bulyan reckon with: as many as there are,
 # or as many as their bounds allow (2 f + 3, 4 f + 3). Two clients spoil 2 groups at most, nine most of them.
@@ -398,7 +398,8 @@ TABLES: Final[Mapping[str, TableOf]] = {
         last=True,
         notes=(
             "MNIST, 2NN, 30 clients IID, all in every round, one epoch, batch 50, lr 0.1; 2 or 9 clients turn their "
-            "labels round (9 - y), send their update times -4, or times 10",
+            f"labels round (9 - y), send their update times -{_POISONS['signs']:g}, or train on labels turned round "
+            f"and send that update times {_POISONS['replace']:g}, which takes the place of the mean of 30 for two",
             f"over groups: a secure one has the means of {_GROUPS} groups of four or five clients, drawn anew each "
             "round; over updates: a plain one has every single update",
             "f poisoned clients spoil up to f groups, so what compares groups of s clients withstands less than a "

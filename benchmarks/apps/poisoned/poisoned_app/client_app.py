@@ -1,4 +1,10 @@
-"""The ClientApp: honest, or one that turns its labels round, or that sends another update than it found."""
+"""The ClientApp: honest, or one of three poisoners.
+
+- *labels*: it trains on labels turned round, y -> 9 - y (data poisoning; Tolpegin et al. 2020, arXiv 2007.08432);
+- *signs*: it sends its honest update times -strength (a scaled sign flip; Li et al. 2019, arXiv 1811.03761, RSA);
+- *replace*: it trains on labels turned round, and scales that update so that the mean becomes its own model (model
+  replacement; Bagdasaryan et al. 2020, arXiv 1807.00459): by n clients over the number of poisoners.
+"""
 
 import dataclasses
 
@@ -32,7 +38,7 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
     poisoned = is_poisoned(node, int(job.node["num-partitions"]), config)
     kind = str(config["poison"]) if poisoned else "none"
     examples, _ = data(job)
-    if kind == "labels":
+    if kind in ("labels", "replace"):
         examples = dataclasses.replace(examples, y=CLASSES - 1 - examples.y)
     before = engine.snapshot()
     summary = train(
@@ -43,7 +49,7 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
         seed=derive_seed("training order", int(config["seed"]), job.server_round, node),
         rule=job.rule,
     )
-    if kind in ("signs", "scale"):
+    if kind in ("signs", "replace"):
         factor = float(config["strength"]) * (-1 if kind == "signs" else 1)
         _multiply_update(engine, before, factor)
     return {"num-examples": summary.examples, "train_loss": summary.loss}
