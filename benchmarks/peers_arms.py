@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Final, Protocol
 
 from benchmarks.common import APPS, quiet_environment
 from benchmarks.live import LiveFederation, wait_for_clients
@@ -220,9 +220,14 @@ class Flower:
             raise EnvironmentFailure(f"{error}; the end of the SuperLink's log:\n{tail}") from error
 
 
+_STARTED_BY_FLOWER: Final = ("flower-superexec", "flwr-serverapp", "flwr-clientapp")
+
+
 @contextlib.contextmanager
 def flower(folder: Path, *, clients: int) -> Iterator[Flower]:
     """With the certificate of a federation of ours: TLS to the SuperLink, as to our server."""
+    for name in _STARTED_BY_FLOWER:  # it waits for ever for what it cannot start
+        _script(name)
     made = LocalFederation.create(folder / "federation", clients=2)
     certificates = made.folder / "server"
     port = free_port()
