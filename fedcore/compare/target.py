@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from fedcore.compare.judging import Better, known_by_name
-from fedcore.compare.results import Metrics, Point, number_of
+from fedcore.compare.results import Point, number_of
 from fedcore.errors import ConfigurationError
 
 _SHAPE = "--target is NAME:VALUE, NAME:VALUE:max or NAME:VALUE:min, as in eval_acc:0.9 or rmse:4:min"
@@ -57,23 +57,26 @@ class Target:
             raise ConfigurationError(f"--target {text}: say whether more of {name} is better, {text}:max or {text}:min")
         return cls(metric=name, value=value, better="max" if better == "max" else "min")
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self:
+        """Of what `told` says."""
+        return cls(metric=told["metric"], value=told["value"], better=told["better"])
+
     def __str__(self) -> str:
         return f"{self.metric} {'≥' if self.better == 'max' else '≤'} {self.value:g}"
 
-    def met(self, metrics: Metrics) -> bool:
-        """Whether a model with these metrics is good enough; one without the metric is not."""
-        value = number_of(metrics, self.metric)
-        if value is None:
-            return False
+    def met(self, value: float) -> bool:
+        """Whether a model with this value is good enough."""
         return value >= self.value if self.better == "max" else value <= self.value
 
     def reached(self, curve: Iterable[Point]) -> Reached | None:
         """The first of these models, in the order of their rounds, that is good enough; None where none is."""
         for point in curve:
-            if self.met(point.metrics):
+            value = number_of(point.metrics, self.metric)
+            if value is not None and self.met(value):
                 return Reached(
                     round=point.round,
-                    value=float(number_of(point.metrics, self.metric) or 0.0),
+                    value=value,
                     seconds=point.seconds,
                     virtual_seconds=point.simulated_seconds,
                 )
@@ -93,7 +96,7 @@ class Target:
 
 def line_of(told: Mapping[str, Any], reported: Iterable[str]) -> str:
     """What `Target.told` says, in words. reported: names of metrics that there are, for who asked for another."""
-    target = Target(metric=told["metric"], value=told["value"], better=told["better"])
+    target = Target.of(told)
     if (found := told["reached"]) is not None:
         clock = "" if found["virtual_seconds"] is None else f", virtual {found['virtual_seconds']:.1f} s"
         return f"{target}: first in round {found['round']}, after {found['seconds']:.1f} s of training{clock}"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.compare.report.summary import Spread, ToTarget, mean_sd
+from fedcore.compare.report.summary import Spread, ToTarget
 from fedcore.compare.target import Reached, Target
 from fedcore.errors import ConfigurationError, UnknownKey
 
@@ -79,8 +79,7 @@ def row_of(
 def _to_target(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over the runs that reached the target: how many, and what it took them; told: as by `Target.told`."""
     found = [Reached(**one["reached"]) if one["reached"] else None for one in told]
-    target = Target(**{name: told[0][name] for name in ("metric", "value", "better")})
-    return {"name": str(target), **asdict(ToTarget.of(found))}
+    return {"name": str(Target.of(told[0])), **asdict(ToTarget.of(found))}
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -105,10 +104,10 @@ def _target_columns(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _target_cell(found: Mapping[str, Any], kind: str) -> str:
-    """A mean over runs that did not all reach the target would flatter those that did not."""
-    if found["reached"] < found["runs"]:
-        return f"reached by {found['reached']} of {found['runs']}"
-    return mean_sd(Spread(**found[kind]), lambda value: f"{value:.1f}")
+    clocks = ("round", "seconds", "virtual_seconds")
+    spreads = {clock: Spread(**found[clock]) if found[clock] else None for clock in clocks}
+    taken = ToTarget(reached=found["reached"], runs=found["runs"], **spreads)
+    return taken.shown(spreads[kind], lambda value: f"{value:.1f}")
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:

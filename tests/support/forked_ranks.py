@@ -98,9 +98,8 @@ def _become(
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    sys.dont_write_bytecode = (
-        True  # as ranks are started: what it would leave in the app's folder nobody could agree to
-    )
+    # As ranks are started: to what it would leave in the app's folder nobody could agree.
+    sys.dont_write_bytecode = True
     for descriptor in (1, 2):
         os.dup2(printed.fileno(), descriptor)
     printed.close()
