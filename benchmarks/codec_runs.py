@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 
 from fedcore.codec import Encoding, decode, encode
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import UpdateTooLarge
 from fedcore.events import FiguresFound
-from fedcore.exchange import EncodingPlan, ExchangeReply, ExchangeRequest
+from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import ExchangeBackend, ExchangeGrid
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import SERVER_NODE, arrays_from_state, state_from_arrays

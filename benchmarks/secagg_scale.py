@@ -37,8 +37,8 @@ from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.resident import peak_resident_bytes, reset_peak
 from fedcore import conversions
 from fedcore.config import JobSettings
-from fedcore.exchange import protection_for, quorum_for
 from fedcore.http_signing import sign_headers
+from fedcore.quorum import protection_for, quorum_for
 from fedcore.secagg import (
     Agreement,
     ClientSession,

@@ -34,10 +34,11 @@ from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run,
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.config import JobSettings, override
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, TooFewContributed
-from fedcore.exchange import EncodingPlan, quorum_for
 from fedcore.flower.app import FlowerApp
 from fedcore.privacy import Accountant, Release
+from fedcore.quorum import quorum_for
 from fedcore.state import ModelState
 from fedcore.training import train
 from fedcore.training.engines import EngineConfig, World, make_engine

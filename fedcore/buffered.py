@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, UsageError
-from fedcore.exchange import quorum_for
 from fedcore.needs import fewest_clients
+from fedcore.quorum import quorum_for
 from fedcore.wire import Buffer, Version
 
 

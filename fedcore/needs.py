@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, EncodingError
-from fedcore.exchange import EncodingPlan, corrupt_for
 from fedcore.groups import needed_places
+from fedcore.quorum import corrupt_for
 from fedcore.secagg import default_quorum
 from fedcore.wire import Cut, is_query, is_training
 

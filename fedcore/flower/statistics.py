@@ -27,8 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcore.codec.names import NAMES_BYTES, names_json
 from fedcore.data.types import Split
+from fedcore.encoding_plan import QUERY_VALUES
 from fedcore.errors import AppError, ConfigurationError, RepliesDiffer
-from fedcore.exchange import QUERY_VALUES
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only
 from fedcore.flower.records import merged_values

@@ -15,6 +15,7 @@ from fedcore.admission.simulated import SimulatedOwners
 from fedcore.admission.tasks import refused_choices
 from fedcore.best import BestRule
 from fedcore.config import JobSettings, planned_rounds
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import (
     AppError,
     ConfigurationError,
@@ -30,11 +31,7 @@ from fedcore.events import (
     Warned,
     ignore,
 )
-from fedcore.exchange import (
-    EncodingPlan,
-    ExchangeReply,
-    ExchangeRequest,
-)
+from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.kept_results import KeptResults

@@ -15,14 +15,16 @@ from fedcore.attempts import final_reason
 from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed, UpdateTooLarge
 from fedcore.events import ClientDropped, EventSink, ExchangeDone
-from fedcore.exchange import EncodingPlan, ExchangeRequest, failures_for, make_task, round_parameters
+from fedcore.exchange import ExchangeRequest, make_task, round_parameters
 from fedcore.flower.kept_results import KeptResults
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.groups import Part
 from fedcore.plain_exchange import mean_metrics
 from fedcore.privacy import PrivacyBudget
+from fedcore.quorum import failures_for
 from fedcore.secagg import BothEnds, ClientSession, Exchange, RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor
 from fedcore.simulation.crew import Crew

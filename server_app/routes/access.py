@@ -7,7 +7,7 @@ which costs more than they do.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -38,43 +38,19 @@ After = Annotated[int, Query(ge=0, le=2**31 - 1, description="number of the last
 ExchangeNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
-async def services_of(request: Request) -> Services:
-    """The process's services."""
-    return _services(request)
+def of_app(name: str, kind: type[T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency: what the application holds under this name for all of its requests."""
+
+    async def found(request: Request) -> T:
+        return _held(request, name, kind)
+
+    return found
 
 
-def _services(request: Request) -> Services:
-    services = request.app.state.services
-    assert isinstance(services, Services)  # noqa: S101 - set by the app's own lifespan
-    return services
-
-
-async def queue_of(request: Request) -> RunQueue:
-    """The process's queue."""
-    queue = request.app.state.queue
-    assert isinstance(queue, RunQueue)  # noqa: S101 - set by the app's own lifespan
-    return queue
-
-
-async def leadership_of(request: Request) -> Leadership:
-    """Whether the process leads."""
-    leadership = request.app.state.leadership
-    assert isinstance(leadership, Leadership)  # noqa: S101 - set when the app is made
-    return leadership
-
-
-async def offers_of(request: Request) -> Offers:
-    """The process's offers."""
-    offers = request.app.state.offers
-    assert isinstance(offers, Offers)  # noqa: S101 - set when the app is made
-    return offers
-
-
-async def sessions_of(request: Request) -> Sessions:
-    """Who is signed in."""
-    sessions = request.app.state.sessions
-    assert isinstance(sessions, Sessions)  # noqa: S101 - set when the app is made
-    return sessions
+def _held(request: Request, name: str, kind: type[T]) -> T:
+    held = getattr(request.app.state, name)
+    assert isinstance(held, kind)  # noqa: S101 - set when the application is made
+    return held
 
 
 def guarded_request(request: Request) -> GuardedRequest:
@@ -89,7 +65,7 @@ async def signed_head(request: Request) -> ClientCaller:
     caller = guarded_request(request).caller
     if caller is None:
         raise Unauthorized("this address needs a client's signature")
-    _services(request).presence.touch(caller.client_id)
+    _held(request, "services", Services).presence.touch(caller.client_id)
     return caller
 
 
@@ -101,11 +77,11 @@ async def signed_client(request: Request) -> ClientCaller:
     return caller
 
 
-AnyServices = Annotated[Services, Depends(services_of)]
-AnyOffers = Annotated[Offers, Depends(offers_of)]
-AnyQueue = Annotated[RunQueue, Depends(queue_of)]
-AnySessions = Annotated[Sessions, Depends(sessions_of)]
-AnyLeadership = Annotated[Leadership, Depends(leadership_of)]
+AnyServices = Annotated[Services, Depends(of_app("services", Services))]
+AnyOffers = Annotated[Offers, Depends(of_app("offers", Offers))]
+AnyQueue = Annotated[RunQueue, Depends(of_app("queue", RunQueue))]
+AnySessions = Annotated[Sessions, Depends(of_app("sessions", Sessions))]
+AnyLeadership = Annotated[Leadership, Depends(of_app("leadership", Leadership))]
 Client = Annotated[ClientCaller, Depends(signed_client)]
 ClientHead = Annotated[ClientCaller, Depends(signed_head)]
 

@@ -16,7 +16,16 @@ from server_app.http.audience import ForOperators
 from server_app.http.event_stream import COMMENT, EVENT_STREAM, EventStream, StreamPlaces
 from server_app.http.problems import problem_responses
 from server_app.http.sessions import Session, Sessions
-from server_app.routes.access import After, AnyLeadership, AnyQueue, AnyServices, AnySessions, RunId, guarded_request
+from server_app.routes.access import (
+    After,
+    AnyLeadership,
+    AnyQueue,
+    AnyServices,
+    AnySessions,
+    RunId,
+    guarded_request,
+    of_app,
+)
 from server_app.runs.board import PAUSE_SECONDS, Board
 from server_app.runs.leadership import Leadership
 from server_app.runs.queue import RunQueue
@@ -89,22 +98,8 @@ async def watch_of(
 AnyWatch = Annotated[Watch, Depends(watch_of)]
 
 
-async def places_of(request: Request) -> StreamPlaces:
-    """Who has how many streams open."""
-    places = request.app.state.stream_places
-    assert isinstance(places, StreamPlaces)  # noqa: S101 - set when the app is made
-    return places
-
-
-async def board_of(request: Request) -> Board:
-    """What all streams about the federation show."""
-    board = request.app.state.board
-    assert isinstance(board, Board)  # noqa: S101 - set when the app is made
-    return board
-
-
-AnyPlaces = Annotated[StreamPlaces, Depends(places_of)]
-AnyBoard = Annotated[Board, Depends(board_of)]
+AnyPlaces = Annotated[StreamPlaces, Depends(of_app("stream_places", StreamPlaces))]
+AnyBoard = Annotated[Board, Depends(of_app("board", Board))]
 LastEvent = Annotated[str, Header(alias="Last-Event-ID", description="number of the last event, by a browser")]
 
 

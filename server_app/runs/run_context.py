@@ -11,7 +11,7 @@ from typing import Any
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from fedcore.state import ModelFacts
-from fedcore.wire import Group, Task
+from fedcore.wire import Task
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.cohort import CohortSelection
@@ -92,21 +92,14 @@ class RunContext:
         ends in between hears the same figures again.
         """
         rule = self.state.rule
-        if (
-            rule is not None
-            and evaluated is not None
-            and (figures.source, figures.server_round)
-            == (
-                "evaluate",
-                evaluated[0],
-            )
-        ):
+        last = evaluated if figures.source == "evaluate" else None
+        if rule is not None and last is not None and figures.server_round == last[0]:
             value = rule.value(figures.metrics)
             self.state.unjudged = self.state.unjudged if value is None else ""
             if value is not None and rule.beats(value, self.state.best):
                 self.state.best = value
                 if not self.event_log.has(figures):
-                    await self.files.keep_best(evaluated[1], replace(self.facts("best"), best=rule.said(value)))
+                    await self.files.keep_best(last[1], replace(self.facts("best"), best=rule.said(value)))
         self.event_log.add(figures)
 
     def warn_unjudged(self) -> None:
@@ -132,38 +125,26 @@ class RunContext:
         )
 
     def note_start(self, task: Task, *, model: str | None, content: str | None = None) -> None:
-        """Say that a cohort was asked; model and content as in `ExchangeStarted`."""
-        if task.group is not None:
-            self._note_group(task, task.group)
-            return
+        """Say that a cohort, or a group of one, was asked; model and content as in `ExchangeStarted`."""
         encoding = task.encoding
+        asked: dict[str, Any] = {
+            "exchange": task.exchange,
+            "server_round": task.server_round,
+            "attempt": task.attempt,
+            "cohort": self.names(task.cohort),
+            "quorum": task.quorum,
+            "field_bits": encoding.field_bits if encoding and encoding.layout else None,
+        }
+        if (group := task.group) is not None:
+            self.event_log.add(GroupStarted(**asked, drawn=group.exchange, group=group.number, groups=group.of))
+            return
         started = ExchangeStarted(
-            exchange=task.exchange,
-            server_round=task.server_round,
+            **asked,
             message_type=task.message_type,
-            attempt=task.attempt,
-            cohort=self.names(task.cohort),
-            quorum=task.quorum,
-            field_bits=encoding.field_bits if encoding and encoding.layout else None,
             aggregation=task.aggregation,
             model=model,
             content=content,
             groups=task.cut.groups if task.cut else 1,
-        )
-        self.event_log.add(started)
-
-    def _note_group(self, task: Task, group: Group) -> None:
-        encoding = task.encoding
-        started = GroupStarted(
-            exchange=task.exchange,
-            drawn=group.exchange,
-            server_round=task.server_round,
-            group=group.number,
-            groups=group.of,
-            attempt=task.attempt,
-            cohort=self.names(task.cohort),
-            quorum=task.quorum,
-            field_bits=encoding.field_bits if encoding and encoding.layout else None,
         )
         self.event_log.add(started)
 

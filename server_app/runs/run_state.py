@@ -9,7 +9,7 @@ from typing import Any
 from fedcore.best import BestRule
 from fedcore.codec import joined, release_of
 from fedcore.config import JobSettings
-from fedcore.exchange import EncodingPlan
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import Fault
 from fedcore.wire import Task

@@ -10,9 +10,10 @@ from pathlib import Path
 from fedcore.attempts import Attempts, attempt_ended
 from fedcore.codec import release_of
 from fedcore.errors import RoundFailed
-from fedcore.exchange import ExchangeRequest, failures_for, make_task
+from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.federation import Roster
 from fedcore.groups import Part
+from fedcore.quorum import failures_for
 from fedcore.state import Layout
 from fedcore.wire import Buffer, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext

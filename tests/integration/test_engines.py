@@ -15,8 +15,8 @@ from support.error_bound import error_bound
 
 from fedcore.compare.local_federation import FEDCORE
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.events import ExchangeDone, RunEvent
-from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.state import ModelState

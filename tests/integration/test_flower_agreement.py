@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.error_bound import error_bound
 
-from fedcore.exchange import EncodingPlan
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 

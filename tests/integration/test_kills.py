@@ -12,7 +12,7 @@ from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, co
 from support.error_bound import error_bound
 from support.tiny import NAMES, TINY, load_problem, step_of
 
-from fedcore.exchange import EncodingPlan
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 

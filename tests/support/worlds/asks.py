@@ -9,7 +9,8 @@ from typing import Any
 
 from fedcore.codec import AnyEncoding, Encoding
 from fedcore.config import JobSettings
-from fedcore.exchange import EncodingPlan, ExchangeRequest, make_task
+from fedcore.encoding_plan import EncodingPlan
+from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import ModelRef, Task, is_query, is_training
 from support.worlds.data import make_model

@@ -26,8 +26,8 @@ from fedcore.admission.tasks import check_frequency, check_task
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import ProtocolViolation
-from fedcore.exchange import protection_for, quorum_for
 from fedcore.federation import ClientKit, Member, Policy, Roster
+from fedcore.quorum import protection_for, quorum_for
 from fedcore.state import Layout, TensorSpec
 from fedcore.transcript import Chain, keys_of
 from fedcore.wire import ModelRef, Task, WithdrawalReason, WithdrawIn

@@ -17,8 +17,8 @@ from fedcore.codec.encoding import scale_groups
 from fedcore.codec.scales import headroom
 from fedcore.codec.statistics import size_word
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, PeerError, RoundFailed, TooFewContributed, UpdateTooLarge
-from fedcore.exchange import EncodingPlan
 from fedcore.state import ModelState
 
 W_MAX = 100

@@ -38,8 +38,8 @@ from fedcore.codec.statistics import (
     size_word,
 )
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, UsageError
-from fedcore.exchange import EncodingPlan
 from fedcore.state import ModelState
 
 W_MAX = 100

@@ -15,9 +15,9 @@ from support.privacy import encoding_for, plan
 
 from fedcore.codec import release_of
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import BudgetSpent, ConfigurationError, EncodingError
 from fedcore.events import PrivacyTerms
-from fedcore.exchange import EncodingPlan, protection_for, quorum_for
 from fedcore.plain_json import from_plain
 from fedcore.privacy import Accountant, PrivacyBudget, PrivacyPlan, Release, calibrated_multiplier, grid_scale
 from fedcore.privacy.accounting import (
@@ -28,6 +28,7 @@ from fedcore.privacy.accounting import (
     skellam_rdp,
     sum_distance,
 )
+from fedcore.quorum import protection_for, quorum_for
 from fedcore.state import Layout, TensorSpec
 
 RELEASE = Release(mechanism="skellam", variance=1e5, shares=10, scale=1024, dimension=1000)

@@ -12,7 +12,7 @@ from support.serverside import Site, events_of, until
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
-from fedcore.exchange import protection_for
+from fedcore.quorum import protection_for
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from server_app.runs.app_messages import Replies

@@ -21,9 +21,9 @@ from support.serverside import TINY, ScriptedApp, Site, as_json
 
 from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, StorageFull, UsageError
-from fedcore.exchange import quorum_for
 from fedcore.flower.app import AppBundle
 from fedcore.operator_wire import RunIn
+from fedcore.quorum import quorum_for
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire import ProblemKind, ReplyError, WithdrawIn

@@ -12,8 +12,8 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import ConfigurationError, FedcoreError
-from fedcore.exchange import EncodingPlan
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.declarations import sum_only

@@ -11,8 +11,8 @@ import pytest
 from support.error_bound import error_bound
 from support.tiny import TINY, load_problem
 
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import AppError, ConfigurationError, EncodingError, RunFailed
-from fedcore.exchange import EncodingPlan
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 

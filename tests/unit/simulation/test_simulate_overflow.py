@@ -16,8 +16,8 @@ from support.error_bound import error_bound
 from benchmarks.codec_runs import UNIT, Element, follow
 from fedcore.attempts import MOST_REPEATS
 from fedcore.codec import Decoded, Encoding
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import RunFailed
-from fedcore.exchange import EncodingPlan
 from fedcore.state import ModelState
 
 Simulate = Callable[..., Any]

@@ -17,9 +17,9 @@ from fedcore.cli import app
 from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, RunFailed
 from fedcore.events import RunEvent
-from fedcore.exchange import quorum_for
 from fedcore.federation import Policy
 from fedcore.needs import most_corrupt
+from fedcore.quorum import quorum_for
 from fedcore.wire import NUMBERED_CHECKS
 
 SIMULATE = ("simulate", "--engine", "inline")

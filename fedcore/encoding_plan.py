@@ -1,0 +1,151 @@
+"""Which encoding each exchange of a run gets: from its settings, the cohort's size, and what the sums so far told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from fedcore.codec import (
+    AnyEncoding,
+    CodecSettings,
+    Encoding,
+    MetricName,
+    ScaleTrack,
+    Statistics,
+    auto_field_bits,
+    first_encoding,
+    private_encoding,
+    rotation_seed,
+)
+from fedcore.config import JobSettings
+from fedcore.errors import ConfigurationError
+from fedcore.privacy import PrivacyPlan
+from fedcore.quorum import failures_for, noise_clients, protection_for, quorum_for
+from fedcore.state import Layout
+from fedcore.wire import is_query, is_training
+
+MOST_IN_SUM: Final = 1 << 53
+"""What the sum of a query's numbers has to stay below: with 8 bits for fractions, and so that it is exact."""
+
+QUERY_VALUES: Final = 4096
+"""Most numbers in the reply to a query. Nobody knows their names before, so the vector has room for all of them."""
+
+
+class Told(Protocol):
+    """What of a sum the next encoding is made from, as in `fedcore.codec.Decoded`."""
+
+    @property
+    def names(self) -> tuple[MetricName, ...] | None:
+        """The names of the metrics; None where they differ."""
+
+    @property
+    def statistics(self) -> Statistics:
+        """About magnitudes."""
+
+
+@dataclass(slots=True)
+class EncodingPlan:
+    """Chooses the encoding of each exchange of a run; remembers what the sums so far told.
+
+    That is the names of the metrics by the kind of message, and the magnitudes of updates by the layout of the model.
+
+    privacy: what the run promises to each client; None where it is not differentially private. least_cohort: fewest
+    clients that a secure sum may be made of, as their policies ask for.
+    """
+
+    settings: JobSettings
+    least_cohort: int = 2
+    privacy: PrivacyPlan | None = field(init=False)
+    _tracks: dict[bytes, ScaleTrack] = field(default_factory=dict)
+    _names: dict[str, tuple[MetricName, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.privacy = PrivacyPlan.of(self.settings)
+
+    def encoding(
+        self,
+        message_type: str,
+        layout: Layout | None,
+        n: int,
+        members: int | None = None,
+        *,
+        whole: bool = False,
+        model: str = "",
+    ) -> AnyEncoding:
+        """The encoding for a cohort of `n` clients; without noise, the first one of a layout has 64-bit fields.
+
+        members, whole: as in `quorum_for`. With `whole` the scales are those of the attempt before, whose sum stayed
+        closed, or larger ones: clients answer for one model at rising scales only. model: SHA-256, hex, of the model
+        that is trained from, which decides how compressed updates are rotated.
+        """
+        codec = codec_settings(self.settings, message_type, n)
+        sizes = n, self.least_cohort, members
+        if is_query(message_type):
+            self._check_query(codec, n)
+            return first_encoding(codec, None, n, failures=failures_for(self.settings, *sizes, whole=whole))
+        names = self._names.get(message_type, self.settings.metrics_of(is_training(message_type)))
+        protection = protection_for(self.settings, *sizes, whole=whole) if self.privacy else None
+        if self.privacy is not None and protection is not None:
+            quorum = quorum_for(self.settings, *sizes, whole=whole)
+            clients, metrics = noise_clients(n, quorum, protection), () if layout else names or ()
+            return private_encoding(codec, layout, n, plan=self.privacy, noise_clients=clients, metrics=metrics)
+        failures = failures_for(self.settings, *sizes, whole=whole)
+        if layout is None:
+            return first_encoding(codec, layout, n, metrics=names, failures=failures)
+        rotation = rotation_seed(model) if codec.compresses else ""
+        return self._track(layout).encoding(
+            codec, layout, n, metrics=names, failures=failures, again=whole, rotation=rotation
+        )
+
+    def learn(self, message_type: str, encoding: AnyEncoding, told: Told) -> None:
+        """Keep what the sum of an exchange told about the names of metrics, and about magnitudes."""
+        if told.names is not None and not is_query(message_type):  # another query holds other numbers
+            self._names[message_type] = told.names
+        if isinstance(encoding, Encoding) and encoding.layout is not None:
+            self._track(encoding.layout).learn(told.statistics)
+
+    def learn_overflow(self, message_type: str, encoding: AnyEncoding, statistics: Statistics) -> None:
+        """Make the next encoding of the model hold the updates that this one had too little room for."""
+        if isinstance(encoding, Encoding) and encoding.layout is not None:
+            self._track(encoding.layout).learn_overflow(encoding, statistics)
+
+    def _track(self, layout: Layout) -> ScaleTrack:
+        return self._tracks.setdefault(layout.digest(), ScaleTrack())
+
+    def _check_query(self, codec: CodecSettings, n: int) -> None:
+        if self.privacy is not None:
+            raise ConfigurationError(
+                "a run with differential privacy of each client (dp-epsilon, dp-noise-multiplier) cannot answer a "
+                "query, whose sum would have no noise; ask in a run of its own, without these settings"
+            )
+        if n * math.ceil(codec.metric_max) >= MOST_IN_SUM:
+            raise ConfigurationError(
+                f"the sum of {n} clients' numbers of up to query-max = {codec.metric_max:g} each could overflow; set "
+                f"query-max to at most {MOST_IN_SUM // n - 1}"
+            )
+
+
+def codec_settings(settings: JobSettings, message_type: str, n: int) -> CodecSettings:
+    """The part of a job's settings that the codec needs for one kind of message, for a cohort of `n` clients.
+
+    In a query every client weighs 1, so that the numbers of their replies add up. Raises EncodingError where no width
+    of fields has room for so many.
+    """
+    exact = _codec_settings(settings, n)
+    if not is_query(message_type):
+        return exact
+    return replace(exact, w_max=1, metric_max=settings.query_max, max_metrics=QUERY_VALUES)
+
+
+def _codec_settings(settings: JobSettings, n: int) -> CodecSettings:
+    bits = settings.field_bits
+    return CodecSettings(
+        field_bits=auto_field_bits(n, settings.upload_fraction) if bits == "auto" else bits,
+        w_max=settings.w_max,
+        metric_max=settings.metric_max,
+        max_metrics=settings.max_metrics,
+        clip_norm=settings.clip_norm or None,
+        clipping=settings.clipping,
+        upload_fraction=settings.upload_fraction,
+    )
