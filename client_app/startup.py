@@ -39,6 +39,7 @@ from fedcore.federation.identity import IDENTITY_FILE
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.state import OWN_MODEL_FOLDER
 from fedcore.system.files import private_folder, remove_tree
+from fedcore.system.heap import set_aside
 from fedcore.system.sandbox import Rules, describe, refuse_to_show
 from fedcore.tracing import open_traces
 from fedcore.wire import Scalar
@@ -246,6 +247,7 @@ async def _serve(client_: Client, group: RankGroup, follower: Follower) -> None:
     NowFile(client_.state_dir).note("starting")
     try:
         await group.start()
+        set_aside()
         await Agent(client_, follower=follower).run()
     finally:
         await group.stop()

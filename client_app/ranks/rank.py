@@ -20,6 +20,7 @@ from client_app.ranks.failures import describe
 from client_app.ranks.group_size import needs_group
 from client_app.ranks.messages import TO_RANK, Done, Greeting, LocalAnswer, RankTask, Ready, ToRank
 from fedcore.errors import WorkerDied
+from fedcore.system.heap import set_aside
 from fedcore.system.json_lines import BlockingConnection
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def main() -> None:
         agent.send(describe(error, rank))
         leave(1)
     agent.send(ready)
+    set_aside()
     while True:
         request = received(agent, RankTask)
         try:

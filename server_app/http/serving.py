@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import logging
 import os
@@ -16,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import uvicorn
 
@@ -24,6 +23,7 @@ from fedcore.errors import ConfigurationError, EnvironmentFailure, PortInUse
 from fedcore.federation import ServerKit
 from fedcore.system.concurrency import end
 from fedcore.system.files import Lock
+from fedcore.system.heap import give_memory_back, set_aside
 from fedcore.tracing import open_traces
 from server_app.http.application import Application, make_application
 from server_app.http.door import Door, Visit
@@ -41,8 +41,6 @@ from server_app.storage.objects import open_objects
 from server_app.storage.store import Store
 
 log = logging.getLogger("fedcore.server")
-
-_M_ARENA_MAX: Final = -8
 
 
 async def serve(
@@ -64,6 +62,7 @@ async def serve(
             application = make_application(services, token_sha256=kit.operator_token_sha256)
             door = Door.of_process(settings.header_seconds, networks(kit.trust_proxy))
             server = DoorServer(_configuration(kit, settings, application), door, certificate)
+            set_aside()
             server.on_ready = lambda: ready(_url(kit, listener))
             server.bells = (services.client_bell, services.run_bell)
             with _reloading(certificate):
@@ -234,20 +233,10 @@ def lock_data_folder(folder: Path) -> Lock:
     return Lock(folder / "server.lock", taken=taken)
 
 
-def _share_one_heap() -> None:
-    """Have all threads allocate from one arena of glibc (mallopt(3)); elsewhere nothing changes.
-
-    With an arena for each thread, buffers that uploads have freed stay with the threads that freed them, and the
-    process grows from run to run: 5.6 against 4.0 models above idle at d = 1e7 (benchmarks/round.py).
-    """
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-
-
 def run(kit: ServerKit, settings: ServerSettings, *, host: str, port: int, ready: Callable[[str], None]) -> None:
     """`serve` on uvloop."""
     import uvloop
 
-    _share_one_heap()
+    give_memory_back()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(kit, settings, host=host, port=port, ready=ready))
