@@ -29,9 +29,7 @@ _PROGRAM = textwrap.dedent("""
 
 
 def _left(how: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, how], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, how], capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout)
 
 
