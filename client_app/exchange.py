@@ -37,6 +37,7 @@ from client_app.transcript import Transcript
 from client_app.transport import LONG_POLL_SECONDS, Transport
 from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
+from client_app.word_maker import WordMaker
 from fedcore import conversions
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.drawn import answer_draw, check_drawn
@@ -51,7 +52,7 @@ from fedcore.admission.tasks import (
     derive_parameters,
     follow_scales,
 )
-from fedcore.codec import AnyEncoding, DeviceVector, Encoded, encode, encode_nothing, open_vector
+from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
 from fedcore.federation import ClientKit
@@ -111,9 +112,9 @@ class Client:
 
     app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models lie
     while they are needed. kept: what the local work gave last. held: what waits for a sum, of a buffered run.
-    randomness: for the protocol and the stochastic rounding. threads: for masking. clock: monotonic seconds. sleep:
-    waits that many of them. eligibility: whether the owner lets the machine train now. traces: where the spans of its
-    work go.
+    randomness: for the protocol and the stochastic rounding. threads: for masking. gpu_uploads: whether a GPU may round
+    and mask. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the owner lets the machine
+    train now. traces: where the spans of its work go.
     """
 
     kit: ClientKit
@@ -129,6 +130,7 @@ class Client:
     output: Output
     randomness: Randomness = os.urandom
     threads: int = 1
+    gpu_uploads: bool = True
     others_seconds: float = OTHERS_SECONDS
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -176,10 +178,13 @@ class _Exchange:
     _started: float = field(init=False)
     _counted: CountedRounds = field(init=False)
     _contributes: bool = field(default=False, init=False)
-    _device: DeviceVector | None = field(default=None, init=False)
-    """Where the words wait for their masks; None for the host."""
+    _maker: WordMaker = field(init=False)
 
     def __post_init__(self) -> None:
+        client = self.client
+        self._maker = WordMaker(
+            gpu=client.gpu_uploads, randomness=client.randomness, warn=partial(client.output.warning, "encode")
+        )
         self._started = self.client.clock()
         self._counted = CountedRounds(self.client.state_dir)
 
@@ -233,7 +238,7 @@ class _Exchange:
             await self._unmask(session, encoding)
         finally:
             session.abandon()
-            self._leave_device()
+            self._maker.close()
 
     async def plain(self) -> None:
         """Hand the message to the app, and send what it replies, or why it has no reply."""
@@ -312,8 +317,8 @@ class _Exchange:
             if tells_failures(self.task, self.client.kit.policy):
                 raise
             show_nothing(self.client.output, error)
-        nothing = await self._on_device(partial(encode_nothing, encoding, randomness=self.client.randomness), encoding)
-        return nothing.words
+        # Made by the same, so that its masks take the time that those of others take.
+        return (await in_thread(self._maker.make, partial(encode_nothing, encoding), encoding.words)).words
 
     async def _watch(self) -> NoReturn:
         """Notice, while the worker still trains, that the exchange has failed or goes on without this client."""
@@ -355,48 +360,23 @@ class _Exchange:
         state = ModelState.open(made) if local.trained else None
         (factor,) = self.task.updates_of([self.client.kit.client_id]).values()
         started = self.client.clock()
-        encode_there = partial(
+        fill = partial(
             encode,
             encoding,
             base=model if self.task.trains else None,
             local=state,
             examples=local.examples,
             metrics=local.metrics,
-            randomness=self.client.randomness,
             threads=self.client.threads,
             factor=factor,
         )
-        encoded = await self._on_device(encode_there, encoding)
-        notes = [f"{encoding.field_bits}-bit fields"] + ["on the device"] * (self._device is not None)
+        encoded = await in_thread(self._maker.make, fill, encoding.words)
+        notes = [f"{encoding.field_bits}-bit fields"] + ["on the device"] * self._maker.on_device
         too_large = "too large for the scales, so the sum stays closed" if encoded.overflowed else "clipped"
         notes += [f"{encoded.clipped} elements {too_large}"] if encoded.clipped else []
         notes += ["shrunk to the L2 bound"] if encoded.shrunk else []
         self._say("encode", ", ".join(notes), started)
         return encoded.words
-
-    async def _on_device(self, encode_there: Callable[..., Encoded], encoding: AnyEncoding) -> Encoded:
-        """What `encode_there(device=...)` makes on the device where there is one and it works; else on the host.
-
-        What contributes nothing goes the same way, so that its masks take the time that those of others take.
-        """
-        self._leave_device()
-        try:
-            self._device = await in_thread(open_vector, encoding.words)
-            if self._device is not None:
-                return await in_thread(encode_there, device=self._device)
-        except FedcoreError:
-            raise
-        except Exception as error:
-            # Devices, drivers and compilers fail in ways of their own; the host makes the same words.
-            self._leave_device()
-            self.client.output.warning("encode", f"the device does not serve, {type(error).__name__}: {error}")
-        return await in_thread(encode_there)
-
-    def _leave_device(self) -> None:
-        """Give the device's memory back, to whoever trains on it."""
-        if self._device is not None:
-            self._device.close()
-            self._device = None
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -455,10 +435,10 @@ class _Exchange:
             words,
             part_words=PART_BYTES // words.itemsize,
             threads=self.client.threads,
-            masker=self._device.apply_masks if self._device else None,
+            masker=self._maker.apply_masks,
         )
         digest = await self._send(parts, words.nbytes, "masked and sent")
-        self._leave_device()
+        self._maker.close()
         # Masked in place: a server that lost parts of it gets the same bytes again.
         await self._end_upload(ManifestIn(digest=digest, size=words.nbytes), lambda: cut_parts(words))
 

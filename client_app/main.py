@@ -62,6 +62,10 @@ def client(
     sandbox: Annotated[
         bool, typer.Option(help="Keep the app from other files and the network; off only to look for a fault.")
     ] = True,
+    gpu_uploads: Annotated[
+        bool,
+        typer.Option(help="Round and mask large uploads on a GPU where there is one; off leaves it to the training."),
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
 ) -> None:
     """Take part in the runs of a federation, with the data of this machine, until stopped.
@@ -93,6 +97,7 @@ def client(
         size=GroupSize(nproc_per_node=nproc_per_node, nnodes=nnodes, node_rank=node_rank, rdzv_endpoint=rdzv_endpoint),
         engine=engine_settings(engine, engine_set or []),
         rules=Rules(variables=tuple(env or ()), read=tuple(path.absolute() for path in read or ()), confined=sandbox),
+        gpu_uploads=gpu_uploads,
         json=json,
     )
     try:

@@ -30,6 +30,7 @@ from client_app.ranks.group_size import GroupSize
 from client_app.ranks.supervisor import LocalGroup
 from client_app.transcript import Transcript
 from client_app.transport import Transport, signer
+from client_app.word_maker import who_makes_words
 from fedcore.admission.agreed import Agreed
 from fedcore.config import EngineConfig, parse_assignments
 from fedcore.data.files import data_folder
@@ -59,6 +60,7 @@ class Options:
     size: GroupSize = field(default_factory=GroupSize)
     engine: Mapping[str, Scalar] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
+    gpu_uploads: bool = True
     json: bool = False
 
 
@@ -116,6 +118,7 @@ async def _run_agent(options: Options) -> None:
                     held=HeldUpdate(state_dir),
                     output=output,
                     threads=min(_MASK_THREADS, len(os.sched_getaffinity(0))),
+                    gpu_uploads=options.gpu_uploads,
                     eligibility=Eligibility.of(kit.policy.eligibility),
                     traces=traces,
                 )
@@ -244,6 +247,7 @@ async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None
 async def _serve(client_: Client, group: RankGroup, follower: Follower) -> None:
     output = client_.output
     output.info("start", f"app {client_.app_sha256}, policy: {_policy_text(client_)}")
+    output.info("uploads", who_makes_words(gpu=client_.gpu_uploads))
     NowFile(client_.state_dir).note("starting")
     try:
         await group.start()

@@ -24,7 +24,7 @@ tells how many are, and magnitudes (`locks`).
 """
 
 from fedcore.codec.decoder import Decoded
-from fedcore.codec.device import DeviceVector, open_vector
+from fedcore.codec.device import DeviceVector, device_serves_from, open_vector
 from fedcore.codec.dispatch import decode, encode, encode_nothing
 from fedcore.codec.encoder import Encoded
 from fedcore.codec.encoding import CodecSettings, Encoding, auto_field_bits
@@ -53,6 +53,7 @@ __all__ = [
     "auto_field_bits",
     "check_scales",
     "decode",
+    "device_serves_from",
     "encode",
     "encode_nothing",
     "first_encoding",

@@ -242,12 +242,17 @@ class DeviceVector:
                 getattr(device_kernels, kernel)[(programs,)](*arguments, **constants, enable_fp_fusion=False)
 
 
+def device_serves_from() -> int | None:
+    """Bytes of the least upload that `open_vector` takes to a device; None where nothing for one is installed."""
+    return None if importlib.util.find_spec("triton") is None else LEAST_WORDS * WORD_BYTES
+
+
 def open_vector(count: int) -> DeviceVector | None:
     """A vector of `count` words on the device, or None where there is none, no room on it, or too little to do.
 
     Whether there is room depends on the machine and on what runs on it; that there are so many words is public.
     """
-    if count < LEAST_WORDS or importlib.util.find_spec("triton") is None:
+    if device_serves_from() is None or count < LEAST_WORDS:
         return None
     import torch
 

@@ -1,60 +1,67 @@
-"""A device that does not serve ends no exchange."""
+"""A device that does not serve ends no exchange, whenever it is lost."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+pytest.importorskip("triton", reason="the extra gpu is not installed")
+
+from support.lost_device import LostDevice
+
 from client_app import exchange as exchange_module
+from client_app import word_maker
 from client_app.exchange import Client, take_part
-from fedcore.codec import DeviceVector
+from fedcore.state import ModelState
 
 Script = Any  # support.scripted.Scripted
-STEPS = ["PUT advertisement", "PUT key-shares", "PUT part 0", "PUT manifest", "PUT consistency", "PUT unmask"]
+STEPS = ["PUT advertisement", "PUT key-shares", "PUT manifest", "PUT consistency", "PUT unmask"]
+PART = 2000
+"""Bytes of a part, so that a small model has several."""
 
 
-class Broken(DeviceVector):
-    """A vector without memory: whatever needs the device fails."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.closed = count, 0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-async def take(script: Script, client: Client) -> list[str]:
+async def take(script: Script, client: Client, card: LostDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Take part with the device; returns what the owner reads of the encoding."""
+    monkeypatch.setattr(word_maker, "open_vector", card.open)
+    monkeypatch.setattr(exchange_module, "PART_BYTES", PART)
+    said: list[str] = []
+    output = type(client.output)
+    monkeypatch.setattr(output, "warning", lambda _self, stage, text, **_fields: said.append(f"{stage}: {text}"))
     async with script.serving():
         await take_part(script.task, client)
-    return [request for request in script.requests if request.startswith("PUT")]
+    sent = [request for request in script.requests if request.startswith("PUT")]
+    parts = [f"PUT part {number}" for number in range(-(-script.encoding().words * 8 // PART))]
+    assert len(parts) > 3
+    assert sorted(sent) == sorted(STEPS + parts)
+    # The mean of one client's updates of one and of three others' of two: a word of another vector would show.
+    base = ModelState.open(script.model)
+    for name, value in script.decoded.state.items():
+        np.testing.assert_allclose(value - base[name], 1.75, atol=0.01)
+    return said
 
 
-async def test_a_device_that_fails_is_replaced_by_the_host(
+@pytest.mark.parametrize(("fails_at", "left"), [("open", 0), ("round_to", 0), ("apply_masks", 2)])
+async def test_what_a_device_fails_to_make_the_processor_makes(
+    script: Script, client: Client, monkeypatch: pytest.MonkeyPatch, fails_at: str, left: int
+) -> None:
+    said = await take(script, client, LostDevice(fails_at, left), monkeypatch)
+    assert said[0].startswith("encode: the device failed, so the processor makes the same words")
+
+
+async def test_a_device_that_serves_is_given_back(
     script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Broken] = []
-
-    def open_vector(count: int) -> Broken:
-        opened.append(Broken(count))
-        return opened[-1]
-
-    monkeypatch.setattr(exchange_module, "open_vector", open_vector)
-    assert sorted(await take(script, client)) == sorted(STEPS)
-    assert [vector.count for vector in opened] == [script.encoding().words]
-    assert [vector.closed for vector in opened] == [1]
+    card = LostDevice("")
+    assert not await take(script, client, card, monkeypatch)
+    assert len(card.opened) == 1
+    assert not hasattr(card.opened[0], "_words")
 
 
-async def test_a_device_that_cannot_be_opened_is_replaced_by_the_host(
+async def test_an_owner_keeps_the_device_for_the_training(
     script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def open_vector(count: int) -> None:
-        raise RuntimeError("the driver is too old")
-
-    monkeypatch.setattr(exchange_module, "open_vector", open_vector)
-    said: list[str] = []
-    output = replace(client.output)
-    monkeypatch.setattr(type(output), "warning", lambda _self, _stage, text, **_fields: said.append(text))
-    assert sorted(await take(script, replace(client, output=output))) == sorted(STEPS)
-    assert said == ["the device does not serve, RuntimeError: the driver is too old"]
+    card = LostDevice("open")
+    assert not await take(script, replace(client, gpu_uploads=False), card, monkeypatch)
