@@ -42,13 +42,15 @@ class Loss:
 
     over: "example" where `compute` gives the loss of each example [n], which depends on no other; "batch" where it
     gives one number [] for the batch, as its mean. counts: of targets [n, ...], how many each example's loss is the
-    mean over, float64 [n], which is its weight in a test; None for one each.
+    mean over, float64 [n], which is its weight in a test; None for one each. total: the sum [] of what `compute` gives,
+    in fewer operations and with the same gradient bit for bit; None, also as its result, where there is no such way.
     """
 
     name: str
     compute: LossFunction
     over: Literal["example", "batch"] = "example"
     counts: Callable[[Tensor], Tensor] | None = None
+    total: Callable[[Tensor, Tensor], Tensor | None] | None = None
 
     def __post_init__(self) -> None:
         if self.over not in ("example", "batch"):
@@ -64,6 +66,8 @@ class Loss:
 
     def sum(self, output: Tensor, targets: Tensor) -> Tensor:
         """The losses of all examples together []; that of a batch counts once for each of its examples."""
+        if self.total is not None and (together := self.total(output, targets)) is not None:
+            return together
         found = self(output, targets)
         return found * len(output) if self.over == "batch" else found.sum()
 
@@ -147,8 +151,13 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     return losses.sum(dim=1) / counted_targets(targets).clamp(min=1).to(losses.dtype)
 
 
-def _at_positions(output: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy at each position, in the shape of `targets`, 0 where the target is IGNORED."""
+def _total_cross_entropy(output: Tensor, targets: Tensor) -> Tensor | None:
+    """Of all examples []; None for sequences, whose examples are means."""
+    return _at_positions(output, targets, "sum") if targets.dim() == 1 else None
+
+
+def _at_positions(output: Tensor, targets: Tensor, reduction: Literal["none", "sum"] = "none") -> Tensor:
+    """Cross entropy at each position, in the shape of `targets`, 0 where the target is IGNORED; or their sum []."""
     if targets.is_floating_point():
         shape = ", ".join(["n", *map(str, targets.shape[1:])])
         raise ConfigurationError(
@@ -166,10 +175,11 @@ def _at_positions(output: Tensor, targets: Tensor) -> Tensor:
     logits = output.float() if output.dtype in _HALF else output
     if _is_one_logit(logits):
         return functional.binary_cross_entropy_with_logits(
-            logits.squeeze(1), targets.to(logits.dtype), reduction="none"
+            logits.squeeze(1), targets.to(logits.dtype), reduction=reduction
         )
-    # Cross entropy wants the classes second: [n, classes] or [n, classes, length].
-    return functional.cross_entropy(logits.movedim(-1, 1), targets.long(), ignore_index=IGNORED, reduction="none")
+    if logits.dim() == 3:  # cross entropy wants the classes second: [n, classes, length]
+        logits = logits.movedim(-1, 1)
+    return functional.cross_entropy(logits, targets.long(), ignore_index=IGNORED, reduction=reduction)
 
 
 def _is_one_logit(output: Tensor) -> bool:
@@ -236,7 +246,7 @@ def survival(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return risk, time, event.to(risk.dtype)
 
 
-cross_entropy = Loss("cross_entropy", _cross_entropy, counts=counted_targets)
+cross_entropy = Loss("cross_entropy", _cross_entropy, counts=counted_targets, total=_total_cross_entropy)
 binary_cross_entropy = Loss("binary_cross_entropy", _one_label)
 multi_label = Loss("multi_label", _over_labels)
 squared_error = Loss("squared_error", _squared)

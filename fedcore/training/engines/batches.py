@@ -286,8 +286,11 @@ class Loaders:
             for tensor in (x, y):
                 tensor.record_stream(torch.cuda.current_stream(self._device))
         for part in rows:
-            wanted = part.rows if isinstance(part.rows, slice) else self._sent(part.rows)
-            yield self._batch(as_features(x[wanted]), y[wanted], part)
+            if isinstance(part.rows, slice):
+                yield self._batch(as_features(x[part.rows]), y[part.rows], part)
+            else:
+                wanted = self._sent(part.rows)
+                yield self._batch(as_features(x.index_select(0, wanted)), y.index_select(0, wanted), part)
 
     def _from_host(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
         for part in rows:

@@ -46,6 +46,25 @@ def test_one_logit_is_the_log_odds_of_the_second_class():
     assert torch.equal(predicted(logits), predicted(two))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("classes", [1, 7])
+def test_the_sum_of_the_losses_has_the_gradient_of_the_single_ones_bit_for_bit(classes, dtype):
+    logits, labels = drawn(23, classes=classes, dtype=dtype)
+    if classes > 1:
+        labels[3] = IGNORED
+    one_by_one, together = (logits.clone().requires_grad_() for _ in range(2))
+    singles, total = cross_entropy(one_by_one, labels).sum(), cross_entropy.sum(together, labels)
+    for loss in (singles, total):
+        loss.backward(torch.full_like(loss, 1 / 23))
+    assert torch.equal(together.grad, one_by_one.grad)
+    torch.testing.assert_close(total, singles)
+
+
+def test_the_losses_of_sequences_together_are_the_sum_of_their_means():
+    logits, targets = ragged()
+    assert torch.equal(cross_entropy.sum(logits, targets), cross_entropy(logits, targets).sum())
+
+
 def test_a_sequence_costs_the_mean_of_its_counted_positions():
     logits, targets = ragged()
     losses = cross_entropy(logits, targets)
