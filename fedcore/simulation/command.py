@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -27,12 +28,15 @@ from fedcore.errors import BudgetSpent
 from fedcore.simulation.wanted import Outputs, Wanted
 
 if TYPE_CHECKING:
-    from fedcore.events import RunEvent
+    from fedcore.compare.results import Point as CurvePoint
+    from fedcore.events import EventSink, RunEvent
     from fedcore.flower.serverside import ServerAppOutcome
+    from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
     from fedcore.simulation import Simulation
     from fedcore.simulation.crew import Crew
     from fedcore.simulation.several import Point
+    from fedcore.tracking import Tracking
 
 Clients = Annotated[
     int | None,
@@ -260,33 +264,14 @@ def carried_out(
 
     parts: the other fields of the `Simulation`.
     """
-    from rich.console import Console
-
-    from fedcore.events import Warned
-    from fedcore.flower.output import quiet_flower
-    from fedcore.progress import ProgressView
     from fedcore.record import RunRecord
     from fedcore.simulation import Simulation
     from fedcore.simulation.watched import WatchedCrew
     from fedcore.system.files import private_folder
-    from fedcore.tracking import Tracking, parse_tracks
 
-    record, started = RunRecord(), time.monotonic()
-    tracks = parse_tracks(track)
-    # The progress view says it already; Flower's own lines would bury it.
-    quiet_flower()
-    with (
-        private_folder() as folder,
-        user_output_to_stderr(),
-        ProgressView(Console(stderr=True), "simulated", clients=wanted.clients) as view,
-        Tracking.begin(tracks, _tracked(wanted), lambda line: view.show(Warned(line=line))) as tracking,
-    ):
-
-        def emit(event: RunEvent) -> None:
-            record.add(event, time.monotonic() - started)
-            view.show(event)
-            tracking(event)
-
+    record = RunRecord()
+    with private_folder() as folder, user_output_to_stderr(), _followed(wanted, record, track) as followed:
+        view, tracking, emit = followed
         simulation = Simulation(
             app=wanted.app,
             clients=wanted.clients,
@@ -301,8 +286,36 @@ def carried_out(
         places = outputs.results(simulation, folder)
         for kind, file in outputs.models(simulation, outcome.state, record):
             tracking.keep(file, kind)
-        outputs.reported(wanted, simulation, outcome.state, record)
-    return record, _summary(wanted, outputs, simulation, record) | places
+        curve = outputs.reported(wanted, simulation, outcome.state, record)
+    return record, _summary(wanted, outputs, simulation, record, curve) | places
+
+
+@contextlib.contextmanager
+def _followed(
+    wanted: Wanted, record: RunRecord, track: list[str] | None
+) -> Iterator[tuple[ProgressView, Tracking, EventSink]]:
+    """Show how a run goes on, for the record and the trackers too: the view, the trackers, and who takes the events."""
+    from rich.console import Console
+
+    from fedcore.events import Warned
+    from fedcore.flower.output import quiet_flower
+    from fedcore.progress import ProgressView
+    from fedcore.tracking import Tracking, parse_tracks
+
+    started, tracks = time.monotonic(), parse_tracks(track)
+    # The progress view says it already; Flower's own lines would bury it.
+    quiet_flower()
+    with (
+        ProgressView(Console(stderr=True), "simulated", clients=wanted.clients) as view,
+        Tracking.begin(tracks, _tracked(wanted), lambda line: view.show(Warned(line=line))) as tracking,
+    ):
+
+        def emit(event: RunEvent) -> None:
+            record.add(event, time.monotonic() - started)
+            view.show(event)
+            tracking(event)
+
+        yield view, tracking, emit
 
 
 def _run(simulation: Simulation, outputs: Outputs, left: Path) -> ServerAppOutcome:
@@ -317,13 +330,15 @@ def _run(simulation: Simulation, outputs: Outputs, left: Path) -> ServerAppOutco
         raise
 
 
-def _summary(wanted: Wanted, outputs: Outputs, simulation: Simulation, record: RunRecord) -> dict[str, Any]:
-    """What a program wants to know of a run, as plain JSON."""
+def _summary(
+    wanted: Wanted, outputs: Outputs, simulation: Simulation, record: RunRecord, curve: Sequence[CurvePoint] | None
+) -> dict[str, Any]:
+    """What a program wants to know of a run, as plain JSON. curve: that of its report, None without one."""
     summary = {"app": wanted.app.name, "clients": wanted.clients, **record.summary(), "results": simulation.results}
     if wanted.target is not None:
         from fedcore.compare.simulated import model_curve
 
-        summary["target"] = wanted.target.told(model_curve(record, simulation.results))
+        summary["target"] = wanted.target.told(curve or model_curve(record, simulation.results))
     summary["model"] = str(outputs.out) if outputs.out else None
     summary["report"] = str(outputs.report) if outputs.report else None
     return summary

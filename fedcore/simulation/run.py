@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from fedcore.admission.agreed import Agreed
 from fedcore.admission.messages import check_message
 from fedcore.admission.simulated import SimulatedOwners
@@ -121,12 +123,30 @@ class Simulation:
         if self.settings.aggregation == "secure" and self.clients < 2:
             raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
         self._home = Path.cwd()
+        self._fates = self.fates or RandomDrops(self.drop, self.seed)
+        self._take_crew()
+        identities = self._meet_owners()
+        if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
+            check_needs(self.settings, self.clients, self._least)
+        self._plan = EncodingPlan(self.settings, self._least)
+        self._account = PrivacyBudget(self._plan.privacy)
+        self._virtual = self._virtual_time()
+        self._models = BestSoFar(rule=BestRule.parse(self.settings.best_model), account=self._account, emit=self.emit)
+        self._downloads = Downloads(bits=self.settings.download_bits)
+        self._sums = self._secure_sums(identities)
+        self._cohorts = CohortSums(sums=self._sums, seed=self.seed)
+        self._plain_exchanges = self._plain()
+
+    def _take_crew(self) -> None:
+        """Who trains; in a run that can be resumed what it does is noted, as are the events."""
         self._crew = self.crew or OneByOne(app=self.app, clients=self.clients, at_once=self.clients_at_once)
         self._crew.hears(lambda line: self.emit(Warned(line=line)))
-        self._fates = self.fates or RandomDrops(self.drop, self.seed)
         if self.state is not None:
             self._kept_in = StateFolder.open(self.state, identity_of(self))
             self._crew, self.emit = NotedCrew(self._crew), Heard(self.emit)
+
+    def _meet_owners(self) -> dict[int, Ed25519PrivateKey]:
+        """Make the clients' owners; the clients' keys."""
         secret = self._kept_in.secret if self._kept_in is not None else None
         identities = {i: key_of(i, secret) for i in range(1, self.clients + 1)}
         self._owners = owners_of(
@@ -137,21 +157,21 @@ class Simulation:
             run_config=self.run_config,
             settings=self.settings,
         )
-        if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
-            check_needs(self.settings, self.clients, self._least)
-        self._plan = EncodingPlan(self.settings, self._least)
-        self._account = PrivacyBudget(self._plan.privacy)
+        return identities
+
+    def _virtual_time(self) -> VirtualTime | None:
         devices = self.devices or (usual_devices(self.seed) if self.settings.buffered else None)
-        if devices is not None:
-            if self.settings.groups > 1:
-                raise ConfigurationError(
-                    "groups work at the same time, which the virtual clock of devices does not know yet; leave the "
-                    "devices out, or set groups = 1"
-                )
-            self._virtual = VirtualTime(devices=devices, settings=self.settings, run_config=self.run_config)
-        self._models = BestSoFar(rule=BestRule.parse(self.settings.best_model), account=self._account, emit=self.emit)
-        self._downloads = Downloads(bits=self.settings.download_bits)
-        self._sums = SecureSums(
+        if devices is None:
+            return None
+        if self.settings.groups > 1:
+            raise ConfigurationError(
+                "groups work at the same time, which the virtual clock of devices does not know yet; leave the "
+                "devices out, or set groups = 1"
+            )
+        return VirtualTime(devices=devices, settings=self.settings, run_config=self.run_config)
+
+    def _secure_sums(self, identities: Mapping[int, Ed25519PrivateKey]) -> SecureSums:
+        return SecureSums(
             clients=self.clients,
             run_config=self.run_config,
             settings=self.settings,
@@ -166,8 +186,9 @@ class Simulation:
             emit=self.emit,
             clock=self.clock,
         )
-        self._cohorts = CohortSums(sums=self._sums, seed=self.seed)
-        self._plain_exchanges = PlainSimulation(
+
+    def _plain(self) -> PlainSimulation:
+        return PlainSimulation(
             run=RUN,
             crew=self._crew,
             clients=range(1, self.clients + 1),

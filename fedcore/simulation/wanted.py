@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from fedcore.compare.results import Point as CurvePoint
     from fedcore.compare.target import Target
     from fedcore.config import JobSettings
     from fedcore.flower.app import FlowerApp
@@ -122,10 +123,12 @@ class Outputs:
 
         return {} if self.out is None else Home.beside(self.out).write(simulation.results, left)
 
-    def reported(self, wanted: Wanted, simulation: Simulation, state: ModelState | None, record: RunRecord) -> None:
-        """Write the report where it is wanted."""
+    def reported(
+        self, wanted: Wanted, simulation: Simulation, state: ModelState | None, record: RunRecord
+    ) -> Sequence[CurvePoint] | None:
+        """Write the report where it is wanted; the curve in it, None without a report."""
         if self.report is None:
-            return
+            return None
         from fedcore.compare.report import write_report
         from fedcore.compare.simulated import comparison_of
 
@@ -144,6 +147,7 @@ class Outputs:
         )
         self.report.mkdir(parents=True, exist_ok=True)
         write_report(comparison, self.report)
+        return comparison.runs[0].curve
 
     def models(self, simulation: Simulation, state: ModelState | None, record: RunRecord) -> Iterator[tuple[str, Path]]:
         """Write the last and the best model where they are wanted; what was written."""
