@@ -16,6 +16,7 @@ from fedcore.codec import CodecSettings, DeviceVector, Encoded, Encoding, device
 from fedcore.codec.blocks import BLOCK_FIELDS
 from fedcore.codec.encoding import scale_groups
 from fedcore.errors import EncodingError
+from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState
 
 WIDTHS = (16, 21, 32, 64)
@@ -40,7 +41,9 @@ def model(seed: int, **others: np.ndarray) -> ModelState:
 BASE, LOCAL = model(1), model(2)
 
 
-def encoding_of(bits: int, base: ModelState = BASE, scale: float = 64.0, **settings: Any) -> Encoding:
+def encoding_of(
+    bits: int, base: ModelState = BASE, scale: float = 64.0, rotation: str = "", **settings: Any
+) -> Encoding:
     return Encoding(
         settings=CodecSettings(w_max=10, **settings),
         layout=base.layout,
@@ -48,6 +51,7 @@ def encoding_of(bits: int, base: ModelState = BASE, scale: float = 64.0, **setti
         field_bits=bits,
         scales=(scale,) * len(scale_groups(base.layout)),
         failures=1,
+        rotation=rotation,
     )
 
 
@@ -56,8 +60,8 @@ def encoded(encoding: Encoding, *, base: ModelState = BASE, local: ModelState = 
     return encode(encoding, base=base, local=local, examples=9, metrics={}, randomness=randomness, **options)
 
 
-def assert_same(encoding: Encoding, **options: Any) -> Encoded:
-    on_host, vector = encoded(encoding, **options), vector_of(encoding.words)
+def assert_same(encoding: Encoding, *, vector: DeviceVector | None = None, **options: Any) -> Encoded:
+    on_host, vector = encoded(encoding, **options), vector or vector_of(encoding.words)
     on_device = encoded(encoding, device=vector, **options)
     np.testing.assert_array_equal(words_of(vector, encoding.words), on_host.words)
     assert (on_device.clipped, on_device.shrunk, on_device.overflowed) == (
@@ -90,6 +94,26 @@ def test_a_width_that_the_device_does_not_serve_is_made_by_the_host(monkeypatch:
     """The large tensors' fields then come from the host, those of the small ones from the device."""
     monkeypatch.setattr(device, "SERVED_BITS", (32,))
     assert_same(encoding_of(16))
+
+
+@pytest.mark.parametrize(
+    ("bits", "settings"),
+    [(8, {"field_bits": 8}), (16, {"upload_fraction": 0.25}), (64, {"upload_fraction": 0.1})],
+    ids=["8 bits", "a subset in 16 bits", "a subset in the 64 bits of a first exchange"],
+)
+def test_an_update_that_is_rotated(bits: int, settings: dict[str, Any]) -> None:
+    """The host rotates and rounds the large tensors, the device the small ones behind them; both mask all."""
+    encoding = encoding_of(bits, scale=256.0, rotation="5a" * 32, **settings)
+    vector = vector_of(encoding.words)
+    on_host = assert_same(encoding, vector=vector, factor=0.75)
+    assert len(encoding.field_sections) == 2
+    # Across the border between what the two of them made.
+    border, masks = encoding.sections["small"].start, [MaskTerm(sign=-1, seed=Secret(bytes(range(32))))]
+    masked = on_host.words[border - 20 : border + 20].copy()
+    apply_masks(masked, masks, offset=border - 20)
+    there = np.zeros_like(masked)
+    vector.apply_masks(there, masks, offset=border - 20)
+    np.testing.assert_array_equal(there, masked)
 
 
 def test_an_update_too_large_locks_the_sum_there_too() -> None:
