@@ -1,0 +1,66 @@
+"""The capacity that docs/operating.md promises is what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedcore.codec import CodecSettings, Encoding, first_encoding, rotation_seed
+from fedcore.codec.encoding import FIELD_BITS, LEAST_LEVELS, levels_of_bits, scale_groups
+from fedcore.errors import EncodingError
+from fedcore.state import Layout, TensorSpec
+
+PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
+PARAMETERS = 10**7
+LAYOUT = Layout(specs=(TensorSpec(name="weight", dtype="F32", shape=(PARAMETERS,)),))
+SEED = rotation_seed("0" * 64)
+CLIENTS = 10
+
+
+def rows() -> dict[int, list[str]]:
+    """The table's rows, by `field-bits`."""
+    header = "| `field-bits` | upload | of float32 | first exchange | most clients in a sum |"
+    lines = PAGE.read_text(encoding="utf-8").partition(header)[2].strip().splitlines()[1:]
+    found = {}
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found[int(cells[0])] = cells[1:]
+    return found
+
+
+def test_every_width_is_in_the_table() -> None:
+    assert tuple(rows()) == FIELD_BITS
+
+
+@pytest.mark.parametrize("bits", FIELD_BITS)
+def test_a_row_says_what_an_upload_takes(bits: int) -> None:
+    upload, fraction, first, most = rows()[bits]
+    settings = CodecSettings(field_bits=bits)
+    seed = SEED if settings.compresses else ""
+    scales = (1.0,) * len(scale_groups(LAYOUT))
+    each = Encoding(
+        settings=settings, layout=LAYOUT, n_max=CLIENTS, field_bits=bits, scales=scales, metrics=(), rotation=seed
+    )
+    beginning = first_encoding(settings, LAYOUT, CLIENTS, metrics=(), rotation=seed)
+    # Rotated updates are padded by about one part in a hundred.
+    close = 0.02 if settings.compresses else 0.006
+    assert 8 * each.words / PARAMETERS == pytest.approx(float(upload), rel=close)
+    assert 2 * each.words / PARAMETERS == pytest.approx(float(fraction), rel=close)
+    assert 8 * beginning.words / PARAMETERS == pytest.approx(float(first), rel=close)
+    clients = int(most.replace(",", ""))
+    assert levels_of_bits(bits, clients) >= LEAST_LEVELS
+    with pytest.raises(EncodingError):
+        Encoding(
+            settings=settings, layout=LAYOUT, n_max=clients + 1, field_bits=bits, scales=scales, metrics=(),
+            rotation=seed,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.05])
+def test_a_fraction_holds_in_the_first_exchange_too(fraction: float) -> None:
+    settings = CodecSettings(upload_fraction=fraction)
+    words = first_encoding(settings, LAYOUT, CLIENTS, metrics=(), rotation=SEED).words
+    assert 8 * words / PARAMETERS == pytest.approx(4 * fraction, rel=0.03)
