@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from support.deployment import Deployment, Ended, command_lines, wait_until
+from support.deployment import Deployment, Ended, wait_until
 from support.tiny import NAMES, load_problem, step_of
 
 BUFFERED = {"asynchrony": "buffered", "buffer-size": 3}
@@ -47,7 +47,7 @@ def test_a_run_survives_its_server_and_a_client_in_the_middle_of_their_work(fede
         federation.wait_for_log(name, "at the gate", after=said[name])
     federation.kill("client-2")
     federation.kill("server")
-    wait_until("the ServerApp to end", lambda: not [x for x in command_lines(federation.mark) if "app_main" in x])
+    wait_until("the ServerApp to end", lambda: not federation.server_apps())
     federation.start_server()
     federation.start_clients("client-2")
     run.go_on()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import forked
-from support.deployment import Deployment, command_lines, fedcore, wait_until
+from support.deployment import Deployment, fedcore, wait_until
 from support.tiny import TINY
 
 from fedcore.progress import PLAIN_WARNING
@@ -132,8 +132,9 @@ def test_a_server_that_is_stopped_leaves_its_run_to_its_next_start(
     said = len(readable.log("server"))
     run = readable.submit(gated=True)
     run.wait_for_training()
+    (app,) = readable.server_apps()
     assert readable.stop("server", number) == 0
-    assert [line for line in command_lines(readable.mark) if "appworker" in line] == []
+    assert not app.is_running()
     readable.start_server()
     run.go_on()
     done = run.finish()

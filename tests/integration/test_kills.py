@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.client_on_battery import UNPLUGGED
-from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, command_lines, wait_until
+from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, Ended, wait_until
 from support.error_bound import error_bound
 from support.tiny import NAMES, TINY, load_problem, step_of
 
@@ -209,15 +209,10 @@ def test_a_run_goes_on_in_the_round_in_which_its_server_was_killed(federation: D
     run = federation.submit(gated=True)
     run.wait_for_training()
     federation.kill("server")
-    wait_until("the ServerApp to end with its server", lambda: not server_apps(federation))
+    wait_until("the ServerApp to end with its server", lambda: not federation.server_apps())
     federation.start_server()
     run.go_on()
     done = run.finish()
     assert done.status == 0, done.stderr
     assert_sum_is_of(done, NAMES)
     assert list((federation.federation.folder / "server" / "data" / "spool").iterdir()) == []
-
-
-def server_apps(federation: Deployment) -> list[str]:
-    """Command lines of the ServerApp processes that live."""
-    return [line for line in command_lines(federation.mark) if "server_app.runs.app_main" in line]

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .deployment import ENVIRONMENT, PATIENCE, wait_until
-from .forking import CONTEXT
+from .forking import CONTEXT, become
 
 
 def forked(*words: str | Path, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
-    command = ["fedcore", *(str(word) for word in words)]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process = CONTEXT.Process(target=_become, args=(command, str(Path.cwd()), str(out), str(err)))
-        process.start()
+        process = _begin(words, out, err)
         process.join(seconds)
         status = process.exitcode
         if status is None:
@@ -31,6 +28,7 @@ def forked(*words: str | Path, seconds: float = PATIENCE) -> subprocess.Complete
             process.join()
         process.close()
         said = [path.read_text(encoding="utf-8") for path in (out, err)]
+    command = ["fedcore", *map(str, words)]
     if status is None:
         raise subprocess.TimeoutExpired(command, seconds, *said)
     return subprocess.CompletedProcess(command, status, *said)
@@ -38,24 +36,24 @@ def forked(*words: str | Path, seconds: float = PATIENCE) -> subprocess.Complete
 
 def killed_when(probe: Callable[[], Any], *words: str | Path) -> None:
     """Run one command until `probe` is true, and kill it then, unless it has ended."""
-    command = ["fedcore", *(str(word) for word in words)]
-    process = CONTEXT.Process(target=_become, args=(command, str(Path.cwd()), "/dev/null", "/dev/null"))
-    process.start()
+    process = _begin(words, Path(os.devnull), Path(os.devnull))
     try:
-        wait_until(f"what {command} was to do", lambda: probe() or process.exitcode is not None)
+        wait_until(f"what {words} was to do", lambda: probe() or process.exitcode is not None)
     finally:
         process.kill()
         process.join()
         process.close()
 
 
-def _become(command: list[str], folder: str, *outputs: str) -> None:
-    """In the new process: be the command, with its words, its folder and its outputs."""
-    for descriptor, path in enumerate(("/dev/null", *outputs)):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
-    os.chdir(folder)
-    os.environ.update(ENVIRONMENT)
-    sys.argv = command
-    from fedcore.cli import main
+def _begin(words: Sequence[str | Path], *outputs: Path) -> Any:
+    environment = {**os.environ, **ENVIRONMENT}
+    command = ([str(word) for word in words], str(Path.cwd()), environment, [str(path) for path in outputs])
+    process = CONTEXT.Process(target=_become, args=command)
+    process.start()
+    return process
 
-    main()
+
+def _become(words: list[str], folder: str, environment: dict[str, str], outputs: list[str]) -> None:
+    """In the new process."""
+    files = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600) for path in (os.devnull, *outputs)]
+    become(words, folder, environment, files)

@@ -271,6 +271,10 @@ class Deployment:
             child for child in below if _program(child) in ("client_app.ranks.rank", "client_app.ranks.elastic_rank")
         ]
 
+    def server_apps(self) -> list[psutil.Process]:
+        """The processes of ServerApps, whatever has become of their server."""
+        return [process for process in marked(self.mark) if _program(process) == "server_app.runs.app_main"]
+
     # --- hurting ------------------------------------------------------------------------------------------------
 
     def kill(self, *names: str) -> None:

@@ -20,7 +20,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from .forking import CONTEXT
+from .forking import CONTEXT, become
 
 _ONE_AT_A_TIME = threading.Lock()
 """A process that is started asks all others whether they have ended: the status of each is read once."""
@@ -104,15 +104,5 @@ def _taken(*handed: Any) -> list[int]:
 
 
 def _become(command: dict[str, Any], files: list[int]) -> None:
-    """In the new process: be the command."""
-    for descriptor, file in enumerate(files):
-        os.dup2(file, descriptor)
-        os.close(file)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives; multiprocessing took it away
-    os.chdir(command["folder"])
-    os.environ.clear()
-    os.environ.update(command["environment"])
-    sys.argv = ["fedcore", *command["words"]]
-    from fedcore.cli import main
-
-    main()
+    """In the new process."""
+    become(command["words"], command["folder"], command["environment"], files)
