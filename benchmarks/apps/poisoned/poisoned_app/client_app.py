@@ -19,6 +19,8 @@ from fedcore.training.metrics import accuracy
 from .task import initial_model, is_poisoned, local_data, optimizer
 
 CLASSES = 10
+MOST_LOSS = 1e6
+"""A ruined model's loss is said to be no larger, so that its sum still has room; nothing is judged by it."""
 
 
 def data(job: LocalJob) -> tuple[Split, Split]:
@@ -52,7 +54,7 @@ def fit(engine: Engine, job: LocalJob) -> Metrics:
     if kind in ("signs", "replace"):
         factor = float(config["strength"]) * (-1 if kind == "signs" else 1)
         _multiply_update(engine, before, factor)
-    return {"num-examples": summary.examples, "train_loss": summary.loss}
+    return {"num-examples": summary.examples, "train_loss": _bounded(summary.loss)}
 
 
 @torch.no_grad()
@@ -65,7 +67,12 @@ def check(engine: Engine, job: LocalJob) -> Metrics:
     """Test on this node's part, as every honest one does."""
     _, examples = data(job)
     result = evaluate(engine, examples)
-    return {"num-examples": result.examples, **result.reported(result.examples)}
+    reported = {name: _bounded(value) for name, value in result.reported(result.examples).items()}
+    return {"num-examples": result.examples, **reported}
+
+
+def _bounded(value: float) -> float:
+    return value if value < MOST_LOSS else MOST_LOSS  # not a number is not smaller
 
 
 app = local_app(model=initial_model, optimizer=optimizer, train=fit, evaluate=check, data=data, metrics=[accuracy])
