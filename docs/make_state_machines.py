@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedcore.secagg.transitions import render_diagram, render_machine
+from server_app.exchanges.draw import DrawExchange
+from server_app.exchanges.exchange import Exchange
+from server_app.exchanges.plain import PlainExchange
+from server_app.exchanges.secure import SecureExchange
 from server_app.exchanges.stages import PHASES, STANDINGS
 
 TARGET = Path(__file__).with_name("state-machines.md")
+KINDS: Mapping[str, type[Exchange]] = {"secure": SecureExchange, "plain": PlainExchange, "draw of groups": DrawExchange}
 
 
 def render() -> str:
@@ -25,7 +31,12 @@ def render() -> str:
         "(`dropped` and `left`) just before each of its stages ends. The step from one stage to the next is\n"
         "committed, with whose answers counted, before anybody sees it; a restarted server takes the same steps\n"
         "again and goes on in the stage that was open.\n\n"
-        f"```mermaid\n{_exchange_diagram()}```\n"
+        f"```mermaid\n{_exchange_diagram()}```\n\n"
+        "Which stages there are depends on the kind of the exchange. A new message is taken in its own stage only.\n\n"
+        f"{_stages_table()}\n"
+        "A draw sums nothing: it ends with the answers, and its cohort goes on in the secure exchanges of its groups,\n"
+        "each through stages of its own ([protocol.md](protocol.md#groups)). At a client it is one step, after the\n"
+        "checks of any task: its answer is kept before it leaves, and given once.\n"
     )
 
 
@@ -33,6 +44,15 @@ def _exchange_diagram() -> str:
     phases = [(source, event, target) for (source, event), target in PHASES.items()]
     standings = [(source, event, target) for (source, event), target in STANDINGS.items()]
     lines = ["stateDiagram-v2", *render_machine("Stage", phases), *render_machine("Participant", standings)]
+    return "\n".join(lines) + "\n"
+
+
+def _stages_table() -> str:
+    lines = ["| exchange | stage | messages |", "| --- | --- | --- |"]
+    for name, kind in KINDS.items():
+        for stage in kind.stage_names:
+            steps = ", ".join(step for step, taken_in in kind.steps.items() if taken_in == stage)
+            lines.append(f"| {name} | {stage} | {steps} |")
     return "\n".join(lines) + "\n"
 
 
