@@ -67,7 +67,10 @@ def check(engine: Engine, job: LocalJob) -> Metrics:
     """Test on this node's part, as every honest one does."""
     _, examples = data(job)
     result = evaluate(engine, examples)
-    reported = {name: _bounded(value) for name, value in result.reported(result.examples).items()}
+    reported = {
+        name: [_bounded(one) for one in value] if isinstance(value, list) else _bounded(value)
+        for name, value in result.reported(result.examples).items()
+    }
     return {"num-examples": result.examples, **reported}
 
 
