@@ -148,12 +148,18 @@ def run(measure: Callable[[argparse.Namespace], Report], arguments: argparse.Nam
     except FedcoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    text = keep(report, arguments)
+    print(json.dumps(report.to_json(), indent=2) if arguments.json else text)
+    return 0
+
+
+def keep(report: Report, arguments: argparse.Namespace) -> str:
+    """Write the report where `--save` says; its text. For one that is not whole yet as well."""
     text = report.markdown(command=_command(), date=datetime.now(UTC))
     if arguments.save is not None:
         arguments.save.parent.mkdir(parents=True, exist_ok=True)
         arguments.save.write_text(text, encoding="utf-8")
-    print(json.dumps(report.to_json(), indent=2) if arguments.json else text)
-    return 0
+    return text
 
 
 def say(text: str) -> None:

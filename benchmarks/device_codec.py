@@ -5,7 +5,7 @@
 mask_tb_a_second: bytes of keystream a second in terabytes, added to words that lie on the device, with the masks of 9
 peers. upload_ready_over_host: the seconds from a trained model in a file to a masked upload in host memory, over those
 that the host's processor takes with all its threads; the largest of --parameters that fit. The files lie in memory
-(/dev/shm), where rank 0 hands models over.
+(/dev/shm) where that has room for them.
 
 Where there is no device it says so, and has Triton's interpreter make the words of every width on the processor: then
 words_that_differ is the only figure. It is counted on a device as well.
@@ -155,7 +155,7 @@ def mask_rate(device: object, count: int) -> float:
 def upload_seconds(size: int, device: object) -> tuple[float, float]:
     """Seconds on the device and on the host."""
     threads = os.cpu_count() or 1
-    folder = Path(tempfile.mkdtemp(dir=FOLDER))
+    folder = Path(tempfile.mkdtemp(dir=folder_for(2 * 4 * size)))
     try:
         for seed in (1, 2):
             values = np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
@@ -176,6 +176,11 @@ def upload_seconds(size: int, device: object) -> tuple[float, float]:
         return shortest(there), shortest(here)
     finally:
         shutil.rmtree(folder)
+
+
+def folder_for(size: int) -> str | None:
+    """/dev/shm where that has room for `size` bytes, which in a container are often 64 MB; else None, the usual one."""
+    return FOLDER if os.path.isdir(FOLDER) and shutil.disk_usage(FOLDER).free > 1.1 * size else None
 
 
 def shortest(job: Callable[[], None]) -> float:

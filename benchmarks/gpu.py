@@ -3,13 +3,15 @@
     make gpu
     python benchmarks/gpu.py [--only PART ...] [--quick] [--json] [--save FILE]
 
-The parts: `tests` (tests/gpu: engines against the processor, loading, memory, a secure federation and a simulation),
-`gpt`, `resnet`, `engines`, `loading`, `memory` (benchmarks/gpu_parts.py: each a ratio to a bare loop). Each runs in a
-process of its own with a limit, so that what fails or hangs in one costs no figure of another.
+The parts: `tests` (tests/gpu: engines against the processor, kernels for masks and codec, loading, memory, a secure
+federation and a simulation), `words` (an upload made on the GPU against the host's), `gpt`, `resnet`, `engines`,
+`loading`, `memory` (benchmarks/gpu_parts.py: each a ratio to a bare loop). Each runs in a process of its own with a
+limit, which leaves enough for those after it. What a part had found before it failed or was ended is in the report,
+which is saved after each part; all that they said is in build/gpu-logs.
 
-Without a GPU there is nothing to prove on one: `tests` then runs the same bodies on the processor, and `interpreter`
-the kernels for masks and codec in Triton's interpreter. The report says which. The measurements run on the processor
-where `--only` names them, with sizes that only show that they work.
+Without a GPU there is nothing to prove on one: `tests` then runs the same bodies on the processor, and the kernels in
+Triton's interpreter, as `words` does. The report says which. The other measurements run on the processor where `--only`
+names them, with sizes that only show that they work.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +36,23 @@ if not __package__:  # started as a file: the repository's root takes the place 
 from benchmarks.gpu_machine import ROOT, help_without, missing, python
 
 if TYPE_CHECKING:
-    from benchmarks.common import Figure, Report
+    from benchmarks.common import Report
 
 ALL_SECONDS = 530.0
-"""Of all parts; each has at most what is left of them."""
-LIMITS = {"tests": 270.0, "gpt": 120.0, "resnet": 60.0, "engines": 90.0, "loading": 45.0, "memory": 45.0}
-"""Seconds of a part."""
-WITHOUT_GPU = {"interpreter": 300.0, "tests": 530.0}
+"""Of all parts on a GPU; each has at most what those after it need not."""
+LIMITS = {
+    "tests": (140.0, 270.0), "words": (50.0, 100.0), "gpt": (80.0, 120.0), "resnet": (35.0, 60.0),
+    "engines": (60.0, 90.0), "loading": (25.0, 45.0), "memory": (25.0, 45.0),
+}  # fmt: skip
+"""Seconds of a part: what is left for it whatever those before it take, and the most that it may take."""
+HEADER = ("what", "samples/s", "over a bare loop", "of the matrix rate", "peak GiB")
+NO_DEVICE = "none: the same bodies on the processor, and the kernels in Triton's interpreter"
+WITHOUT_GPU = {"tests": 600.0, "words": 120.0}
 _SAID_LINES = 12
+_NAMED = 10
+_TEST = re.compile(r"tests/\S+::\S+ ?")
+_DONE = re.compile(r" (PASSED|FAILED|ERROR|SKIPPED|XFAIL)")
+_LOGS = ROOT / "build" / "gpu-logs"
 
 
 def main() -> int:
@@ -54,8 +66,8 @@ def main() -> int:
 
     options = parser(__doc__.splitlines()[0] if __doc__ else "")
     options.add_argument(
-        "--only", action="append", choices=(*LIMITS, "interpreter"), metavar="PART",
-        help=f"{', '.join(LIMITS)} or interpreter; repeatable (default: all that this machine can)",
+        "--only", action="append", choices=tuple(LIMITS), metavar="PART",
+        help=f"{', '.join(LIMITS)}; repeatable (default: all that this machine can)",
     )  # fmt: skip
     options.add_argument("--part", help=argparse.SUPPRESS)
     options.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -68,20 +80,22 @@ def main() -> int:
 
 def _part(arguments: argparse.Namespace) -> int:
     """In the process of one measurement."""
+    from benchmarks.gpu_found import Found
     from benchmarks.gpu_parts import PARTS
 
-    arguments.out.write_text(json.dumps(asdict(PARTS[arguments.part](arguments.quick))), encoding="utf-8")
+    PARTS[arguments.part](Found(arguments.out), arguments.quick)
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    """How a part ended. outcome: for people. found: what a measurement wrote, empty for none."""
+class Ended:
+    """How a part ended. outcome: for people. found: what it had found by then. notes: tests that did not hold."""
 
     fine: bool
     outcome: str
     seconds: float
-    found: dict[str, Any]
+    found: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class _Acceptance:
@@ -89,76 +103,96 @@ class _Acceptance:
 
     def __init__(self) -> None:
         self.failed = False
+        self._rows: list[tuple[str, ...]] = []
+        self._figures: list[dict[str, Any]] = []
+        self._measured: list[tuple[str, ...]] = []
+        self._notes: list[str] = []
 
     def measure(self, arguments: argparse.Namespace) -> Report:
         """Run the parts and put their findings together."""
-        from benchmarks.common import Figure, Report, Table, say
+        from benchmarks.common import keep, say
 
         device = _device()
-        limits = LIMITS | WITHOUT_GPU if arguments.only else LIMITS if device else WITHOUT_GPU
-        parts = arguments.only or list(limits)
+        parts = arguments.only or list(LIMITS if device else WITHOUT_GPU)
         say(f"device: {device or 'none, so that nothing is proven on a GPU'}; parts: {', '.join(parts)}")
-        figures: list[Figure] = []
-        rows: list[tuple[str, ...]] = []
-        measured: list[tuple[str, ...]] = []
-        notes = [f"device: {device or 'none: the same bodies on the processor, kernels in the interpreter of Triton'}"]
+        self._notes = [f"device: {device or NO_DEVICE}"]
         until = time.monotonic() + ALL_SECONDS
         for number, part in enumerate(parts, start=1):
-            limit = min(limits[part], until - time.monotonic()) if device else limits[part]
-            say(f"[{number}/{len(parts)}] {part}, at most {max(limit, 0):.0f} s")
-            ended = _run_part(part, limit, quick=arguments.quick)
+            later = parts[number:]
+            limit = limit_of(part, later, until - time.monotonic()) if device else WITHOUT_GPU.get(part, ALL_SECONDS)
+            say(f"[{number}/{len(parts)}] {part}, at most {limit:.0f} s")
+            ended = _run_part(part, limit, quick=arguments.quick, device=bool(device))
             say(f"[{number}/{len(parts)}] {part}: {ended.outcome}, {ended.seconds:.0f} s")
-            self.failed |= not ended.fine
-            rows.append((part, f"{ended.seconds:.0f}", "yes" if ended.fine else "**no**", ended.outcome))
-            figures += [Figure(**figure) for figure in ended.found.get("figures", [])]
-            measured += [tuple(row) for row in ended.found.get("rows", [])]
-            notes += ended.found.get("notes", [])
-        figures.append(_proven(rows))
-        header = ("what", "samples/s", "over a bare loop", "of the matrix rate", "peak GiB")
-        tables = [Table(title="Parts", header=("part", "seconds", "holds", "outcome"), rows=tuple(rows))]
-        if measured:
-            tables.append(Table(title="Measured", header=header, rows=tuple(measured)))
-        return Report(benchmark="gpu", figures=tuple(figures), tables=tuple(tables), notes=tuple(notes))
+            self._add(part, ended)
+            keep(self._report(later), arguments)
+        return self._report([])
+
+    def _add(self, part: str, ended: Ended) -> None:
+        self.failed |= not ended.fine
+        self._rows.append((part, f"{ended.seconds:.0f}", "yes" if ended.fine else "**no**", ended.outcome))
+        self._figures += ended.found.get("figures", [])
+        self._measured += [tuple(row) for row in ended.found.get("rows", [])]
+        self._notes += [*ended.found.get("notes", []), *ended.notes]
+
+    def _report(self, later: list[str]) -> Report:
+        """What is known before the parts `later`."""
+        from benchmarks.common import Figure, Report, Table
+
+        hold = sum(row[2] == "yes" for row in self._rows) / (len(self._rows) + len(later))
+        proven = Figure(name="parts_that_hold", value=hold, aim=1.0, at_least=True)
+        tables = [Table(title="Parts", header=("part", "seconds", "holds", "outcome"), rows=tuple(self._rows))]
+        if self._measured:
+            tables.append(Table(title="Measured", header=HEADER, rows=tuple(self._measured)))
+        unfinished = [f"not finished: {', '.join(later)} did not run"] if later else []
+        return Report(
+            benchmark="gpu", figures=(*(Figure(**figure) for figure in self._figures), proven),
+            tables=tuple(tables), notes=(*self._notes, *unfinished),
+        )  # fmt: skip
 
 
-def _proven(rows: list[tuple[str, ...]]) -> Figure:
-    from benchmarks.common import Figure
-
-    return Figure(
-        name="parts_that_hold", value=sum(row[2] == "yes" for row in rows) / len(rows), aim=1.0, at_least=True
-    )
+def limit_of(part: str, later: list[str], left: float) -> float:
+    """Seconds for a part, of those that are left for it and the ones after it."""
+    least, most = LIMITS[part]
+    return max(min(most, left - sum(LIMITS[one][0] for one in later)), min(least, left), 1.0)
 
 
-def _run_part(part: str, limit: float, *, quick: bool) -> _Ended:
-    if limit <= 0:
-        return _Ended(False, "no time was left", 0.0, {})
+def _run_part(part: str, limit: float, *, quick: bool, device: bool) -> Ended:
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+    if part == "words" and not device:
+        environment["TRITON_INTERPRET"] = "1"
+    _LOGS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fedcore-gpu-") as folder:
-        out, log = Path(folder) / "found.json", Path(folder) / "log"
-        environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
-        if part == "interpreter":
-            environment["TRITON_INTERPRET"] = "1"
-        command = _command(part, out, quick=quick)
-        if not command:
-            return _Ended(True, "there are no such tests here", 0.0, {})
-        began = time.monotonic()
-        status = _within(command, limit, log, environment)
-        seconds = time.monotonic() - began
-        found = json.loads(out.read_text(encoding="utf-8")) if status == 0 and out.exists() else {}
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
+        out = Path(folder) / "found.json"
+        return run_within(_command(part, out, quick=quick), limit, _LOGS / f"{part}.log", environment, out)
+
+
+def run_within(command: list[str], limit: float, log: Path, environment: dict[str, str], out: Path) -> Ended:
+    """Run the command of a part; what it says goes to `log`, what it finds to `out`."""
+    began = time.monotonic()
+    status = _within(command, limit, log, environment)
+    seconds = time.monotonic() - began
+    found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
     if status == 0:
-        return _Ended(True, "measured" if found else said[-1].strip("= "), seconds, found)
+        return Ended(True, "measured" if found else said[-1].strip("= "), seconds, found)
     print("\n".join(f"    {line}" for line in said[-_SAID_LINES:]), file=sys.stderr)
-    what = f"not done within {limit:.0f} s" if status is None else f"exit status {status}: {said[-1][:200]}"
-    return _Ended(False, what.replace("|", "/"), seconds, {})
+    print(f"    all of it: {log}", file=sys.stderr)
+    tests = [line for line in said if _TEST.match(line)]
+    what = f"exit status {status}: {said[-1].strip('= ')[:200]}"
+    if status is None:
+        passed = sum(" PASSED" in line for line in tests)
+        what = f"not done within {limit:.0f} s" + (f"; {passed} tests had passed" if tests else "")
+    notes = [line for line in said if line.startswith(("FAILED", "ERROR"))]
+    if status is None and tests and not _DONE.search(tests[-1]):
+        notes.append(f"ended in {tests[-1].split()[0]}")
+    shown = (*(note[:300] for note in notes[:_NAMED]), *([f"and {len(notes) - _NAMED} more"] * (len(notes) > _NAMED)))
+    return Ended(False, what.replace("|", "/"), seconds, found, shown)
 
 
 def _command(part: str, out: Path, *, quick: bool) -> list[str]:
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     if part == "tests":
-        return [*pytest, "tests/gpu"]
-    if part == "interpreter":
-        files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/unit/codec").glob("test_device*.py"))
-        return [*pytest, *files] if files else []
+        # A line for each test, so that one that is ended by the limit is known.
+        return [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/gpu"]
     asked = [sys.executable, str(Path(__file__).resolve()), "--part", part, "--out", str(out)]
     return [*asked, "--quick"] if quick else asked
 

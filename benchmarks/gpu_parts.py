@@ -1,7 +1,7 @@
 """The measurements of `benchmarks/gpu.py`: each a ratio to the shortest loop that one would write by hand.
 
-Every function takes `quick` and returns what it found; without a GPU it does the same on the processor, with sizes that
-only show that it works.
+Every function takes what it is to fill with its findings, and `quick`; without a GPU it does the same on the processor,
+with sizes that only show that it works.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.common import GIB, Figure
+from benchmarks.common import GIB
 from benchmarks.gpt import VOCABULARY, flops_per_token, matrix_rate
+from benchmarks.gpu_found import Found, Row
 from benchmarks.groups import on_ranks
 from benchmarks.stopwatch import median_ratio, take_turns
 from fedcore.config import EngineConfig
@@ -31,17 +32,8 @@ from fedcore.system import process_group
 from fedcore.training import Engine, OptimizerConfig, Recipe, World, make_engine, train
 from fedcore.training.models import GPT, GPTConfig, resnet18_groupnorm
 
-Row = tuple[str, ...]
-HEADER = ("what", "samples/s", "over a bare loop", "of the matrix rate", "peak GiB")
-
-
-@dataclasses.dataclass(slots=True)
-class Found:
-    """What a part found. rows: as `HEADER` says."""
-
-    figures: list[Figure] = dataclasses.field(default_factory=list)
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
+LARGEST_SECONDS = 50.0
+"""What an upload of 1e9 parameters may take to measure, data and all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,49 +138,79 @@ def resnet_work(precision: str, *, side: int = 32, batches: int = 10) -> Work:
     )
 
 
-def gpt(quick: bool) -> Found:
+def words(found: Found, quick: bool) -> None:
+    """Rounding, packing and masking of an upload, as in `benchmarks/device_codec.py`."""
+    from benchmarks import device_codec as codec  # it settles how Triton runs
+
+    device = torch.device("cuda" if on_gpu() else "cpu")
+    differing = sum(codec.differences(bits, 10**6 if on_gpu() else codec.SMALL, device) for bits in codec.WIDTHS)
+    found.figure("words_that_differ", float(differing), unit="words", aim=0.0)
+    if not on_gpu():
+        found.note("words: made by Triton's interpreter on the processor, so there are no times")
+        return
+    rate = codec.mask_rate(device, (10**8 if quick else 10**9) // 4)
+    found.figure("mask_tb_a_second", rate, unit="TB/s", aim=codec.MASK_AIM, at_least=True)
+    for size in (10**7,) if quick else (10**8, 10**9):
+        began = time.perf_counter()
+        there, here = codec.upload_seconds(size, device)
+        found.figure(f"upload_ready_over_host_{_short(size)}", there / here, aim=1.0)
+        found.note(
+            f"an upload of {_short(size)} parameters with {codec.MASKS} masks is ready after {1e3 * there:.1f} ms, "
+            f"made by the host after {1e3 * here:.1f}"
+        )
+        if 10 * (time.perf_counter() - began) > LARGEST_SECONDS:
+            break  # the next one would take too long
+
+
+def gpt(found: Found, quick: bool) -> None:
     """Our loop against a bare one, and compiled against eager."""
-    found, work = Found(), gpt_work(small=quick)
+    work = gpt_work(small=quick)
     rate = matrix_rate(work.precision, 8192 if on_gpu() else 512)
     _compare(found, work, work.engine(), "gpt", rate, turns=3 if quick else 5)
     eager, compiled = work.engine(), work.engine(compile=True)
     times = take_turns((work.ours(eager), work.ours(compiled)), 3, seconds)
-    found.figures.append(Figure(name="gpt_compiled_over_eager", value=median_ratio(times), aim=1.0, at_least=True))
-    found.rows.append(_row(f"{work.name}, compiled", work, median(times[1]), median(times[0]) / median(times[1]), rate))
-    found.notes.append("compiled: over our own eager steps, after the first pass, which compiles")
-    return found
+    found.figure("gpt_compiled_over_eager", value=median_ratio(times), aim=1.0, at_least=True)
+    found.row(_row(f"{work.name}, compiled", work, median(times[1]), median(times[0]) / median(times[1]), rate))
+    found.note("compiled: over our own eager steps, after the first pass, which compiles")
 
 
-def resnet(quick: bool) -> Found:
+def resnet(found: Found, quick: bool) -> None:
     """Our loop against a bare one, in float32 (convolutions in TF32, as torch has it) and in bfloat16."""
-    found = Found()
     for precision in ("fp32", "bf16"):
         work = resnet_work(precision)
         rate = matrix_rate(precision, 8192 if on_gpu() else 512)
         _compare(found, work, work.engine(), f"resnet_{precision}", rate, turns=3 if quick else 5)
-    return found
 
 
-def engines(quick: bool) -> Found:
+def engines(found: Found, quick: bool) -> None:
     """Each engine that one device allows, in a group of one, and two ranks that share the device."""
-    found, work = Found(), gpt_work(small=True)
+    work = gpt_work(small=True)
     turns = 2 if quick else 3
     process_group.join_alone()
+    failed = []
     for settings in (
         {"engine": "single"}, {"engine": "ddp"}, {"engine": "fsdp"}, {"engine": "fsdp", "offload": True},
         {"engine": "single", "checkpoint": True},
     ):  # fmt: skip
-        engine = work.engine(**settings)
-        peak = peak_of(work.ours(engine))
-        times = take_turns((work.bare(), work.ours(engine)), turns, seconds)
         name = " ".join(key if value is True else str(value) for key, value in settings.items())
-        found.rows.append(_row(name, work, median(times[1]), median_ratio(times), peak=peak))
-        engine.close()
+        try:
+            _one_engine(found, work, name, settings, turns)
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
     alone = median(seconds(work.bare()) for _ in range(turns + 1))
     both = max(on_ranks(2, two_share, turns))
-    found.rows.append(_row("ddp, two ranks", work, both, alone / both))
-    found.notes.append("two ranks share the device over gloo: each step waits for sums that pass through the host")
-    return found
+    found.row(_row("ddp, two ranks", work, both, alone / both))
+    found.note("two ranks share the device over gloo: each step waits for sums that pass through the host")
+    if failed:
+        raise RuntimeError("; ".join(failed))
+
+
+def _one_engine(found: Found, work: Work, name: str, settings: dict[str, Any], turns: int) -> None:
+    engine = work.engine(**settings)
+    peak = peak_of(work.ours(engine))
+    times = take_turns((work.bare(), work.ours(engine)), turns, seconds)
+    found.row(_row(name, work, median(times[1]), median_ratio(times), peak=peak))
+    engine.close()
 
 
 def two_share(turns: int) -> float:
@@ -199,26 +221,25 @@ def two_share(turns: int) -> float:
     return median(seconds(turn) for _ in range(turns))
 
 
-def loading(quick: bool) -> Found:
+def loading(found: Found, quick: bool) -> None:
     """Data that stay on the host, sent batch by batch, against the same data on the device."""
-    found, work = Found(), resnet_work("bf16", side=64, batches=12)
+    work = resnet_work("bf16", side=64, batches=12)
     kept, sent = work.engine(), work.engine()
     sent._loaders._room = 0
     times = take_turns((work.ours(kept), work.ours(sent)), 3 if quick else 6, seconds)
-    found.figures.append(Figure(name="sent_over_kept", value=median_ratio(times), aim=0.9, at_least=True))
-    found.rows.append(_row("images kept on the device", work, median(times[0]), 1.0))
-    found.rows.append(_row("images sent batch by batch", work, median(times[1]), median_ratio(times)))
-    found.notes.append("loading: over our own loop with the data on the device")
-    return found
+    found.figure("sent_over_kept", value=median_ratio(times), aim=0.9, at_least=True)
+    found.row(_row("images kept on the device", work, median(times[0]), 1.0))
+    found.row(_row("images sent batch by batch", work, median(times[1]), median_ratio(times)))
+    found.note("loading: over our own loop with the data on the device")
 
 
-def memory(quick: bool) -> Found:
+def memory(found: Found, quick: bool) -> None:
     """A share of the GPU, more than it asked for, and the training after that: as fast as before."""
     del quick
-    found, work, share = Found(), gpt_work(small=True, batch=8), 0.2
+    work, share = gpt_work(small=True, batch=8), 0.2
     if not on_gpu():
-        found.notes.append("memory: needs a GPU; tests/gpu/test_memory.py shows the same on the processor")
-        return found
+        found.note("memory: needs a GPU; tests/gpu/test_memory.py shows the same on the processor")
+        return
     engine = work.engine(**{"memory-share": share})
     turn = work.ours(engine)
     turn()
@@ -227,22 +248,19 @@ def memory(quick: bool) -> Found:
     began = time.perf_counter()
     try:
         train(engine, Split(x=tokens, y=tokens), batch_size=0, seed=1, epochs=1)
-        found.notes.append("memory: 8192 sequences at once found room, so that nothing had to be recovered")
+        found.note("memory: 8192 sequences at once found room, so that nothing had to be recovered")
     except OutOfMemory as error:
-        found.notes.append(f"memory: after {time.perf_counter() - began:.2f} s: {error}")
+        found.note(f"memory: after {time.perf_counter() - began:.2f} s: {error}")
     turn()
     after = median(seconds(turn) for _ in range(3))
     limit = share * torch.cuda.get_device_properties(0).total_memory
-    found.figures += [
-        Figure(name="speed_after_out_of_memory", value=before / after, aim=0.9, at_least=True),
-        Figure(name="reserved_over_share", value=torch.cuda.max_memory_reserved() / limit, aim=1.0),
-    ]
-    found.rows.append(_row(f"a share of {share:g}, recovered", work, after, before / after))
-    return found
+    found.figure("speed_after_out_of_memory", before / after, aim=0.9, at_least=True)
+    found.figure("reserved_over_share", torch.cuda.max_memory_reserved() / limit, aim=1.0)
+    found.row(_row(f"a share of {share:g}, recovered", work, after, before / after))
 
 
-PARTS: dict[str, Callable[[bool], Found]] = {
-    "gpt": gpt, "resnet": resnet, "engines": engines, "loading": loading, "memory": memory,
+PARTS: dict[str, Callable[[Found, bool], None]] = {
+    "words": words, "gpt": gpt, "resnet": resnet, "engines": engines, "loading": loading, "memory": memory,
 }  # fmt: skip
 
 
@@ -278,11 +296,15 @@ def _compare(found: Found, work: Work, engine: Engine, name: str, rate: float, *
     peak = peak_of(work.ours(engine))
     times = take_turns((work.bare(), work.ours(engine)), turns, seconds)
     ratio = median_ratio(times)
-    found.figures.append(Figure(name=f"{name}_over_bare", value=ratio, aim=0.95, at_least=True))
+    found.figure(f"{name}_over_bare", value=ratio, aim=0.95, at_least=True)
     used = work.flops * len(work.data) / median(times[1]) / rate
-    found.figures.append(Figure(name=f"{name}_flops_over_matrix_rate", value=used, aim=0.3, at_least=True))
-    found.rows.append(_row(work.name, work, median(times[1]), ratio, rate, peak))
+    found.figure(f"{name}_flops_over_matrix_rate", value=used, aim=0.3, at_least=True)
+    found.row(_row(work.name, work, median(times[1]), ratio, rate, peak))
     engine.close()
+
+
+def _short(size: int) -> str:
+    return f"{size:.0e}".replace("+0", "")
 
 
 def _row(name: str, work: Work, took: float, ratio: float, rate: float = 0.0, peak: str = "-") -> Row:

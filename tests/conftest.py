@@ -65,9 +65,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where bytecode may not be written, every process compiles all that it imports: six seconds of torch's each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# When it is imported Triton makes its functions, for a device or for its interpreter, which runs on the processor.
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 # A shell without job control has its background jobs ignore Ctrl-C, and nohup the end of the terminal: so would every
 # process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -95,8 +92,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """What is tested everywhere is tested on the processor, also where there is a GPU; `tests/gpu` runs by itself."""
-    if not all(GPU in Path(argument.partition("::")[0]).absolute().parts for argument in config.args):
+    hidden = not all(GPU in Path(argument.partition("::")[0]).absolute().parts for argument in config.args)
+    if hidden:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # When it is imported Triton makes its functions, for a device or for its interpreter, which runs on the processor.
+    if hidden or not Path("/dev/nvidiactl").exists():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

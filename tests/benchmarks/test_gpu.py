@@ -11,7 +11,7 @@ from pathlib import Path
 from support.rank_app import alive
 
 from benchmarks import gpu_machine
-from benchmarks.gpu import _within
+from benchmarks.gpu import ALL_SECONDS, LIMITS, _within, limit_of, run_within
 
 HANGS = """
 import subprocess, sys, time
@@ -32,6 +32,64 @@ def test_a_part_that_hangs_ends_with_all_that_it_started(tmp_path: Path) -> None
 
 def test_the_status_of_a_part_is_its_own(tmp_path: Path) -> None:
     assert _within([sys.executable, "-c", "raise SystemExit(3)"], 60.0, tmp_path / "log", {}) == 3
+
+
+FINDS = """
+import pathlib, sys
+from benchmarks.gpu_found import Found
+found = Found(pathlib.Path(sys.argv[1]))
+found.figure("speed", 2.0, aim=1.0, at_least=True)
+found.note("half of it")
+raise RuntimeError("no memory")
+"""
+HANGS_THEN = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1]).write_text('{"notes": ["half of it"]}')
+print('''
+tests/gpu/test_a.py::test_one PASSED [ 10%]
+tests/gpu/test_a.py::test_two[cpu] FAILED [ 20%]
+tests/gpu/test_a.py::test_three PASSED [ 30%]
+tests/gpu/test_b.py::test_hangs ''', flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_part_found_before_it_failed_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    ended = run_within([sys.executable, "-c", FINDS, str(out)], 300.0, tmp_path / "log", dict(os.environ), out)
+    assert not ended.fine
+    assert ended.outcome == "exit status 1: RuntimeError: no memory"
+    assert [figure["name"] for figure in ended.found["figures"]] == ["speed"]
+    assert ended.found["notes"] == ["half of it"]
+
+
+def test_tests_that_are_ended_say_how_far_they_came(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    ended = run_within([sys.executable, "-c", HANGS_THEN, str(out)], 5.0, tmp_path / "log", dict(os.environ), out)
+    assert ended.outcome == "not done within 5 s; 2 tests had passed"
+    assert ended.notes == ("ended in tests/gpu/test_b.py::test_hangs",)
+    assert ended.found == {"notes": ["half of it"]}
+
+
+def test_tests_that_fail_are_named(tmp_path: Path) -> None:
+    said = "\n".join([*(f"FAILED tests/gpu/test_a.py::test_{one} - x" for one in range(12)), "= 12 failed, 3 passed ="])
+    ended = run_within(
+        [sys.executable, "-c", f"print({said!r}); raise SystemExit(1)"], 60.0, tmp_path / "log", {}, tmp_path / "found"
+    )
+    assert ended.outcome == "exit status 1: 12 failed, 3 passed"
+    assert ended.notes[0] == "FAILED tests/gpu/test_a.py::test_0 - x"
+    assert ended.notes[-1] == "and 2 more"
+
+
+def test_no_part_takes_the_time_of_those_after_it() -> None:
+    """Whether all take all that they may, or nothing."""
+    parts, left = list(LIMITS), ALL_SECONDS
+    for number, part in enumerate(parts, start=1):
+        limit = limit_of(part, parts[number:], left)
+        assert LIMITS[part][0] <= limit <= LIMITS[part][1]
+        left -= limit
+    assert left >= 0
+    assert limit_of("memory", [], 500.0) == LIMITS["memory"][1]
 
 
 def test_nothing_is_missing_where_tests_run() -> None:
