@@ -11,7 +11,9 @@ from pathlib import Path
 from support.rank_app import alive
 
 from benchmarks import gpu_machine
+from benchmarks.common import Figure
 from benchmarks.gpu import ALL_SECONDS, LIMITS, _within, limit_of, run_within
+from benchmarks.gpu_found import Found
 
 HANGS = """
 import subprocess, sys, time
@@ -34,12 +36,9 @@ def test_the_status_of_a_part_is_its_own(tmp_path: Path) -> None:
     assert _within([sys.executable, "-c", "raise SystemExit(3)"], 60.0, tmp_path / "log", {}) == 3
 
 
-FINDS = """
+FAILS_THEN = """
 import pathlib, sys
-from benchmarks.gpu_found import Found
-found = Found(pathlib.Path(sys.argv[1]))
-found.figure("speed", 2.0, aim=1.0, at_least=True)
-found.note("half of it")
+pathlib.Path(sys.argv[1]).write_text(sys.argv[2])
 raise RuntimeError("no memory")
 """
 HANGS_THEN = """
@@ -55,11 +54,14 @@ time.sleep(600)
 
 
 def test_what_a_part_found_before_it_failed_is_kept(tmp_path: Path) -> None:
-    out = tmp_path / "found.json"
-    ended = run_within([sys.executable, "-c", FINDS, str(out)], 300.0, tmp_path / "log", dict(os.environ), out)
+    first, out = Found(tmp_path / "first.json"), tmp_path / "found.json"
+    first.figure("speed", 2.0, aim=1.0, at_least=True)
+    first.note("half of it")
+    command = [sys.executable, "-c", FAILS_THEN, str(out), (tmp_path / "first.json").read_text()]
+    ended = run_within(command, 300.0, tmp_path / "log", dict(os.environ), out)
     assert not ended.fine
     assert ended.outcome == "exit status 1: RuntimeError: no memory"
-    assert [figure["name"] for figure in ended.found["figures"]] == ["speed"]
+    assert [Figure(**figure).name for figure in ended.found["figures"]] == ["speed"]
     assert ended.found["notes"] == ["half of it"]
 
 
