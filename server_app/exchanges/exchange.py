@@ -23,6 +23,8 @@ from fedcore.errors import (
     RoundFailed,
     UsageError,
 )
+from fedcore.system.concurrency import in_thread
+from fedcore.system.heap import trim
 from fedcore.wire import WithdrawIn
 from server_app.exchanges.closing import Closing, Parting
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
@@ -297,6 +299,7 @@ class Exchange(Intake):
         self.services.client_bell.ring()
 
     async def _clear(self) -> None:
+        await in_thread(trim)  # what uploads held lies between smaller objects
         try:
             await self.clear()
         except FedcoreError as error:  # a folder more, until the run's files go

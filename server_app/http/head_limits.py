@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
+import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedcore.wire import ProblemKind
 from server_app.http.door import CONNECTION_KEY, Door, Visit
+from server_app.http.large_bodies import LEAST_BYTES, LongBody
 from server_app.http.problems import MEDIA_TYPE, Rejection, problem_response
 
 MOST_FIELDS: Final = 100
@@ -43,6 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._doubts = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._body_left = 0  # of a body of known length
         if not visit.who:
             self.timeout_keep_alive = math.ceil(self.header_seconds)
 
@@ -82,6 +86,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._open_bytes += len(data)
             if self._open_bytes > self.header_bytes:
                 self.transport.abort()
+        elif self._body_left >= LEAST_BYTES and not self.pipeline:
+            self._receive_long_body()
 
     def pause_writing(self) -> None:
         """The peer does not read as fast as it is answered."""
@@ -124,10 +130,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """The head is there."""
         self._in_head = False
         self._stop_head_timer()
+        self._body_left = _body_bytes(self.headers)
         return super().on_headers_complete()
+
+    # --- the body -----------------------------------------------------------------------------------------------
 
     def on_body(self, body: bytes) -> None:
         """Bytes of a body; the first that wait are handed on as they are, which saves uvicorn's two copies of them."""
+        self._body_left -= len(body)
         if self.cycle.body or self.cycle.response_complete:
             super().on_body(body)
             return
@@ -135,6 +145,25 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         self.cycle.message_event.set()
+
+    def _receive_long_body(self) -> None:
+        """Let what is left of the body pass the parser by, until all of it is here."""
+        cycle, size = self.cycle, self._body_left
+        self._body_left = 0
+
+        def take(block: memoryview, is_last: bool) -> None:
+            self.flow.pause_reading()
+            if is_last:
+                self.parser = httptools.HttpRequestParser(self)  # the one before waits for the body
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                self.transport.set_protocol(self)
+            if not cycle.response_complete:
+                cycle.body = block  # type: ignore[assignment]
+                cycle.more_body = not is_last
+                cycle.message_event.set()
+
+        self.flow.pause_reading()
+        self.transport.set_protocol(LongBody(self, size, take, self.loop.time))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request of ours, where no other answer is under way, and close."""
@@ -146,6 +175,8 @@ class GuardedProtocol(HttpToolsProtocol):
         lines = ("HTTP/1.1 400 Bad Request", f"content-type: {MEDIA_TYPE}", f"content-length: {len(body)}")
         self.transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode("ascii") + body)
         self.transport.close()
+
+    # --- times --------------------------------------------------------------------------------------------------
 
     def _begin_head(self) -> None:
         self._in_head = True
@@ -163,3 +194,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _body_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """How long the body is said to be; 0 where that is unknown, since it comes in chunks."""
+    fields = dict(headers)
+    length = fields.get(b"content-length", b"")
+    return int(length[:18]) if length.isdigit() and b"transfer-encoding" not in fields else 0

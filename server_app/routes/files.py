@@ -67,7 +67,7 @@ def _accelerated(path: Path, settings: ServerSettings) -> str | None:
     return settings.accel_location + quote(path.relative_to(folder).as_posix())
 
 
-async def body_chunks(request: Request) -> AsyncIterator[bytes]:
+async def body_chunks(request: Request) -> AsyncIterator[bytes | memoryview]:
     """The bytes of a body as they come."""
     async for chunk in request.stream():
         if chunk:

@@ -23,7 +23,7 @@ from fedcore.system.files import full_disk_named, sync_folder
 from fedcore.wire import ProblemKind
 from server_app.http.problems import Rejection
 
-WRITE_BYTES: Final = 1 << 20
+WRITE_BYTES: Final = 512 * 1024
 _FULL_TEXT: Final = "the server's disk is full; nothing was taken over. Send it again once there is room"
 
 
@@ -31,7 +31,7 @@ _FULL_TEXT: Final = "the server's disk is full; nothing was taken over. Send it 
 class Body:
     """A request's body that is still to be read: its bytes as they come, how many, and their SHA-256."""
 
-    chunks: AsyncIterator[bytes]
+    chunks: AsyncIterator[bytes | memoryview]
     size: int
     sha256: bytes
 
@@ -92,7 +92,7 @@ class Spool:
 
 
 class _Sink:
-    """Collects chunks to blocks of 1 MiB; hashes and writes each in a thread."""
+    """Collects chunks to blocks of WRITE_BYTES at least; hashes and writes each in a thread."""
 
     def __init__(self, descriptor: int, offset: int, body: Body, progress: Callable[[], None]) -> None:
         self._descriptor = descriptor
@@ -103,7 +103,7 @@ class _Sink:
         self._received = 0
 
     async def take(self) -> None:
-        block: list[bytes] = []
+        block: list[bytes | memoryview] = []
         size, held = self._body.size, 0
         async for chunk in self._body.chunks:
             self._received += len(chunk)
@@ -120,13 +120,13 @@ class _Sink:
         if self._hash.digest() != self._body.sha256:
             raise Rejection(ProblemKind.DIGEST_MISMATCH, "the body does not have the SHA-256 that was signed")
 
-    async def _flush(self, block: list[bytes]) -> None:
+    async def _flush(self, block: list[bytes | memoryview]) -> None:
         if block:
             # The descriptor is closed next, and its number may soon be another file's.
             await in_thread(self._write, block)
         self._progress()
 
-    def _write(self, block: list[bytes]) -> None:
+    def _write(self, block: list[bytes | memoryview]) -> None:
         for chunk in block:
             self._hash.update(chunk)
             write_all(self._descriptor, chunk, self._offset)

@@ -1,0 +1,84 @@
+"""Long bodies past the parser: what TLS has decrypted goes straight into the blocks that are written to the disk.
+
+httptools has nothing to say about a body of known length, but on its way through it each record of 16 KiB was allocated
+by uvloop with 256 KiB, joined with others and copied twice. So while a long body arrives another protocol holds the
+connection, one of those that asyncio hands a buffer to fill (`asyncio.BufferedProtocol`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+BLOCK_BYTES: Final = 512 * 1024
+LEAST_BYTES: Final = 128 * 1024
+"""A shorter rest of a body is not worth the change."""
+_HAND_OVER_SECONDS: Final = 1.0
+"""After so long a block is handed on although it is not full: who sends slowly makes progress all the same."""
+
+
+class Owner(Protocol):
+    """The protocol that has the connection otherwise."""
+
+    def connection_lost(self, exc: Exception | None, /) -> None:
+        """The connection ended."""
+
+    def eof_received(self) -> None:
+        """The peer sends no more."""
+
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as it is answered."""
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+
+
+class LongBody(asyncio.BufferedProtocol):
+    """Receives the next `size` bytes and not one more.
+
+    take: told a block of them, which is the callee's to keep, and whether it is the last one; it stops the reading
+    until it wants more. clock: seconds.
+    """
+
+    def __init__(
+        self, owner: Owner, size: int, take: Callable[[memoryview, bool], None], clock: Callable[[], float]
+    ) -> None:
+        self._owner = owner
+        self._left = size
+        self._take = take
+        self._clock = clock
+        self._block = memoryview(b"")
+        self._filled = 0
+        self._began = 0.0
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """What the next bytes go to: the rest of the block."""
+        if not self._block:
+            self._block = memoryview(bytearray(min(BLOCK_BYTES, self._left)))
+            self._began = self._clock()
+        return self._block[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes are there."""
+        self._filled += nbytes
+        self._left -= nbytes
+        if self._filled == len(self._block) or self._clock() - self._began >= _HAND_OVER_SECONDS:
+            block, self._block, self._filled = self._block[: self._filled], memoryview(b""), 0
+            self._take(block, not self._left)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection ended."""
+        self._owner.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The peer sends no more."""
+        self._owner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as it is answered."""
+        self._owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._owner.resume_writing()
