@@ -31,8 +31,8 @@ def give_memory_back() -> None:
 
     All threads share one arena: with one for each, what they freed stayed with them. Large arrays are mapped by
     themselves: glibc raises the size from which it does that to that of the largest it has seen freed, up to 32 MiB,
-    and such an array between small objects keeps the heap from getting shorter; `trim` is for the smaller ones. Elsewhere
-    nothing changes.
+    and such an array between small objects keeps the heap from getting shorter; `trim` is for the smaller ones.
+    Elsewhere nothing changes.
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
