@@ -7,17 +7,21 @@ on unread.
 from __future__ import annotations
 
 import math
+import shutil
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from fedcore.config import JobSettings
 from fedcore.errors import CohortTooSmall
 from fedcore.wire import MessageHead, MetricValue, ModelRef, ReplyError, Scalar, Task
+
+if TYPE_CHECKING:
+    from fedcore.flower.record_file import Place
 
 INPUT: Final = "input"
 """The one stage of a plain exchange."""
@@ -53,13 +57,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainReply:
-    """What one client answered: a record file, or an error in its place.
+    """What one client answered: a record file, or what would be one, or an error in its place.
 
     examples, metrics: what its MetricRecords say, for the record of the run.
     """
 
     node: int
-    content: Path | None = None
+    content: Place | None = None
     error: ReplyError | None = None
     examples: int = 0
     metrics: Mapping[str, MetricValue]
@@ -68,6 +72,20 @@ class PlainReply:
     def failed(cls, node: int, error: ReplyError) -> PlainReply:
         """An error in place of a reply."""
         return cls(node=node, error=error, metrics={})
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record file, 0 for an error."""
+        if isinstance(self.content, Path):
+            return self.content.stat().st_size
+        return self.content.size if self.content is not None else 0
+
+    def save(self, path: Path) -> None:
+        """Leave a record file at `path`."""
+        if isinstance(self.content, Path):
+            shutil.copyfile(self.content, path)
+        elif self.content is not None:
+            self.content.save(path)
 
 
 def plain_task(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedcore.errors import ConfigurationError
 from fedcore.flower.clientside import Answer, ClientRunner, LocalContent, LocalQuestion
+from fedcore.flower.record_file import Place
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.state import ModelState
 from fedcore.wire import Task
@@ -33,7 +34,7 @@ class Asked(Protocol):
     def content(self) -> Path: ...
 
     @property
-    def out(self) -> Path: ...
+    def out(self) -> Place: ...
 
 
 def ignore_line(line: str) -> None:
@@ -78,12 +79,14 @@ class ClientsAtOnce:
         """What each client answers to its message, in their order; an exception of its app is an answer too."""
         for _, group in itertools.groupby(asked.items(), lambda one: (one[1].content, one[1].task.message_type)):
             alike = dict(group)
-            task = next(iter(alike.values())).task
-            together = self._together_for(task, list(alike))
-            for chunk in _chunks(list(alike), together, task):
-                questions, done = self._answered(together, {client: alike[client] for client in chunk})
+            client, first = next(iter(alike.items()))
+            together = self._together_for(first.task, list(alike))
+            content = self._read(client, first)
+            for chunk in _chunks(list(alike), together, first.task):
+                questions, done = self._answered(together, content, {client: alike[client] for client in chunk})
                 for client in chunk:
-                    yield client, self._reply(client, alike[client], questions.get(client), done.pop(client, None))
+                    found = questions.get(client), done.pop(client, None)
+                    yield client, self._reply(client, alike[client], content, *found)
 
     def _together_for(self, task: Task, clients: Sequence[int]) -> Together | None:
         """Whoever does the clients' work together, if anybody can."""
@@ -97,15 +100,22 @@ class ClientsAtOnce:
             self._together = Together(app, runner.engine, at_once=self.at_once, warn=self.warn)
         return self._together if app is not None else None
 
+    def _read(self, client: int, asked: Asked) -> LocalContent | Path:
+        """The content that all get, read once for an app of ours; as it is where a client will say what is wrong."""
+        try:
+            ours = self.runner(client).local_app(asked.task) is not None
+            return LocalContent.read(asked.content) if ours else asked.content
+        except Exception:
+            return asked.content
+
     def _answered(
-        self, together: Together | None, asked: Mapping[int, Asked]
+        self, together: Together | None, content: LocalContent | Path, asked: Mapping[int, Asked]
     ) -> tuple[dict[int, LocalQuestion], dict[int, LocalResult]]:
         """What messages with one content ask, and the results that could be had together."""
-        if together is None:
+        if together is None or isinstance(content, Path):
             return {}, {}
         first = next(iter(asked.values()))
         try:
-            content = LocalContent.read(first.content)
             questions = {i: self.runner(i).question(one.task, content) for i, one in asked.items()}
         except Exception:  # each client says by itself what is wrong
             return {}, {}
@@ -113,12 +123,17 @@ class ClientsAtOnce:
         return questions, together.work(jobs, content.model, trains=first.task.trains)
 
     def _reply(
-        self, client: int, asked: Asked, question: LocalQuestion | None, result: LocalResult | None
+        self,
+        client: int,
+        asked: Asked,
+        content: LocalContent | Path,
+        question: LocalQuestion | None,
+        result: LocalResult | None,
     ) -> Answer | Exception:
         try:
             if question is not None and result is not None:
                 return self.runner(client).reply(question, result, asked.out)
-            return self.runner(client).answer(asked.task, asked.content, asked.out)
+            return self.runner(client).answer(asked.task, content, asked.out)
         except Exception as error:
             return error
 

@@ -20,13 +20,21 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcore.config import EngineConfig
-from fedcore.errors import AppError, EncodingError
+from fedcore.errors import AppError, EncodingError, UsageError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics
 from fedcore.flower.loading import load_object
 from fedcore.flower.own_models import ContextStore, FolderStore, OwnModelStore
 from fedcore.flower.queries import numbers_of
-from fedcore.flower.record_file import StoredArrays, StoredValues, arrays_state, config_values, read_records
+from fedcore.flower.record_file import (
+    HeldRecords,
+    Place,
+    StoredArrays,
+    StoredValues,
+    arrays_state,
+    config_values,
+    read_records,
+)
 from fedcore.flower.records import (
     SERVER_NODE,
     arrays_from_state,
@@ -49,11 +57,15 @@ EXAMPLES: Final = "num-examples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a message of a plain exchange: an error, or records, of which these numbers are told."""
+    """What came of a message of a plain exchange: an error, or records, of which these numbers are told.
+
+    held: the records, where they are in no file.
+    """
 
     examples: int | None = None
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     error: ReplyError | None = None
+    held: HeldRecords | None = None
 
     @classmethod
     def telling(cls, values: Mapping[str, Any], weight_key: str) -> Answer:
@@ -158,16 +170,21 @@ class ClientRunner:
             raise AppError(f"the ClientApp returned an error: {reply.error.reason}")
         return _read_reply(reply.content, task, model.layout if model else None)
 
-    def answer(self, task: Task, content: Path | None, out: Path | None) -> Answer:
+    def answer(self, task: Task, content: Path | LocalContent | None, out: Place | None) -> Answer:
         """Run the ClientApp on a message of a plain exchange, whose content is a record file, as Flower's runtime does.
 
-        The reply's records go to the file `out`, unless the reply is an error; a rank without an `out` only helps.
+        content: the file; for an app of ours it may have been read already. The reply's records go to `out`, unless the
+        reply is an error; a rank without an `out` only helps.
         Raises AppError for what is no reply, PeerError for what is no record file, and what the user's code raises.
         """
         if content is None or task.message is None:
             raise AppError("a plain exchange sends every client a message")
         if (app := self.local_app(task)) is not None:
-            return self._answer_local(app, task, content, out)
+            given = content if isinstance(content, LocalContent) else LocalContent.read(content)
+            question = self.question(task, given)
+            return self.reply(question, self._work(app, task, question.job, given.model), out)
+        if isinstance(content, LocalContent):
+            raise UsageError("an app that is not ours reads its messages itself")
         context = self._context_of(task)
         with _identity(context, self.client_id):
             reply = self._client_app(self._question(task, task.message, content), context)
@@ -195,17 +212,12 @@ class ClientRunner:
         """What a message of a plain exchange asks of this client."""
         return LocalQuestion(job=self._job(self._context_of(task), dict(content.message)), content=content)
 
-    def reply(self, question: LocalQuestion, result: LocalResult, out: Path | None) -> Answer:
-        """The reply to such a message, its records in the file `out`."""
+    def reply(self, question: LocalQuestion, result: LocalResult, out: Place | None) -> Answer:
+        """The reply to such a message, its records in `out`."""
         told = {EXAMPLES: result.examples, **result.metrics}
         values = StoredValues(key="metrics", kind="metric", values=cast(Any, told))
         result.save_reply(out, values, question.content.key, durable=self.durable)
         return Answer.telling(told, EXAMPLES)
-
-    def _answer_local(self, app: TensorApp, task: Task, content: Path, out: Path | None) -> Answer:
-        """What `local_app` answers in Flower's runtime, with the model from file to engine and back."""
-        question = self.question(task, LocalContent.read(content))
-        return self.reply(question, self._work(app, task, question.job, question.content.model), out)
 
     def _work(self, app: TensorApp, task: Task, job: LocalJob, model: ModelState | None) -> LocalResult:
         store = self._store(task, self._context_of(task))

@@ -47,7 +47,9 @@ class PlainGrid(ExchangeGrid):
         for message in messages:
             self._note_model(message.content)
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        for reply in self.backend.ask(self._request(messages, timeout)):
+        replies = self.backend.ask(self._request(messages, timeout))[::-1]
+        while replies:
+            reply = replies.pop()  # one that is in memory need not be there twice
             yield self._reply(reply, by_node[reply.node])
 
     def _note_model(self, content: RecordDict) -> None:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import AppError, EncodingError, PeerError
-from fedcore.state import FileSink, Layout, ModelState, StateSink, TensorSpec
-from fedcore.state.files import read_metadata
+from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink, TensorSpec
+from fedcore.state.files import file_size
 
 Scalar: TypeAlias = bool | int | float | str | bytes
 Value: TypeAlias = Scalar | list[bool] | list[int] | list[float] | list[str] | list[bytes]
@@ -69,25 +69,51 @@ class StoredValues:
 StoredRecord: TypeAlias = StoredArrays | StoredValues
 
 
+class HeldRecords:
+    """What would be a record file, in memory: a reply that is read where it was made.
+
+    state: its tensors, and their metadata; empty until it is written to.
+    """
+
+    __slots__ = ("state",)
+    name = "a reply"
+    """What it is called in place of a file's name."""
+
+    def __init__(self) -> None:
+        self.state = ModelState.from_arrays({})
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file that it would be."""
+        return file_size(self.state.layout, self.state.metadata)
+
+    def save(self, path: Path) -> None:
+        """Write the file; raises StorageFull."""
+        _write(path, self.state.layout, self.state.metadata, self.state.write_to)
+
+
+Place: TypeAlias = Path | HeldRecords
+"""Where records are written to, and read from."""
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def write_records(path: Path, records: Sequence[StoredRecord], *, durable: bool = True) -> None:
+def write_records(place: Place, records: Sequence[StoredRecord], *, durable: bool = True) -> None:
     """Write a record file, whole or not at all. Raises AppError where its header grows too long, StorageFull."""
     arrays = {
-        _tensor(place, index): array.values
-        for place, record in enumerate(records)
+        _tensor(number, index): array.values
+        for number, record in enumerate(records)
         if isinstance(record, StoredArrays)
         for index, array in enumerate(record.arrays)
     }
     header = _Header(records)
     state = ModelState.from_arrays({**arrays, BYTES: header.bytes_tensor()})
-    with FileSink(path, state.layout, header.metadata(), durable=durable) as sink:
-        state.write_to(sink)
+    _write(place, state.layout, header.metadata(), state.write_to, durable=durable)
 
 
 def write_result(
-    path: Path,
+    place: Place,
     values: StoredValues,
     key: str,
     layout: Layout,
@@ -100,18 +126,38 @@ def write_result(
     `write` gives every tensor of `layout` to its argument, block by block. Raises AppError for bfloat16, StorageFull.
     """
     check_flower_holds(layout)
-    names = {spec.name: _tensor(1, index) for index, spec in enumerate(layout.specs)}
+    specs = {spec.name: replace(spec, name=_tensor(1, index)) for index, spec in enumerate(layout.specs)}
     arrays = tuple(
         StoredArray(name=spec.name, dtype=str(spec.storage), shape=spec.shape, stype=NUMPY, form="npy", values=_NONE)
         for spec in layout.specs
     )
     header = _Header((values, StoredArrays(key=key, arrays=arrays)))
     tail = ModelState.from_arrays({BYTES: header.bytes_tensor()})
-    specs = tuple(replace(spec, name=names[spec.name]) for spec in layout.specs)
-    whole = Layout(specs=specs + tail.layout.specs)
-    with FileSink(path, whole, header.metadata(), durable=durable) as sink:
-        write(_Renaming(sink, names))
+
+    def write_all(sink: StateSink) -> None:
+        write(_Renaming(sink, specs))
         tail.write_to(sink)
+
+    _write(place, Layout(specs=(*specs.values(), *tail.layout.specs)), header.metadata(), write_all, durable=durable)
+
+
+def _write(
+    place: Place,
+    layout: Layout,
+    metadata: Mapping[str, str],
+    write: Callable[[StateSink], None],
+    *,
+    durable: bool = True,
+) -> None:
+    """Put there what `write` hands over, as a copy."""
+    if isinstance(place, Path):
+        with FileSink(place, layout, metadata, durable=durable) as file:
+            write(file)
+        return
+    memory = MemorySink(layout)
+    write(memory)
+    place.state = memory.state()
+    place.state.metadata = metadata
 
 
 def check_flower_holds(layout: Layout) -> None:
@@ -125,13 +171,13 @@ def check_flower_holds(layout: Layout) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Renaming:
-    """A sink for tensors that have other names in the file."""
+    """A sink for tensors that have other names in the file. specs: there, by the names here."""
 
     sink: StateSink
-    names: Mapping[str, str]
+    specs: Mapping[str, TensorSpec]
 
     def write(self, spec: TensorSpec, start: int, block: NDArray[Any]) -> None:
-        self.sink.write(replace(spec, name=self.names[spec.name]), start, block)
+        self.sink.write(self.specs[spec.name], start, block)
 
 
 class _Header:
@@ -175,19 +221,19 @@ def _tensor(place: int, index: int) -> str:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_records(path: Path) -> tuple[StoredRecord, ...]:
+def read_records(place: Place) -> tuple[StoredRecord, ...]:
     """The records of a file, their arrays mapped; raises PeerError for what is no sound record file."""
     try:
-        state = ModelState.open(path)
-        text = read_metadata(path).get(KEY, "")
+        state = ModelState.open(place) if isinstance(place, Path) else place.state
+        text = state.metadata.get(KEY, "")
         if len(text) > MOST_HEADER_BYTES:
-            raise _unsound(path, "its header is too long")
+            raise _unsound(place.name, "its header is too long")
         document = json.loads(text)
-        return _Reader(path, state).records(document)
+        return _Reader(place.name, state).records(document)
     except EncodingError as error:
-        raise _unsound(path, str(error)) from None
+        raise _unsound(place.name, str(error)) from None
     except (ValueError, TypeError, LookupError, RecursionError):
-        raise _unsound(path, "its records cannot be read") from None
+        raise _unsound(place.name, "its records cannot be read") from None
 
 
 def arrays_state(path: Path, record: StoredArrays, place: int) -> ModelState:
@@ -217,27 +263,27 @@ class _Reader:
     _taken: how many of the bytes belong to the values so far; each belongs to one, so they take no more than the file.
     """
 
-    path: Path
+    name: str
     state: ModelState
     _taken: int = 0
 
     def records(self, document: Any) -> tuple[StoredRecord, ...]:
         if not isinstance(document, dict) or list(document) != ["records"] or not isinstance(document["records"], list):
-            raise _unsound(self.path, "its header is not that of a record file")
+            raise _unsound(self.name, "its header is not that of a record file")
         records = tuple(self._record(place, entry) for place, entry in enumerate(document["records"]))
         if len({record.key for record in records}) < len(records):
-            raise _unsound(self.path, "two records have the same name")
+            raise _unsound(self.name, "two records have the same name")
         named = sum(len(record.arrays) for record in records if isinstance(record, StoredArrays))
         if named + 1 != len(self.state) or BYTES not in self.state:
-            raise _unsound(self.path, "it holds tensors that no record names")
+            raise _unsound(self.name, "it holds tensors that no record names")
         if self._taken != self.state[BYTES].size:
-            raise _unsound(self.path, "it holds bytes that no value names")
+            raise _unsound(self.name, "it holds bytes that no value names")
         return records
 
     def _record(self, place: int, entry: Any) -> StoredRecord:
         kind, key, items = entry
         if not isinstance(key, str) or not isinstance(items, list):
-            raise _unsound(self.path, "a record has no name or no content")
+            raise _unsound(self.name, "a record has no name or no content")
         record: StoredRecord
         if kind == "array":
             arrays = tuple(self._array(_tensor(place, index), item) for index, item in enumerate(items))
@@ -246,20 +292,20 @@ class _Reader:
             values = {name: self._value(value) for name, value in items}
             record, names = StoredValues(key=key, kind=kind, values=values), list(values)
         else:
-            raise _unsound(self.path, "a record is of no known kind")
+            raise _unsound(self.name, "a record is of no known kind")
         if len(set(names)) < len(items) or not all(isinstance(name, str) for name in names):
-            raise _unsound(self.path, "two values of a record have the same name, or one has none")
+            raise _unsound(self.name, "two values of a record have the same name, or one has none")
         return record
 
     def _array(self, tensor: str, item: Any) -> StoredArray:
         name, dtype, shape, stype, form = item
         if not all(isinstance(text, str) for text in (name, dtype, stype)) or form not in ("npy", "raw"):
-            raise _unsound(self.path, "an array is not described as it should be")
+            raise _unsound(self.name, "an array is not described as it should be")
         if not isinstance(shape, list) or not all(type(size) is int for size in shape) or tensor not in self.state:
-            raise _unsound(self.path, "an array has no shape, or is not there")
+            raise _unsound(self.name, "an array has no shape, or is not there")
         values = self.state[tensor]
         if form == "raw" and (values.dtype != np.uint8 or values.ndim != 1):
-            raise _unsound(self.path, "an array that is kept as bytes is none")
+            raise _unsound(self.name, "an array that is kept as bytes is none")
         return StoredArray(name=name, dtype=dtype, shape=tuple(shape), stype=stype, form=form, values=values)
 
     def _value(self, value: Any) -> Value:
@@ -273,10 +319,10 @@ class _Reader:
         start, end = value[BYTES]
         held = self.state[BYTES]
         if list(value) != [BYTES] or held.dtype != np.uint8 or start != self._taken or not start <= end <= held.size:
-            raise _unsound(self.path, "a value lies outside of the file, or in another one")
+            raise _unsound(self.name, "a value lies outside of the file, or in another one")
         self._taken = end
         return held[start:end].tobytes()
 
 
-def _unsound(path: Path, reason: str) -> PeerError:
-    return PeerError(f"{path.name} is not a sound record file: {reason}")
+def _unsound(name: str, reason: str) -> PeerError:
+    return PeerError(f"{name} is not a sound record file: {reason}")

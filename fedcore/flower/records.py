@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedcore.errors import AppError, EncodingError, PeerError
 from fedcore.flower.record_file import (
     NUMPY,
+    Place,
     StoredArray,
     StoredArrays,
     StoredRecord,
@@ -71,20 +72,20 @@ def arrays_from_state(state: ModelState) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in state.items()})
 
 
-def save_records(path: Path, content: RecordDict, *, durable: bool = True) -> None:
+def save_records(place: Place, content: RecordDict, *, durable: bool = True) -> None:
     """Write all records of a message as a record file; raises AppError where they take too much, StorageFull."""
-    write_records(path, [_stored(key, record) for key, record in content.items()], durable=durable)
+    write_records(place, [_stored(key, record) for key, record in content.items()], durable=durable)
 
 
-def load_records(path: Path) -> RecordDict:
+def load_records(place: Place) -> RecordDict:
     """All records of a record file, in memory; raises PeerError for what is no sound one."""
     content = RecordDict()
-    for record in read_records(path):
+    for record in read_records(place):
         try:
             content[record.key] = _flower_record(record)
         except TypeError:
             reason = "a value is of no type that Flower knows"
-            raise PeerError(f"{path.name} is not a sound record file: {reason}") from None
+            raise PeerError(f"{place.name} is not a sound record file: {reason}") from None
     return content
 
 
@@ -177,14 +178,15 @@ def _tensor_of(array: Array) -> NDArray[Any] | None:
         return None
     if tensor.dtype not in NAME_OF or not tensor.flags.c_contiguous:
         return None
-    header = _npy_header(tensor)
+    header = _npy_header(tensor.dtype, tensor.shape)
     return tensor if len(array.data) == len(header) + tensor.nbytes and array.data.startswith(header) else None
 
 
-def _npy_header(values: NDArray[Any]) -> bytes:
+@functools.lru_cache(maxsize=4096)
+def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """What NumPy writes before the values of an array in C order."""
     stream = io.BytesIO()
-    header = {"descr": np.lib.format.dtype_to_descr(values.dtype), "fortran_order": False, "shape": values.shape}
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, header)
     return stream.getvalue()
 
@@ -197,7 +199,7 @@ def _flower_record(record: StoredRecord) -> ArrayRecord | MetricRecord | ConfigR
 
 
 def _flower_array(array: StoredArray) -> Array:
-    header = _npy_header(array.values) if array.form == "npy" else b""
+    header = _npy_header(array.values.dtype, array.values.shape) if array.form == "npy" else b""
     data = header + array.values.tobytes()
     return Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)
 

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from fedcore.config import EngineConfig
 from fedcore.errors import AppError
 from fedcore.flower.own_models import OwnModelStore
-from fedcore.flower.record_file import StoredValues, write_records, write_result
+from fedcore.flower.record_file import Place, StoredValues, write_records, write_result
 from fedcore.state import FileSink, Layout, MemorySink, ModelState, StateSink
 from fedcore.wire import MetricValue
 
@@ -72,14 +72,14 @@ class LocalResult:
         with FileSink(path, self.layout, durable=durable) as sink:
             self.write(sink)
 
-    def save_reply(self, path: Path | None, values: StoredValues, key: str, *, durable: bool = True) -> None:
+    def save_reply(self, place: Place | None, values: StoredValues, key: str, *, durable: bool = True) -> None:
         """Write a record file of `values` and the new model, if there is one, as ArrayRecord `key`; as `save`."""
-        if path is None:
+        if place is None:
             self.save(None)
         elif self.layout is None or self.write is None:
-            write_records(path, (values,), durable=durable)
+            write_records(place, (values,), durable=durable)
         else:
-            write_result(path, values, key, self.layout, self.write, durable=durable)
+            write_result(place, values, key, self.layout, self.write, durable=durable)
 
 
 def write_state(state: ModelState) -> Write:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self
 
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clients_at_once import ClientsAtOnce
 from fedcore.flower.clientside import Answer, ClientRunner
+from fedcore.flower.record_file import HeldRecords
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.simulation.states import Runners
 from fedcore.state import ModelState
@@ -26,6 +27,15 @@ class Asked:
     task: Task
     content: Path
     out: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AskedHere:
+    """The same in this process, whose replies are read here."""
+
+    task: Task
+    content: Path
+    out: HeldRecords = field(default_factory=HeldRecords)
 
 
 class Crew(Protocol):
@@ -102,8 +112,13 @@ class OneByOne:
         return self._at_once.run(task, model, clients)
 
     def answer(self, asked: Mapping[int, Asked]) -> Iterator[tuple[int, Answer | Exception]]:
-        """In the order of `asked`."""
-        return self._at_once.answer(asked)
+        """In the order of `asked`; the replies are read in this process, and stay in its memory."""
+        here = {client: _AskedHere(task=one.task, content=one.content) for client, one in asked.items()}
+        for client, answer in self._at_once.answer(here):
+            if isinstance(answer, Exception) or answer.error is not None:
+                yield client, answer
+            else:
+                yield client, replace(answer, held=here[client].out)
 
     def count(self, server_round: int, clients: Sequence[int]) -> None:
         """Told to their runners."""

@@ -16,6 +16,7 @@ from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, EventSink, ExchangeDone, ExchangeFailed, ignore
 from fedcore.flower.clientside import Answer
 from fedcore.flower.plain_request import PlainRequest
+from fedcore.flower.record_file import Place
 from fedcore.plain_exchange import (
     INPUT,
     MESSAGE_UNAVAILABLE,
@@ -137,17 +138,18 @@ class PlainSimulation:
             if any(client in self.virtual.there(lost) for client in lost):
                 stage.vanished.add(INPUT)
             examples = {client: reply.examples for client, reply in answered.items()}
-            sizes = {client: float(one.content.stat().st_size) for client, one in answered.items() if one.content}
+            sizes = {client: float(one.size) for client, one in answered.items()}
             for client, reason in stage.late(examples, sizes).items():
                 found[client] = self._dropped(client, reply_error(MESSAGE_UNAVAILABLE, reason))
 
-    def _reply(self, client: int, answer: Answer | Exception, out: Path) -> PlainReply:
+    def _reply(self, client: int, answer: Answer | Exception, out: Place) -> PlainReply:
         if isinstance(answer, Exception):
             traceback.print_exception(answer)
             return self._dropped(client, error_of(answer))
         if answer.error is not None:
             return self._dropped(client, answer.error)
-        return PlainReply(node=client, content=out, examples=answer.examples or 0, metrics=answer.metrics)
+        content = answer.held or out
+        return PlainReply(node=client, content=content, examples=answer.examples or 0, metrics=answer.metrics)
 
     def _dropped(self, client: int, error: ReplyError) -> PlainReply:
         reason = error.reason or f"error {error.code}"
@@ -167,7 +169,7 @@ class PlainSimulation:
                 metrics=mean_metrics(answered) if answered else {},
                 seconds=self.clock() - started,
                 virtual_seconds=None if self.virtual is None else self.virtual.lap(),
-                bytes_up={self.name(one.node): one.content.stat().st_size for one in answered if one.content},
+                bytes_up={self.name(one.node): one.size for one in answered},
                 bytes_down={self.name(one.node): questions[one.node].reference.size for one in answered},
             )
         )

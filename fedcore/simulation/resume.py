@@ -284,7 +284,7 @@ def _keep_replies(replies: list[PlainReply], place: Path) -> Any:
     kept = []
     for reply in replies:
         if reply.content is not None:
-            shutil.copyfile(reply.content, place / f"{reply.node}.reply")
+            reply.save(place / f"{reply.node}.reply")
         error = reply.error.model_dump(mode="json") if reply.error is not None else None
         told = {"node": reply.node, "examples": reply.examples, "metrics": dict(reply.metrics), "error": error}
         kept.append({**told, "content": reply.content is not None})

@@ -49,8 +49,8 @@ def sha256_tensors(layout: Layout, tensors: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def read_header(path: Path) -> tuple[Layout, dict[str, int]]:
-    """The layout of a file, in the order of its header, and the offset of each tensor in bytes.
+def read_header(path: Path) -> tuple[Layout, dict[str, int], dict[str, str]]:
+    """The layout of a file, in the order of its header, the offset of each tensor in bytes, and `read_metadata`.
 
     The safetensors library checks the structure first (lengths, gaps, overlaps, a file that is too
     short or too long), so that what is parsed here is known to be consistent.
@@ -59,12 +59,12 @@ def read_header(path: Path) -> tuple[Layout, dict[str, int]]:
     for a file that cannot be opened.
     """
     table, length = _read_table(path)
-    table.pop("__metadata__", None)
+    metadata: dict[str, str] = table.pop("__metadata__", None) or {}
     specs = tuple(
         TensorSpec(name=name, dtype=entry["dtype"], shape=tuple(entry["shape"])) for name, entry in table.items()
     )
     offsets = {name: 8 + length + entry["data_offsets"][0] for name, entry in table.items()}
-    return Layout(specs=specs), offsets
+    return Layout(specs=specs), offsets, metadata
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -86,6 +86,12 @@ def _read_table(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         return json.loads(file.read(length), object_pairs_hook=_unique_keys), length
+
+
+def file_size(layout: Layout, metadata: Mapping[str, str]) -> int:
+    """Bytes of the file that a state of `layout` would be written to."""
+    header, _ = _make_header(layout, metadata)
+    return len(header) + layout.nbytes
 
 
 class FileSink:

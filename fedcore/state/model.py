@@ -23,14 +23,16 @@ class ModelState(Mapping[str, NDArray[Any]]):
     """Ordered, read-only mapping from tensor names to arrays in storage dtype (BF16 as uint16).
 
     The arrays are views: of memory that the caller gave, or of a memory map that the state keeps
-    open. Raises UsageError when the arrays do not match the layout.
+    open. metadata: what a mapped file says beside its tensors. Raises UsageError when the arrays do not match the
+    layout.
     """
 
-    __slots__ = ("_arrays", "_map", "_specs", "layout", "path")
+    __slots__ = ("_arrays", "_map", "_specs", "layout", "metadata", "path")
 
     def __init__(self, layout: Layout, arrays: Mapping[str, NDArray[Any]], *, path: Path | None = None) -> None:
         self.layout = layout
         self.path = path
+        self.metadata: Mapping[str, str] = {}
         self._map: mmap.mmap | None = None
         self._specs = {spec.name: spec for spec in layout.specs}
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -68,7 +70,7 @@ class ModelState(Mapping[str, NDArray[Any]]):
         `save` does. Raises PeerError for a file that is truncated or malformed, EncodingError for
         a dtype that is not supported, OSError for a file that cannot be opened.
         """
-        layout, offsets = read_header(path)
+        layout, offsets, metadata = read_header(path)
         with path.open("rb") as file:
             raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         arrays: dict[str, NDArray[Any]] = {
@@ -76,7 +78,7 @@ class ModelState(Mapping[str, NDArray[Any]]):
             for spec in layout.specs
         }
         state = cls(layout, arrays, path=path)
-        state._map = raw
+        state._map, state.metadata = raw, metadata
         return state
 
     def release(self) -> None:

@@ -7,12 +7,14 @@ rank 0, which writes each of them to its place in the file.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -58,8 +60,13 @@ class Entry:
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             raise EncodingError(f"tensor {name!r} is {tensor.dtype}, which a model's state cannot hold")
-        spec = TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape))
-        return cls(spec, tensor.detach(), nonnegative=nonnegative)
+        return cls(_spec(name, dtype, tuple(tensor.shape)), tensor.detach(), nonnegative=nonnegative)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    """Kept, since a simulation asks for those of one model once for each client and round."""
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
 
 
 def load_entries(entries: Sequence[Entry], state: ModelState | None, world: World) -> None:
@@ -91,11 +98,18 @@ def save_entries(entries: Iterable[Entry], sink: StateSink | None, world: World)
             sink.write(entry.spec, 0, numpy_view(whole, entry.spec))
 
 
-def torch_view(array: NDArray[Any], spec: TensorSpec) -> Tensor:
-    """A tensor over the same memory, only to be read."""
+@functools.cache
+def _warn_of_views() -> None:
+    """Let torch say, unheard, that an array is not to be written: it does so once in a process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        tensor = torch.from_numpy(array)
+        torch.from_numpy(np.frombuffer(b"0", np.uint8))
+
+
+def torch_view(array: NDArray[Any], spec: TensorSpec) -> Tensor:
+    """A tensor over the same memory, only to be read."""
+    _warn_of_views()
+    tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if spec.dtype == "BF16" else tensor
 
 
@@ -140,6 +154,10 @@ def _agree(entries: Sequence[Entry], state: ModelState | None, world: World) -> 
             error = raised
     elif world.rank == 0:
         error = UsageError("rank 0 needs the state that is to be loaded")
+    if error is not None and world.size == 1:
+        raise error
+    if world.size == 1:
+        return True
     refused, without = world.sum(torch.tensor([error is not None, state is None], device=world.device).float()).tolist()
     if error is not None:
         raise error

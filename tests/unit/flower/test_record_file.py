@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedcore.errors import AppError, PeerError
 from fedcore.flower import record_file
-from fedcore.flower.record_file import KEY, StoredValues, arrays_state, read_records, write_result
+from fedcore.flower.record_file import KEY, HeldRecords, StoredValues, arrays_state, read_records, write_result
 from fedcore.flower.records import load_records, save_records
 from fedcore.state import ModelState
 from fedcore.state.files import read_metadata
@@ -81,6 +81,29 @@ def test_any_records_come_out_as_they_went_in(
 ) -> None:
     content = RecordDict(records)
     assert told(through_a_file(tmp_path_factory.mktemp("records"), content)) == told(content)
+
+
+@given(records=RECORDS)
+def test_records_that_are_held_are_those_of_the_file(
+    records: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content, folder = RecordDict(records), tmp_path_factory.mktemp("records")
+    held = HeldRecords()
+    save_records(held, content)
+    save_records(folder / "file", content)
+    held.save(folder / "held")
+    assert told(load_records(held)) == told(content)
+    assert (folder / "held").read_bytes() == (folder / "file").read_bytes()
+    assert held.size == (folder / "file").stat().st_size
+
+
+def test_a_model_that_is_held_is_a_copy() -> None:
+    weights = np.zeros(3, np.float32)
+    state = ModelState.from_arrays({"w": weights})
+    held = HeldRecords()
+    write_result(held, StoredValues(key="m", kind="metric", values={}), "arrays", state.layout, state.write_to)
+    weights += 1  # the next client trains in the same memory
+    np.testing.assert_array_equal(load_records(held).array_records["arrays"]["w"].numpy(), np.zeros(3, np.float32))
 
 
 def test_numbers_are_tensors_that_are_mapped(tmp_path: Path) -> None:
