@@ -19,7 +19,7 @@ from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
 from client_app.following import Approved, Follower
 from client_app.ledger import ExchangeId
 from client_app.output import clean
-from client_app.owner.now import NowFile
+from client_app.owner.now import Doing, NowFile
 from client_app.patience import ONCE
 from client_app.roster import agree, catch_up, learn
 from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, read_task
@@ -290,7 +290,11 @@ class Agent:
         self._work = asyncio.create_task(self._do_work(task))
 
     async def _do_work(self, task: Task) -> None:
-        said = await do_work(task, self.client)
+        self._note_idle(task)
+        try:
+            said = await do_work(task, self.client)
+        finally:
+            self._note_idle()
         if not self.client.eligibility.holds:
             self._news.set()
         with contextlib.suppress(FedcoreError):  # it is said again with the next joining
@@ -343,7 +347,7 @@ class Agent:
         """Take a reading; tell the owner what has changed, and by the next heartbeat, unless silent, the server."""
         if change := await self.client.eligibility.update():
             self.client.output.info("eligibility", change)
-            if self._joined and not self._away and self._working_on is None:
+            if self._joined:
                 self._note_idle()
             if not self._hides:
                 self._news.set()
@@ -359,9 +363,14 @@ class Agent:
             self._news.set()
         self._silent = False
 
-    def _note_idle(self) -> None:
-        why = self.client.eligibility.reason
-        self._now.note("not eligible" if why else "waiting", why=why, server=self.client.transport.url)
+    def _note_idle(self, work: Task | None = None) -> None:
+        """What the agent does while it takes part in no exchange. work: what it begins to train for."""
+        if self._working_on is not None or self._away:
+            return  # an exchange, or a server that is away, is more to say
+        why, work = self.client.eligibility.reason, work or self.client.held.training
+        doing: Doing = "not eligible" if why else "training" if work is not None else "waiting"
+        run = work.run if work is not None else ""
+        self._now.note(doing, why=why, run=run, server=self.client.transport.url)
 
     def _note_away(self, error: FedcoreError) -> None:
         if not self._away:

@@ -95,6 +95,13 @@ def is_draw(task: Task) -> bool:
     return task.cut is not None and task.group is None
 
 
+def groups_in(task: Task) -> int:
+    """Into how many groups the cohort of a training is cut, or is to be; 1 where it is not."""
+    if task.group is not None:
+        return task.group.of
+    return task.cut.groups if task.cut is not None else 1
+
+
 def statement(federation: str, draw: bytes, nonce: bytes) -> bytes:
     """What a client signs to answer the draw whose task has the digest `draw`, 32 bytes; `nonce` has as many."""
     return pack(PLACE_TAG, federation, draw, nonce)

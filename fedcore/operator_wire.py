@@ -106,12 +106,16 @@ class RunClientOut(Message):
 
 
 class RunClientsOut(Message):
-    """GET /v1/runs/{run}/clients. exchange, server_round, stage: what is open now; 0 and "" between exchanges."""
+    """GET /v1/runs/{run}/clients. exchange, server_round, stage: what is open now; 0 and "" between exchanges.
+
+    groups: into how many the cohort is cut, or is to be.
+    """
 
     run: str
     exchange: int
     server_round: int
     stage: str
+    groups: int = 1
     clients: list[RunClientOut]
 
 

@@ -126,7 +126,8 @@ def _facts(found: RunOut, now: datetime) -> Iterator[tuple[str, str]]:
 
 def _clients(now: RunClientsOut) -> Iterator[str]:
     if now.exchange:
-        yield f"exchange   {now.exchange}, round {now.server_round}, stage {now.stage}"
+        groups = f", in {now.groups} groups" if now.groups > 1 else ""
+        yield f"exchange   {now.exchange}, round {now.server_round}{groups}, stage {now.stage}"
     for client in now.clients:
         yield f"  {client.name:<24} {client.state:<10} {client.why}".rstrip()
 

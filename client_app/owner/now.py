@@ -19,15 +19,16 @@ from fedcore.system.files import is_held, write_file
 
 NOW_FILE: Final = "now.json"
 
-Doing = Literal["starting", "waiting", "taking part", "away", "not eligible", "stopped"]
-"""`away`: the server does not answer, or is refused."""
+Doing = Literal["starting", "waiting", "training", "taking part", "away", "not eligible", "stopped"]
+"""`training`: for a sum that comes later. `away`: the server does not answer, or is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
     """What an agent does. since: seconds since 1970. why: in words, of `away` and `not eligible`.
 
-    run, exchange, server_round, message_type: of the exchange that it takes part in, else "" and 0.
+    run, exchange, server_round, message_type: of the exchange that it takes part in, else "" and 0; where it trains for
+    a later sum, run is that sum's.
     """
 
     doing: Doing

@@ -61,6 +61,8 @@ def doing(status: Status) -> str:
             kind, run = clean(now.message_type), clean(now.run)
             where = f"exchange {now.exchange} (round {now.server_round}, {kind}) of run {run}"
             return f"The agent takes part in {where}, since {since}."
+        case "training":
+            return f"The agent is connected to {at} and trains for a later sum of run {clean(now.run)}, since {since}."
         case "waiting":
             return f"The agent is connected to {at} and waits for a task, since {since}."
         case "not eligible":

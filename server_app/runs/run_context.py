@@ -10,6 +10,7 @@ from typing import Any
 
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
+from fedcore.groups import groups_in
 from fedcore.state import ModelFacts
 from fedcore.wire import Task
 from server_app.exchanges.ending import ExchangeEnd
@@ -144,7 +145,7 @@ class RunContext:
             aggregation=task.aggregation,
             model=model,
             content=content,
-            groups=task.cut.groups if task.cut else 1,
+            groups=groups_in(task),
         )
         self.event_log.add(started)
 

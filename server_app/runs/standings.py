@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from fedcore.groups import groups_in
 from fedcore.operator_wire import ClientState, RunClientOut, RunClientsOut
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.stages import Standing
@@ -29,6 +30,7 @@ def standings(services: Services, run: str, app_sha256: str, shown: Sequence[Exc
         exchange=newest.task.exchange if newest is not None else 0,
         server_round=newest.task.server_round if newest is not None else 0,
         stage=newest.stages.current if newest is not None else "",
+        groups=groups_in(newest.task) if newest is not None else 1,
         clients=[
             RunClientOut(id=member.id, name=member.name, state=state, why=why)
             for member in services.roster.members

@@ -222,6 +222,7 @@ class World:
             "exchange": number,
             "server_round": len(self.rounds) + 1,
             "stage": self.stage,
+            "groups": 1,
             "clients": clients,
         }
 

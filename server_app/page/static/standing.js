@@ -44,10 +44,9 @@ export class Standing {
   }
 
   /** What is open, as the server says it when asked. */
-  stage({ exchange, server_round: round, stage }) {
+  stage({ exchange, server_round: round, stage, groups }) {
     if (exchange !== this.#open.exchange || stage !== this.#open.stage) {
       const kind = exchange === this.#open.exchange ? this.#open.kind : "";
-      const groups = round === this.#open.round ? this.#open.groups : 1; // those of a round have numbers of their own
       this.#open = { exchange, round, kind, stage, done: 0, expected: 0, groups };
       this.#draw();
     }

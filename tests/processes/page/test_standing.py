@@ -19,13 +19,17 @@ const say = () => console.log(standing.round.textContent);
 standing.hear({ kind: "exchange", exchange: 1, server_round: 1, message_type: "train", cohort, groups: 2 });
 say();
 standing.hear({ kind: "stage", exchange: 2, stage: "input", done: 1, expected: 2 });
-standing.stage({ exchange: 3, server_round: 1, stage: "input" });
+standing.stage({ exchange: 3, server_round: 1, stage: "input", groups: 2 });
 say();
 standing.hear({ kind: "exchange-done", exchange: 1 });
 say();
 standing.hear({ kind: "exchange", exchange: 4, server_round: 2, message_type: "train", cohort, groups: 1 });
 say();
 standing.end();
+const late = new Standing();
+late.stage({ exchange: 6, server_round: 3, stage: "input", groups: 4 });
+console.log(late.round.textContent);
+late.end();
 """
 
 
@@ -36,4 +40,10 @@ def test_a_round_in_groups_says_so_while_it_goes_on(tmp_path: Path) -> None:
     command = [str(NODE), "--input-type=module", "--eval", SCRIPT, (static / "standing.js").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["Round 1, in 2 groups", "Round 1, in 2 groups", "Round 1", "Round 2"]
+    assert done.stdout.splitlines() == [
+        "Round 1, in 2 groups",
+        "Round 1, in 2 groups",
+        "Round 1",
+        "Round 2",
+        "Round 3, in 4 groups",  # on a page that was opened in the middle of it
+    ]

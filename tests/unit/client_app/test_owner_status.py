@@ -87,6 +87,8 @@ def test_whether_an_agent_runs_is_told_by_its_lock(kit: Path, state: Path) -> No
         found = read_status(kit, None)
         assert found.running
         assert "waits for a task" in sections(found)[0].text[0]
+        NowFile(state).note("training", server="https://server", run="abc")
+        assert "trains for a later sum of run abc" in sections(read_status(kit, None))[0].text[0]
     with Ledger(state):
         pass  # looking left no lock behind
 

@@ -17,6 +17,7 @@ from support.serverside import ScriptedApp, Site, events_of, site, until
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.groups import Drawn, check_group, make_place
+from fedcore.operator_wire import RunClientsOut
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.transcript import Chain, TranscriptOut, keys_of
@@ -90,6 +91,18 @@ async def chain_of(here: Site) -> Chain:
     return chain
 
 
+async def groups_shown(here: Site, run: str) -> int:
+    """What the server says of an exchange that is open."""
+
+    async def clients() -> RunClientsOut:
+        return RunClientsOut.model_validate_json((await here.operator("GET", f"/v1/runs/{run}/clients")).content)
+
+    while not (found := await clients()).exchange:  # noqa: ASYNC110 - there is no event of it
+        await asyncio.sleep(0.01)
+    assert len(found.clients) == CLIENTS
+    return found.groups
+
+
 async def one_round(here: Site, app: ScriptedApp, model: ModelState) -> tuple[Replies, dict[int, list[Member]]]:
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = list(here.members.values())
@@ -105,6 +118,7 @@ async def test_the_strategy_gets_the_mean_of_each_group(here: Site, model: Model
     run, app = await here.begin(GROUPED)
     asked = asyncio.create_task(app.exchange(model, ALL))
     members = list(here.members.values())
+    assert await groups_shown(here, run) == 2, "while they are drawn"
     await draw(members)
     drawn = {}
     for member in members:
@@ -118,6 +132,7 @@ async def test_the_strategy_gets_the_mean_of_each_group(here: Site, model: Model
         check(member, drawn[member.id])
     shown = MarksOut.model_validate_json((await here.operator("GET", f"/v1/runs/{run}/marks")).content)
     assert shown.exchanges == [1], "the groups are one exchange to whoever looks on"
+    assert await groups_shown(here, run) == 2, "to a page as well that was opened after the draw"
     await asyncio.gather(*(member.secure() for member in members))
     answer = await asked
     expected = [np.mean([member.local.by for member in groups[number]]) for number in (1, 2)]
