@@ -95,6 +95,11 @@ class WorkBook:
         held, number = self.in_hand, self.newest.number
         return [client for client in clients if client not in held and self.spent.get(client, -1) < number]
 
+    def can_fill(self, clients: Iterable[int]) -> bool:
+        """Whether enough of `clients` have something in hand for a buffer, or may be given the newest version."""
+        clients = frozenset(clients)
+        return len(clients & self.in_hand.keys()) + len(self.free(clients)) >= self.size
+
     @property
     def room(self) -> int:
         """How many clients more may train."""

@@ -69,10 +69,10 @@ class BufferedExchanges:
         """
         run, attempts = self.run, self.sums.attempts()
         book = await self._publish(asked, versions)
-        past, named = run.past_of(asked.step), None
+        past, named, last = run.past_of(asked.step), None, ""
         for number in itertools.count(1):
             row = next(past, None)
-            chosen = None if row is not None else await self._choose(asked, book, attempts, named)
+            chosen = None if row is not None else await self._choose(asked, book, attempts, named, last)
             task, end = await self.sums.attempt(asked, attempts, number, row, chosen=chosen)
             await run.close_judged(task, end, asked.model)
             if end.failure is None:
@@ -94,6 +94,7 @@ class BufferedExchanges:
             )
             if not again:
                 raise RoundFailed(explain(error, end, run.plan.settings)) from error
+            last = explain(error, end, run.plan.settings)
         raise AssertionError("there is always another number")
 
     # --- versions -------------------------------------------------------------------------------
@@ -141,14 +142,19 @@ class BufferedExchanges:
 
     # --- who is asked for its update ------------------------------------------------------------
 
-    async def _choose(self, asked: SecureRequest, book: WorkBook, attempts: Attempts, named: _Named | None) -> Chosen:
-        """Whose updates are summed next; raises RoundFailed where they do not come together."""
+    async def _choose(
+        self, asked: SecureRequest, book: WorkBook, attempts: Attempts, named: _Named | None, last: str
+    ) -> Chosen:
+        """Whose updates are summed next; raises RoundFailed where they do not come together.
+
+        last: why the attempt before came to nothing.
+        """
         if named is not None:
             return named.chosen()
-        cohort = sorted(await self._fill(asked, book))
+        cohort = sorted(await self._fill(asked, book, last))
         return Chosen(cohort=cohort, buffer=book.starts(cohort), whole=attempts.whole)
 
-    async def _fill(self, asked: SecureRequest, book: WorkBook) -> tuple[int, ...]:
+    async def _fill(self, asked: SecureRequest, book: WorkBook, last: str) -> tuple[int, ...]:
         services, settings = self.run.services, self.run.plan.settings
         wait, began = settings.train_seconds + settings.join_seconds, services.clock()
         task = self._work(asked, book.version)
@@ -162,6 +168,11 @@ class BufferedExchanges:
             self._tell(book, there, services.clock() - began)
             if members:
                 return members
+            if not book.can_fill(self.run.clients.without_cheats([*asked.request.nodes, *book.in_hand])):
+                raise RoundFailed(
+                    f"no buffer of {book.size} updates can be filled any more: too many clients have given theirs from "
+                    "this model to a sum that stayed closed, or gave up" + (f". Before: {last}" if last else "")
+                )
             if services.clock() - began > wait:
                 raise RoundFailed(
                     f"{len(book.ready)} of the {book.size} updates of a buffer were there after {wait:g} s "

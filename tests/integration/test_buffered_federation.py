@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from support.deployment import Deployment, Ended, wait_until
@@ -30,7 +32,24 @@ def by_hand(done: Ended) -> np.ndarray:
     return versions[-1]
 
 
-def test_a_run_does_not_wait_for_its_slowest_client(federation: Deployment) -> None:
+@contextmanager
+def owner_of(name: str, federation: Deployment, *, allow_differencing: bool) -> Iterator[None]:
+    """Whose client is started anew with this line in its policy; kits of a test's federation allow all of it."""
+    policy = federation.kit(name) / "policy.toml"
+    before = policy.read_text()
+    allowed, asked = (f"allow-differencing = {str(value).lower()}" for value in (True, allow_differencing))
+    assert allowed in before
+    federation.stop(name)
+    try:
+        policy.write_text(before.replace(allowed, asked))
+        federation.start_clients(name)
+        yield
+    finally:
+        policy.write_text(before)
+        federation.stop(name)
+
+
+def test_a_run_does_not_wait_for_its_slowest_client_and_no_update_is_summed_twice(federation: Deployment) -> None:
     run = federation.submit(gated=True, gated_partition=3, num_server_rounds=3, settings=BUFFERED)
     done = run.finish()  # while client 4 is at the gate
     run.go_on()
@@ -38,6 +57,16 @@ def test_a_run_does_not_wait_for_its_slowest_client(federation: Deployment) -> N
     assert done.trained() == [list(NAMES[:3])] * 3
     assert done.of("exchange-failed") == []
     np.testing.assert_allclose(done.arrays()["weight"], by_hand(done), atol=1e-5)
+    # From the same first model again: two of three updates are those of the first sum.
+    with owner_of("client-2", federation, allow_differencing=False):
+        run = federation.submit(gated=True, gated_partition=0, num_server_rounds=1, settings=BUFFERED)
+        again = run.finish()
+        run.go_on()
+    assert again.status == 5
+    assert again.of("exchange-done") == []
+    assert "no buffer of 3 updates can be filled any more" in again.stderr, "it does not wait for them in vain"
+    assert "client-2: withdrew: protocol-violation, update-reused" in again.stderr
+    assert "2 of the updates are in the sum of exchange 1 of run" in federation.log("client-2")
 
 
 def test_a_run_survives_its_server_and_a_client_in_the_middle_of_their_work(federation: Deployment) -> None:

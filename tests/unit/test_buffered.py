@@ -190,6 +190,24 @@ class TestBook:
         book.publish("01" * 32)
         assert book.free([1, 2]) == [1, 2]
 
+    def test_whether_a_buffer_can_be_filled_at_all(self) -> None:
+        book = self.book()
+        book.publish("00" * 32)
+        assert book.can_fill([1, 2])
+        assert not book.can_fill([1])
+        for client in (1, 2):
+            book.hand_out(client)
+            book.finish(client)
+        assert book.can_fill([1, 2]), "they have something in hand"
+        book.spend([1, 2])
+        assert not book.can_fill([1, 2, 3])
+        book.hand_out(3)
+        assert book.can_fill([1, 2, 3, 4])
+        book.give_up(3)
+        assert not book.can_fill([1, 2, 3, 4])
+        book.publish("01" * 32)
+        assert book.can_fill([1, 2])
+
     def test_work_that_is_too_old_comes_to_nothing(self) -> None:
         book = self.book()
         book.publish("00" * 32)

@@ -158,6 +158,21 @@ async def test_who_gives_up_or_goes_frees_its_place(here: Site, model: ModelStat
     assert "too-long" in dropped["reason"]
 
 
+async def test_where_too_few_are_left_for_a_buffer_the_run_ends_and_does_not_wait_for_them(
+    here: Site, model: ModelState
+) -> None:
+    run, app = await here.begin(BUFFERED)
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = list(here.members.values())
+    await work_of(members)
+    for member in members[:2]:
+        await member.say(WorkState.GIVEN_UP, WithdrawIn(reason=WithdrawalReason.POLICY, check="too-long"))
+    answer = await asked
+    assert "no buffer of 3 updates can be filled any more" in str(answer)
+    shown = await here.finish(run, app)
+    assert [event["client"] for event in events_of(shown, "dropped")] == ["client-1", "client-2"]
+
+
 async def test_what_is_too_old_comes_to_nothing(here: Site, model: ModelState) -> None:
     run, app = await here.begin({**BUFFERED, "max-staleness": 0})
     await first_sum(here, app, model)
