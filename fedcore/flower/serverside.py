@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flwr.app import Context, RecordDict
@@ -54,6 +55,7 @@ def run_server_app(
     compressed: bool = False,
     buffered: bool = False,
     groups: Groups | None = None,
+    on_loaded: Callable[[], None] | None = None,
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
@@ -64,7 +66,7 @@ def run_server_app(
     code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
     compressed: whether the updates in them lose a part, evenly.
     buffered: whether a training sums updates of several rounds.
-    groups: those into which its trainings are cut.
+    groups: those into which its trainings are cut. on_loaded: called when the app is imported, and nothing has run yet.
     """
     run_id = run_id_of(run)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER_NODE, 0
@@ -91,7 +93,10 @@ def run_server_app(
     )
     try:
         with legacy_rounds(grid), starting_from(initial, grid):
-            load_server_app(app)(grid, context)
+            server_app = load_server_app(app)
+            if on_loaded is not None:
+                on_loaded()
+            server_app(grid, context)
     except (BudgetSpent, EnoughFound) as error:
         return ServerAppOutcome(state=grid.final_state(), stopped=str(error))
     finally:

@@ -268,6 +268,7 @@ def carried_out(
     from fedcore.simulation import Simulation
     from fedcore.simulation.watched import WatchedCrew
     from fedcore.system.files import private_folder
+    from fedcore.system.heap import set_aside
 
     record = RunRecord()
     with private_folder() as folder, user_output_to_stderr(), _followed(wanted, record, track) as followed:
@@ -280,6 +281,7 @@ def carried_out(
             folder=folder,
             emit=emit,
             crew=WatchedCrew(crew, view.works),
+            on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
             **parts,
         )
         outcome = _run(simulation, outputs, folder)

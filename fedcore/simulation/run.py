@@ -81,7 +81,8 @@ class Simulation:
     initial: what the ServerApp's strategy starts from in place of its own model. results: what the ServerApp found, as
     `results_of` has it, also of a run that failed. enough: whether what the ServerApp found ends the run, with the
     model that it has then. state: a folder in which the run keeps all that it takes to go on, and
-    goes on where it holds the run already (`resume`); None for a run that lives as long as its process.
+    goes on where it holds the run already (`resume`); None for a run that lives as long as its process. on_loaded:
+    called when the ServerApp is imported.
     """
 
     app: FlowerApp
@@ -101,6 +102,7 @@ class Simulation:
     emit: EventSink = ignore
     enough: Callable[[FiguresFound], bool] | None = None
     clock: Callable[[], float] = time.monotonic
+    on_loaded: Callable[[], None] | None = None
     results: Results = field(default_factory=dict, init=False)
     _crew: Crew = field(init=False)
     _fates: Fates = field(init=False)
@@ -242,6 +244,7 @@ class Simulation:
                 compressed=self.settings.compresses,
                 buffered=self.settings.buffered,
                 groups=Groups.of(self.settings),
+                on_loaded=self.on_loaded,
             )
         self._models.warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))

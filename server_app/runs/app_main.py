@@ -39,6 +39,7 @@ from fedcore.state import ModelState
 from fedcore.statistics import Question
 from fedcore.statistics_report import STATISTICS
 from fedcore.system.files import write_file
+from fedcore.system.heap import set_aside
 from fedcore.system.json_lines import BlockingConnection
 from server_app.runs.app_files import APP_FILES
 from server_app.runs.app_messages import (
@@ -202,6 +203,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         buffered=start.buffered,
         compressed=start.compressed,
         groups=Groups(start.groups, start.least_groups) if start.groups > 1 else None,
+        on_loaded=set_aside,  # Flower collects garbage for every reply that Bulyan and QFedAvg read
     )
     if outcome.state is None:
         return Finished(model=None)

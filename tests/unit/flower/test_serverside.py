@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,3 +64,16 @@ def test_no_reply_to_an_evaluation_is_no_failure() -> None:
     assert outcome.stopped == ""
     assert outcome.state is not None
     assert (outcome.state["weight"] == 3).all()
+
+
+def test_what_is_to_be_done_between_the_import_and_the_run() -> None:
+    app, backend, seen = FlowerApp.load(STEADY), Limited(exchanges=3), []
+    config = {**app.run_config, "size": 10, "num-server-rounds": 1}
+    module = app.serverapp.partition(":")[0]
+
+    def loaded() -> None:
+        seen.append((module in sys.modules, len(backend.models)))
+
+    sys.modules.pop(module, None)
+    run_server_app(app, backend=backend, run="r", run_config=config, aggregation="secure", on_loaded=loaded)
+    assert seen == [(True, 0)]
