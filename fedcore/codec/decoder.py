@@ -124,8 +124,10 @@ def decode(
         def fill(sink: StateSink) -> None:
             for part in encoding.field_sections:
                 fields = words[encoding.sections[part.name]]
-                kind = _decode_floats if part.kept_share is None else _decode_rotated
-                kind(encoding, part, fields, survivors, examples, base, sink, threads)
+                if part.kept_share is None:
+                    _decode_floats(encoding, part, fields, survivors, examples, base, sink, threads)
+                else:
+                    _decode_rotated(encoding, part, fields, survivors, examples, base, sink)
             integers = words[encoding.sections["integers"]]
             decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
 
@@ -261,7 +263,6 @@ def _decode_rotated(
     examples: int,
     base: ModelState,
     sink: StateSink,
-    threads: int,
 ) -> None:
     """The same for units that were rotated.
 
@@ -287,7 +288,7 @@ def _decode_rotated(
 
         return decode_unit
 
-    for_each(part.units(), prepare, threads=threads)
+    for_each(part.units(), prepare, threads=1)  # as in the encoder: more take longer
 
 
 def _subtract_offset(fields: NDArray[Any], offset: int, out: NDArray[np.float64]) -> None:

@@ -78,7 +78,7 @@ def encode(
     `factor`, from 0 to 1, scales floating point tensors, after the L2 clip, and neither the weight that the sum is
     divided by nor tensors of integers. `randomness(k)` returns k secret random bytes. `out` ([encoding.words], uint64,
     contiguous) takes the words where it is given; after an error its content is meaningless. The result does not
-    depend on `threads`. With `device` the same words are there, and those that are returned wait for their masks
+    depend on `threads`, of which what is rotated takes one. With `device` the same words are there, and those that are returned wait for their masks
     (`DeviceVector.apply_masks`); until then they hold a part of them.
 
     An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
@@ -352,7 +352,8 @@ class _Update:
 
             return round_unit
 
-        return iter(for_each(part.units(), prepare, threads=self.threads))
+        # More threads take twice the processor and longer: a unit's calls are too short to share the interpreter.
+        return iter(for_each(part.units(), prepare, threads=1))
 
     def _write_unit(self, unit: Unit, out: NDArray[np.float32]) -> None:
         """The update, local - base, of the elements of a unit."""
