@@ -8,7 +8,7 @@ that NumPy gives it; the fields are 16 bits wide, as they are by default. The ta
 on two, and beside it the ratio of the memory traffic: bytes read and written (the codec: two float32 in and one field
 out, or one field and one float32 in and one float32 out; the copy: one float32 in, one out). What the codec does
 beyond moving bytes is in there, too: two random bytes from ChaCha20 for each element that it rounds.
-64 bits are those of the first exchange of a run, and updates of 12 bits and fewer are rotated, on one thread, which costs
+64 bits are those of the first exchange of a run. Updates of 12 bits and fewer are rotated, on one thread, which costs
 more than all else.
 
 error_over_bound: the largest |decoded - exact| over the bound (tests/support/error_bound.py), the exact mean in

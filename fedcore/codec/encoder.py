@@ -78,8 +78,8 @@ def encode(
     `factor`, from 0 to 1, scales floating point tensors, after the L2 clip, and neither the weight that the sum is
     divided by nor tensors of integers. `randomness(k)` returns k secret random bytes. `out` ([encoding.words], uint64,
     contiguous) takes the words where it is given; after an error its content is meaningless. The result does not
-    depend on `threads`, of which what is rotated takes one. With `device` the same words are there, and those that are returned wait for their masks
-    (`DeviceVector.apply_masks`); until then they hold a part of them.
+    depend on `threads`, of which what is rotated takes one. With `device` the same words are there, and those that are
+    returned wait for their masks (`DeviceVector.apply_masks`); until then they hold a part of them.
 
     An update of which an element exceeds its scale is clipped, or, as the settings say, locks the sum: the words then
     tell that, and its magnitudes, and nothing else.

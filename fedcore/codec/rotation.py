@@ -35,8 +35,8 @@ _LEAST_COLUMNS: Final = 16
 """So rows that are only partly used make a matrix larger by a sixteenth at most."""
 
 _RUN: Final = 512
-"""NumPy copies operands whose runs are shorter than its buffer, of 8,192 elements, through it, which takes two thirds of
-such a step; with this one it does so in the first steps only."""
+"""NumPy copies operands whose runs are shorter than its buffer, of 8,192 elements, through it, which takes longer than
+to add them; with this one it does so in the first steps only."""
 
 _SIGNS: Final = b"fedcore/codec/rotation/signs/v1"
 _SUBSET: Final = b"fedcore/codec/rotation/subset/v1"
