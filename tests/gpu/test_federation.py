@@ -28,7 +28,7 @@ def there() -> None:
 
 def test_two_clients_train_in_secret_on_one_device(tmp_path: Path) -> None:
     """One keeps its model in the memory of the host; both have a share of the device's."""
-    with Deployment.open(tmp_path, clients=len(CLIENTS)) as federation:
+    with Deployment.open(tmp_path, clients=len(CLIENTS), forked=False) as federation:
         federation.app = DIGITS
         federation.start_server()
         federation.start_client("client-1", *OFFLOADED, *SHARE)

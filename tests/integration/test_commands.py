@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from support.commands import forked
 from support.deployment import Deployment, fedcore, wait_until
@@ -22,7 +24,7 @@ INTERRUPTED = 130
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Two clients whose owners allow plain aggregation."""
-    with Deployment.open(tmp_path_factory.mktemp("two"), clients=2, allow_plain=True) as deployment:
+    with Deployment.open(tmp_path_factory.mktemp("two"), clients=2, allow_plain=True, forked=False) as deployment:
         deployment.start()
         yield deployment
 
@@ -49,17 +51,17 @@ def test_the_help_of_each_command_shows_an_example(command: str) -> None:
 
 
 def test_json_of_the_commands_without_a_server(tmp_path: Path) -> None:
-    made = json.loads(fedcore("provision", tmp_path / "fed", "--clients", "3", "--port", "9443", "--json").stdout)
+    made = json.loads(forked("provision", tmp_path / "fed", "--clients", "3", "--port", "9443", "--json").stdout)
     assert made == {"folder": str(tmp_path / "fed"), "federation": "federation", "clients": 3, "port": 9443}
     model = tmp_path / "model.safetensors"
-    done = json.loads(fedcore("simulate", TINY, "--clients", "3", "--out", model, "--json").stdout)
+    done = json.loads(forked("simulate", TINY, "--clients", "3", "--out", model, "--json").stdout)
     assert done["status"] == "finished"
     assert done["aggregation"] == "secure"
     assert "weight" in ModelState.open(model)
 
 
 def test_export_says_that_a_client_has_no_model_of_its_own(readable: Deployment) -> None:
-    done = fedcore("client", "export", "--kit", readable.kit("client-1"), "--out", readable.folder / "model")
+    done = forked("client", "export", "--kit", readable.kit("client-1"), "--out", readable.folder / "model")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) == 1
@@ -112,34 +114,39 @@ def test_ctrl_c_on_a_run_cancels_it_and_the_next_one_works(readable: Deployment)
     assert again.of("exchange-done")[0]["survivors"] == ["client-1", "client-2"]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)])
-def test_a_client_that_is_stopped_takes_its_ranks_along(
-    readable: Deployment, number: signal.Signals, status: int
-) -> None:
-    wait_until("the rank to run", lambda: len(readable.ranks("client-2")) == 1)
-    (rank,) = readable.ranks("client-2")
-    assert readable.stop("client-2", number) == status
-    wait_until("the rank to end", lambda: not rank.is_running())
-    readable.start_clients("client-2")
+def test_a_client_that_is_stopped_takes_its_ranks_along(readable: Deployment) -> None:
+    statuses = {"client-1": (signal.SIGINT, INTERRUPTED), "client-2": (signal.SIGTERM, 0)}
+    for name, (number, status) in statuses.items():
+        (rank,) = wait_until("the rank to run", partial(readable.ranks, name))
+        assert readable.stop(name, number) == status
+        wait_until("the rank to end", partial(_has_ended, rank))
+    readable.start_clients(*statuses)
     done = readable.submit(settings={"min-clients": 2}).finish()
     assert done.status == 0, done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_that_is_stopped_leaves_its_run_to_its_next_start(
-    readable: Deployment, number: signal.Signals
-) -> None:
+def _has_ended(process: psutil.Process) -> bool:
+    return not process.is_running()
+
+
+def test_a_server_that_is_ended_leaves_its_run_to_its_next_start(readable: Deployment) -> None:
+    """Whichever signal ends it; its ServerApp ends as well, before it where it is asked."""
     said = len(readable.log("server"))
     run = readable.submit(gated=True)
     run.wait_for_training()
-    (app,) = readable.server_apps()
-    assert readable.stop("server", number) == 0
-    assert not app.is_running()
-    readable.start_server()
+    for times, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), start=1):
+        assert readable.server_apps()
+        killed = number == signal.SIGKILL
+        assert readable.stop("server", number) == (-number if killed else 0)
+        if killed:
+            wait_until("the ServerApp to end with its server", lambda: not readable.server_apps())
+        assert readable.server_apps() == []
+        readable.start_server()
+        run.wait_until_resumed(times)
     run.go_on()
     done = run.finish()
     assert done.status == 0, done.stderr
-    assert len(done.of("resumed")) == 1
+    assert len(done.of("resumed")) == 3
     assert "Traceback" not in readable.log("server")[said:]
     again = readable.submit(settings={"min-clients": 2}).finish()
     assert again.status == 0, again.stderr

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, fedcore, wait_until
+from support.commands import forked
+from support.deployment import MARK, PATIENCE, assert_none_left, command_lines, wait_until
 from support.tiny import TINY
 
 from fedcore.compare.local_federation import FEDCORE, ProcessGroup
@@ -73,7 +74,7 @@ def test_a_comparison_that_is_ended_leaves_no_process_and_goes_on(tmp_path: Path
     before = kept.stat().st_mtime_ns
     comparison = ended_by(signal.SIGKILL, -signal.SIGKILL, tmp_path)
     comparison.gate.touch()
-    again = fedcore(*comparison.words(), "--json")
+    again = forked(*comparison.words(), "--json")
     assert again.returncode == 0, again.stderr
     assert f"run 2 of 2: federated, gate={comparison.gate}, seed 0" in again.stderr
     assert "run 1 of 2" not in again.stderr

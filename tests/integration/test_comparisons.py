@@ -27,7 +27,7 @@ def test_an_app_that_cannot_be_imported_is_not_compared(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "tiny_app/__init__.py", "tiny_app/problem.py", "tiny_app/server_app.py"):
         (app / name).write_bytes((TINY / name).read_bytes())
     (app / "tiny_app" / "client_app.py").write_text("import a_module_that_is_not_installed\n")
-    done = fedcore("compare", app, "--clients", "2", "--modes", "federated", "--out", tmp_path / "out", "--json")
+    done = forked("compare", app, "--clients", "2", "--modes", "federated", "--out", tmp_path / "out", "--json")
     assert done.returncode == 2
     assert (
         "tiny cannot be compared: ModuleNotFoundError: No module named 'a_module_that_is_not_installed'" in done.stderr
@@ -87,7 +87,7 @@ def test_an_own_loss_is_compared_by_the_metric_that_is_named(tmp_path: Path) -> 
     assert (divided.returncode, "--modes allreduce: the loss cox is over a whole batch" in divided.stderr) == (2, True)
     assert not (tmp_path / "out").exists()
     modes = ("--modes", "federated,centralized,local", "--metric", "c_index:max", "--run-config", "passes=3")
-    done = fedcore(*command, *modes, "--json")
+    done = forked(*command, *modes, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     jsonschema.validate(report, json.loads((files("fedcore.compare.report") / "schema.json").read_text()))
@@ -109,7 +109,7 @@ def test_a_private_run_from_end_to_end(tmp_path: Path) -> None:
     """Real processes: epsilon after every exchange, and a budget that ends the run with a model."""
     app = Path(__file__).parents[1] / "apps" / "steady"
     out = tmp_path / "out"
-    done = fedcore(
+    done = forked(
         *("compare", app, "--clients", "2", "--modes", "federated-dp", "--out", out, "--json"),
         *("--run-config", "num-server-rounds=3", "--set", "dp-epsilon=6", "--set", "dp-rounds=2"),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,20 +42,23 @@ def test_a_round_waits_for_a_database_that_is_gone(replicas: Replicas, postgres:
     assert made.process("server").poll() is None
 
 
-@pytest.mark.parametrize("offset", [TWO_HOURS, -TWO_HOURS])
-def test_a_clock_that_is_off_is_named_and_waited_for(tmp_path: Path, offset: int) -> None:
-    clock = tmp_path / "clock"
-    clock.write_text(str(offset))
-    with Deployment.open(tmp_path, clients=3) as made:
+def test_clocks_that_are_off_are_named_and_waited_for(tmp_path: Path) -> None:
+    """One is fast, one is slow, and two are right."""
+    off = {"client-1": (TWO_HOURS, "from the future"), "client-2": (-TWO_HOURS, "too old")}
+    right = ["client-3", "client-4"]
+    with Deployment.open(tmp_path) as made:
         made.start_server()
-        words = [sys.executable, WITH_CLOCK, clock, "--kit", made.kit("client-1"), "--app", made.app]
-        made._start("client-1", words)
-        made.start_clients("client-2", "client-3")
-        made.wait_for_log("client-1", "set the clock of this machine, or the server's")
-        assert ("from the future" if offset > 0 else "too old") in made.log("client-1")
-        run = made.submit(settings={"min-clients": 3})
-        run.wait_for("clients", absent=["client-1"])
-        clock.write_text("0")
+        for name, (seconds, _) in off.items():
+            (tmp_path / name).write_text(str(seconds))
+            made.start_program(name, WITH_CLOCK, tmp_path / name, "--kit", made.kit(name), "--app", made.app)
+        made.start_clients(*right)
+        for name, (_, wrong) in off.items():
+            made.wait_for_log(name, "set the clock of this machine, or the server's")
+            assert wrong in made.log(name)
+        run = made.submit(settings={"min-clients": 4})
+        run.wait_for("clients", absent=list(off))
+        for name in off:
+            (tmp_path / name).write_text("0")
         done = run.finish()
     assert done.status == 0, done.stderr
-    assert done.trained() == [CLIENTS]
+    assert done.trained() == [[*off, *right]]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked import ForkedGroup
 
 from fedcore.compare.carry_out import carry_out_run
 from fedcore.compare.federation import Federation
@@ -21,8 +22,6 @@ CLIENTS = [f"client-{i}" for i in range(1, SITES + 1)]
 EXAMPLES = {"client-1": 40, "client-2": 50, "client-3": 60, "client-4": 70}
 STEPS = {"client-1": 5, "client-2": 7, "client-3": 8, "client-4": 9}
 """Of a round."""
-
-# Ten processes import torch; on a busy machine each of them takes long.
 
 
 def made(folder: Path, *, seed: int, hold: str = "", **changes: Any) -> PlannedRun:
@@ -51,7 +50,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """
     out = tmp_path_factory.mktemp("federated")
     found: dict[str, Any] = {}
-    with Federation(out / "federations") as federation:
+    with pytest.MonkeyPatch.context() as patch, Federation(out / "federations") as federation:
+        patch.setattr("fedcore.compare.federation.ProcessGroup", ForkedGroup)
         for name, run in {
             "first": made(out / "first", seed=1),
             "killed": made(out / "killed", seed=2, hold="2@2", kill=Kill(site=1, round=1)),

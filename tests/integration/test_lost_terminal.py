@@ -6,7 +6,8 @@ import json
 import signal
 from pathlib import Path
 
-from support.deployment import PATIENCE, Deployment, fedcore, wait_until
+from support.commands import forked
+from support.deployment import PATIENCE, Deployment, wait_until
 
 
 def test_a_lost_terminal_loses_no_run(tmp_path: Path) -> None:
@@ -20,13 +21,13 @@ def test_a_lost_terminal_loses_no_run(tmp_path: Path) -> None:
         shown = {}
 
         def all_train() -> bool:
-            shown.update(json.loads(fedcore("runs", "show", "last", "--json", *operator).stdout))
+            shown.update(json.loads(forked("runs", "show", "last", "--json", *operator).stdout))
             return {client["state"] for client in shown["now"]["clients"]} == {"training"}
 
         wait_until("all clients to be shown at work", all_train)  # and they stay there until the gate opens
         submitted.go_on()
         out = tmp_path / "found.safetensors"
-        done = fedcore("runs", "attach", shown["run"][:8], "--json", "--out", out, *operator)
+        done = forked("runs", "attach", shown["run"][:8], "--json", "--out", out, *operator)
     assert done.returncode == 0, done.stderr
     first, *events, summary = [json.loads(line) for line in done.stdout.splitlines()]
     assert first == {"run": shown["run"]}

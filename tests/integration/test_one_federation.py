@@ -16,7 +16,7 @@ CLIENTS = ["client-1", "client-2", "client-3"]
 
 
 def test_three_clients_train_digits_together(tmp_path: Path) -> None:
-    with Deployment.open(tmp_path, clients=len(CLIENTS)) as federation:
+    with Deployment.open(tmp_path, clients=len(CLIENTS), forked=False) as federation:
         federation.app = DIGITS
         federation.start()
         done = federation.submit(settings={"min-clients": len(CLIENTS)}, num_server_rounds=3).finish()

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.deployment import Deployment, fedcore
+from support.commands import forked
+from support.deployment import Deployment
 from support.tiny import TINY
 
 from fedcore.compare.local_federation import LocalFederation
@@ -128,7 +129,7 @@ def test_an_identity_that_is_not_on_the_roster(federation: Deployment) -> None:
     stranger = strangers(federation)
     kit = stranger.folder / "clients" / "client-1"
     trust(federation, kit)
-    done = fedcore("client", "--kit", kit, "--app", TINY)
+    done = forked("client", "--kit", kit, "--app", TINY)
     assert done.returncode == 3
     assert "the server does not accept this client's signature" in done.stderr
     assert "Traceback" not in done.stderr
@@ -137,7 +138,7 @@ def test_an_identity_that_is_not_on_the_roster(federation: Deployment) -> None:
 def test_an_operators_token_that_is_wrong(federation: Deployment) -> None:
     stranger = strangers(federation)
     trust(federation, stranger.operator)
-    done = fedcore("run", TINY, "--operator", stranger.operator, "--out", stranger.folder / "m.safetensors")
+    done = forked("run", TINY, "--operator", stranger.operator, "--out", stranger.folder / "m.safetensors")
     assert done.returncode == 3
     assert "the server does not accept the operator's token" in done.stderr
     token = (stranger.operator / "token").read_text().strip()
@@ -151,7 +152,7 @@ def test_a_server_with_another_certificate(federation: Deployment, who: str) -> 
     command = (
         ("client", "--kit", kit, "--app", TINY) if who == "client" else ("run", TINY, "--operator", stranger.operator)
     )
-    done = fedcore(*command, cwd=stranger.folder)
+    done = forked(*command, folder=stranger.folder)
     assert done.returncode == 3
     assert f"the server at https://localhost:{_port(kit)} is not the one of this kit" in done.stderr
     assert "check server-url and ca.crt" in done.stderr
@@ -163,10 +164,10 @@ def _port(kit: Path) -> str:
 
 
 def test_two_servers_or_agents_over_one_folder(federation: Deployment) -> None:
-    second = fedcore("server", "--federation", federation.federation.folder, "--port", "0")
+    second = forked("server", "--federation", federation.federation.folder, "--port", "0")
     assert second.returncode == 2
     assert "another server uses the data folder" in second.stderr
-    again = fedcore("client", "--kit", federation.kit("client-2"), "--app", TINY)
+    again = forked("client", "--kit", federation.kit("client-2"), "--app", TINY)
     assert again.returncode != 0
     assert "another" in again.stderr
     assert "Traceback" not in second.stderr + again.stderr

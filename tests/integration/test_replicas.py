@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.deployment import PATIENCE, fedcore
+from support.commands import forked
+from support.deployment import PATIENCE
 from support.postgres import Cluster, postgres
 from support.replicas import SERVERS, Replicas
 
@@ -35,7 +36,7 @@ def runs_from(replicas: Replicas, first: str) -> list[str]:
     lines = (kit / "operator.toml").read_text().splitlines()
     kept = [line for line in lines if not line.startswith(("server-url", "servers"))]
     (kit / "operator.toml").write_text("\n".join([*kept, f"servers = {json.dumps(urls)}", ""]))
-    done = fedcore("runs", "list", "--operator", kit, "--json")
+    done = forked("runs", "list", "--operator", kit, "--json")
     assert done.returncode == 0, done.stderr
     return [run["run"] for run in json.loads(done.stdout)["runs"]]
 
@@ -47,7 +48,7 @@ def test_a_round_goes_on_when_servers_stop_and_are_killed(replicas: Replicas) ->
     replicas.start("server-2")
     assert replicas.problem("server-2", "/v1/task") == NOT_LEADING
     published = ["--federation", made.federation.folder, "--operator", made.federation.operator]
-    revoked = fedcore("federation", "revoke", "client-4", "--yes", *published)
+    revoked = forked("federation", "revoke", "client-4", "--yes", *published)
     assert revoked.returncode == 0, revoked.stderr
     made.start_clients(*CLIENTS)
     run = made.submit(gated=True, settings={"min-clients": 3}, num_server_rounds=2)
@@ -58,6 +59,7 @@ def test_a_round_goes_on_when_servers_stop_and_are_killed(replicas: Replicas) ->
     leader.send_signal(signal.SIGTERM)
     replicas.led_by("server-2")
     assert leader.wait(PATIENCE) == 0
+    run.wait_until_resumed(1)
     assert "roster 2 is in use" in made.log("server-2"), "which was published to the other one"
     replicas.start("server")
     listed = runs_from(replicas, "server")
@@ -66,6 +68,7 @@ def test_a_round_goes_on_when_servers_stop_and_are_killed(replicas: Replicas) ->
 
     made.kill("server-2")
     replicas.led_by("server")
+    run.wait_until_resumed(2)
     replicas.start("server-2")
 
     # One that is only stopped wakes up as one that leads no more.

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.deployment import Deployment, fedcore
+from support.commands import forked
+from support.deployment import Deployment
 from support.reporting_app import reporting_app
 
 
@@ -26,8 +27,8 @@ def test_results_prints_and_files_come_home(here: Deployment, tmp_path: Path) ->
     person = tmp_path / "home" / "m.safetensors"
     person.parent.mkdir()
     command = ("run", here.app, "--operator", here.federation.operator, "--out", person)
-    shown = fedcore(*command)
-    again = fedcore(*command)
+    shown = forked(*command)
+    again = forked(*command)
     lines = [event["line"] for event in done.of("log")]
     assert "centrally evaluated round 2" in lines
     assert any("own words of the app" in line for line in lines)
@@ -51,7 +52,7 @@ def test_results_prints_and_files_come_home(here: Deployment, tmp_path: Path) ->
 def test_a_run_that_fails_half_way_says_where_its_results_are(here: Deployment, tmp_path: Path) -> None:
     model = tmp_path / "m.safetensors"
     operator = here.federation.operator
-    shown = fedcore("run", here.app, "--operator", operator, "--run-config", "raises=1", "--out", model)
+    shown = forked("run", here.app, "--operator", operator, "--run-config", "raises=1", "--out", model)
     assert shown.returncode == 5, shown.stdout
     assert "the ServerApp raised ValueError: no test data" in shown.stderr
     assert f"results saved to {tmp_path}/m.results.json" in shown.stdout

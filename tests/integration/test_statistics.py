@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.deployment import Deployment, fedcore
+from support.commands import forked
+from support.deployment import Deployment
 
 APP = Path(__file__).parents[1] / "apps" / "columns"
 sys.path.insert(0, str(APP))
@@ -29,7 +30,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def ask(sites: Deployment, *options: str | Path) -> Any:
-    return fedcore("stats", APP, "--operator", sites.federation.operator, *options)
+    return forked("stats", APP, "--operator", sites.federation.operator, *options)
 
 
 def test_the_operator_reads_what_numpy_says_of_all_rows(sites: Deployment, tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_the_operator_reads_what_numpy_says_of_all_rows(sites: Deployment, tmp_p
 def test_both_modes_and_memory_tell_the_same(sites: Deployment) -> None:
     wanted = ("--bounds", "ward=0:4 age=20:90", "--bins", "8", "--json")
     secure, plain = ask(sites, *wanted), ask(sites, *wanted, "--set", "aggregation=plain")
-    memory = fedcore("stats", APP, "--clients", str(SITES), *wanted)
+    memory = forked("stats", APP, "--clients", str(SITES), *wanted)
     for done in (secure, plain, memory):
         assert done.returncode == 0, done.stderr
     first, *others = (json.loads(done.stdout)["columns"] for done in (secure, plain, memory))
@@ -76,6 +77,6 @@ def test_a_column_that_nobody_has_ends_with_the_clients_own_words(sites: Deploym
 
 
 def test_the_next_run_is_the_apps_own(sites: Deployment) -> None:
-    done = fedcore("run", APP, "--operator", sites.federation.operator, "--out", sites.folder / "none", "--json")
+    done = forked("run", APP, "--operator", sites.federation.operator, "--out", sites.folder / "none", "--json")
     assert done.returncode == 0, done.stderr
     assert '"query"' in done.stdout

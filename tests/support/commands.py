@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from .deployment import ENVIRONMENT, PATIENCE, wait_until
-from .forking import CONTEXT, become
+from .forked import become
+from .forking import CONTEXT
 
 
-def forked(*words: str | Path, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        process = _begin(words, out, err)
+def forked(
+    *words: str | Path, seconds: float = PATIENCE, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end, in `folder` or where this process is."""
+    with tempfile.TemporaryDirectory() as outputs:
+        out, err = Path(outputs, "out"), Path(outputs, "err")
+        process = _begin(words, folder or Path.cwd(), out, err)
         process.join(seconds)
         status = process.exitcode
         if status is None:
@@ -36,7 +39,7 @@ def forked(*words: str | Path, seconds: float = PATIENCE) -> subprocess.Complete
 
 def killed_when(probe: Callable[[], Any], *words: str | Path) -> None:
     """Run one command until `probe` is true, and kill it then, unless it has ended."""
-    process = _begin(words, Path(os.devnull), Path(os.devnull))
+    process = _begin(words, Path.cwd(), Path(os.devnull), Path(os.devnull))
     try:
         wait_until(f"what {words} was to do", lambda: probe() or process.exitcode is not None)
     finally:
@@ -45,9 +48,9 @@ def killed_when(probe: Callable[[], Any], *words: str | Path) -> None:
         process.close()
 
 
-def _begin(words: Sequence[str | Path], *outputs: Path) -> Any:
+def _begin(words: Sequence[str | Path], folder: Path, *outputs: Path) -> Any:
     environment = {**os.environ, **ENVIRONMENT}
-    command = ([str(word) for word in words], str(Path.cwd()), environment, [str(path) for path in outputs])
+    command = ([str(word) for word in words], str(folder), environment, [str(path) for path in outputs])
     process = CONTEXT.Process(target=_become, args=command)
     process.start()
     return process

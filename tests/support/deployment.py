@@ -22,11 +22,11 @@ import psutil
 from fedcore.compare.local_federation import FEDCORE, LocalFederation, ProcessGroup, run_command
 from fedcore.state import ModelState
 
+from .forked import MARK, ForkedGroup, Made
 from .tiny import TINY
 
-MARK = "TORCH_TEST_MARK"
-"""By its first letters one of the variables that user code gets too."""
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+RANKS = ("client_app.ranks.rank", "client_app.ranks.elastic_rank")
 DYING_CLIENT = Path(__file__).with_name("client_that_dies.py")
 CLIENT_ON_BATTERY = Path(__file__).with_name("client_on_battery.py")
 LIVENESS_SECONDS = 12.0
@@ -122,6 +122,14 @@ class Submitted:
         exchange = self.wait_for("exchange", server_round=server_round, message_type="train")["exchange"]
         self.wait_for("stage", exchange=exchange, stage="share")
 
+    def wait_until_resumed(self, times: int) -> None:
+        """Until servers have taken the run up again so often."""
+
+        def resumed() -> bool:
+            return sum(event["kind"] == "resumed" for event in self.events) == times
+
+        wait_until(f"the run to be taken up again {times} times", resumed)
+
     def go_on(self) -> None:
         """Let the clients of a gated run end their training, in this round and in those to come."""
         self.gate.touch()
@@ -132,9 +140,15 @@ class Submitted:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             told = "\n".join(json.dumps(event) for event in self.events[-8:])
-            raise AssertionError(f"the run does not end; its last events:\n{told}") from None
+            raise AssertionError(f"the run does not end; its last events:\n{told}\n{self._logs()}") from None
         self._reader.join(seconds)
         return Ended(status=status, events=self.events, summary=self._summary, stderr=self._stderr(), model=self._model)
+
+    def _logs(self) -> str:
+        """The last lines of the server and of every client: whom a run waits for."""
+        lines = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in self._log.parent.glob("*.log")}
+        said = {name: said[-8:] for name, said in sorted(lines.items()) if not name.startswith("run-")}
+        return "\n".join(f"{name}: {line}" for name, last in said.items() for line in last)
 
     def _stderr(self) -> str:
         return self._log.read_text(encoding="utf-8")
@@ -151,15 +165,23 @@ class Deployment:
     app: Path = TINY
     _living: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _starts: int = 0
+    _otherwise: set[str] = field(default_factory=set)
     _gates: list[Path] = field(default_factory=list)
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, folder: Path, *, clients: int = 4, allow_plain: bool = False) -> Iterator[Deployment]:
-        """Provision in `folder`; whatever was started is ended at the end."""
+    def open(
+        cls, folder: Path, *, clients: int = 4, allow_plain: bool = False, forked: bool = True
+    ) -> Iterator[Deployment]:
+        """Provision in `folder`; whatever was started is ended at the end.
+
+        forked: all processes come from the fork server (`support.forked`). False, for tests of how programs start and
+        end: each is a Python of its own, as a person starts it.
+        """
         mark = uuid.uuid4().hex
         federation = LocalFederation.create(folder / "federation", clients=clients, allow_plain=allow_plain)
-        with ProcessGroup(folder / "logs", {**ENVIRONMENT, MARK: mark}) as group:
+        kind = ForkedGroup if forked else ProcessGroup
+        with kind(folder / "logs", {**ENVIRONMENT, MARK: mark}) as group:
             yield cls(folder=folder, federation=federation, group=group, mark=mark)
         assert_none_left(mark)
 
@@ -205,6 +227,8 @@ class Deployment:
         self, name: str, *options: str | Path, dies_after: str = "", battery: Path | None = None
     ) -> subprocess.Popen[str]:
         """Start one client; `dies_after` names the request that kills it, `battery` the file of its power."""
+        usual = not (options or dies_after or battery)
+        (self._otherwise.discard if usual else self._otherwise.add)(name)
         program: list[str | Path] = [*FEDCORE, "client"]
         if dies_after:
             program = [sys.executable, DYING_CLIENT, dies_after]
@@ -214,7 +238,14 @@ class Deployment:
 
     def start_node(self, name: str, *options: str | Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Start a further machine of a client, which has no kit; `within` is the command that puts it elsewhere."""
+        self._otherwise.add(name)
         return self._start(name, [*within, *FEDCORE, "client", "--app", self.app, *options])
+
+    def start_program(self, name: str, *words: str | Path) -> subprocess.Popen[str]:
+        """Start a client that is another program, by itself whatever the others are."""
+        self._otherwise.add(name)
+        self._living[name] = process = ProcessGroup.start(self.group, name, [sys.executable, *words])
+        return process
 
     def _start(self, name: str, command: Iterable[str | Path]) -> subprocess.Popen[str]:
         self._living[name] = process = self.group.start(name, [str(word) for word in command])
@@ -266,10 +297,10 @@ class Deployment:
 
     def ranks(self, name: str) -> list[psutil.Process]:
         """The rank processes that a client has on one machine."""
-        below = psutil.Process(self.process(name).pid).children(recursive=True)
-        return [
-            child for child in below if _program(child) in ("client_app.ranks.rank", "client_app.ranks.elastic_rank")
-        ]
+        agent = self.process(name).pid
+        below = [child.pid for child in psutil.Process(agent).children(recursive=True)]
+        ranks = [process for process in marked(self.mark) if _program(process) in RANKS]
+        return [rank for rank in ranks if rank.pid in below or ((made := Made.of(rank.pid)) and made.by == agent)]
 
     def server_apps(self) -> list[psutil.Process]:
         """The processes of ServerApps, whatever has become of their server."""
@@ -289,9 +320,13 @@ class Deployment:
         return self.process(name).wait(PATIENCE)
 
     def revive(self) -> Deployment:
-        """Start again whatever does not run, so that the next test finds all of it, and nobody at a gate."""
+        """Start again whatever does not run as it usually does, so that the next test finds all of it, and no gate."""
         for gate in self._gates:
             gate.touch()
+        for name in self._otherwise:
+            if self.process(name).poll() is None:
+                self.stop(name)
+        self._otherwise.clear()
         if self.process("server").poll() is not None:
             self.start_server()
         lost = [name for name in self.federation.client_names() if self.process(name).poll() is not None]
@@ -310,7 +345,8 @@ def command_lines(mark: str) -> list[str]:
     lines = []
     for process in marked(mark):
         with contextlib.suppress(psutil.Error):  # it may have ended since
-            lines.append(" ".join(process.cmdline()))
+            made = Made.of(process.pid)
+            lines.append(" ".join(process.cmdline()) if made is None else made.words)
     return lines
 
 
@@ -327,7 +363,8 @@ def assert_none_left(mark: str, seconds: float = PATIENCE) -> None:
 def _program(process: psutil.Process) -> str:
     """The module that a Python process runs, empty for any other."""
     with contextlib.suppress(psutil.Error, IndexError):  # it may have ended since
-        words = process.cmdline()
+        made = Made.of(process.pid)
+        words = process.cmdline() if made is None else made.words.split(" ")
         module = words.index("-m") + 1 if "-m" in words else len(words)
         return words[module + 2 if words[module] == "fedcore.system.confined" else module]
     return ""
@@ -336,7 +373,8 @@ def _program(process: psutil.Process) -> str:
 def _mark_of(process: psutil.Process) -> str | None:
     with contextlib.suppress(psutil.Error):
         if process.status() != psutil.STATUS_ZOMBIE:
-            return process.environ().get(MARK)
+            made = Made.of(process.pid)
+            return process.environ().get(MARK) if made is None else made.mark
     return None
 
 

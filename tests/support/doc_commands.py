@@ -20,7 +20,8 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from .forking import CONTEXT, become
+from .forked import become
+from .forking import CONTEXT
 
 _ONE_AT_A_TIME = threading.Lock()
 """A process that is started asks all others whether they have ended: the status of each is read once."""

@@ -7,9 +7,6 @@ It serves the ranks of `tests.support.ranks`, those of a client's group, the wor
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
-from collections.abc import Mapping, Sequence
 
 from fedcore.compare.workers.processes import PRELOADED
 
@@ -23,21 +20,3 @@ CONTEXT.set_forkserver_preload(
         *PRELOADED,
     ]
 )  # fmt: skip
-
-
-def become(words: Sequence[str], folder: str, environment: Mapping[str, str], files: Sequence[int]) -> None:
-    """In a process that was forked: be the command `fedcore` with these words.
-
-    files: open descriptors for its input and its two outputs, which are closed.
-    """
-    for descriptor, file in enumerate(files):
-        os.dup2(file, descriptor)
-        os.close(file)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives; multiprocessing took it away
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["fedcore", *words]
-    from fedcore.cli import main
-
-    main()
