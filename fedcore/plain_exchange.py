@@ -22,6 +22,9 @@ from fedcore.wire import MessageHead, MetricValue, ModelRef, ReplyError, Scalar,
 
 if TYPE_CHECKING:
     from fedcore.flower.record_file import Place
+else:
+    # Only a path comes from another process; pydantic reads this when it checks that.
+    Place = Path
 
 INPUT: Final = "input"
 """The one stage of a plain exchange."""
