@@ -39,7 +39,18 @@ from fedcore.federation.identity import next_identity
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
 from fedcore.system.concurrency import end, guarded
 from fedcore.system.version import fedcore_version
-from fedcore.wire import OFFERS_HEADER, HeartbeatIn, JoinIn, JoinOut, ProblemKind, Task, WithdrawalReason, WithdrawIn
+from fedcore.wire import (
+    OFFERS_HEADER,
+    WORK_HEADER,
+    WORK_OVER,
+    HeartbeatIn,
+    JoinIn,
+    JoinOut,
+    ProblemKind,
+    Task,
+    WithdrawalReason,
+    WithdrawIn,
+)
 
 HEARTBEAT_END_SECONDS: Final = 1.0
 _HEARTBEAT_BOUNDS: Final = (0.2, 60.0)
@@ -79,6 +90,8 @@ class Agent:
     """What trains for a later sum, beside all else."""
     _worked: tuple[str, int] = field(default=("", 0), init=False)
     """The run and the version of the last work that was taken."""
+    _over: bool = field(default=False, init=False)
+    """Whether the run of that work has ended, as the server says."""
     _owed: tuple[ExchangeId, WithdrawIn] | None = field(default=None, init=False)
     """A withdrawal that the server did not get to hear, for the next contact."""
     _joined: bool = field(default=False, init=False)
@@ -198,6 +211,8 @@ class Agent:
                 if task is not None:
                     await (self._take(task) if task.version is None else self._begin_work(task))
                     continue
+                if self._over:
+                    await self._end_work()
                 if self.follower is not None:
                     await self.follower.keep_offer(self.client)
                 await asyncio.sleep(POLL_PAUSE)
@@ -220,6 +235,7 @@ class Agent:
         return await guarded(self._poll(), self.follower.approved(self.client))
 
     def _hear(self, headers: Mapping[str, str]) -> None:
+        self._over = headers.get(WORK_HEADER) == WORK_OVER
         if self.follower is not None:
             self.follower.hear(headers.get(OFFERS_HEADER, ""))
 
@@ -299,6 +315,14 @@ class Agent:
             self._news.set()
         with contextlib.suppress(FedcoreError):  # it is said again with the next joining
             await self.client.transport.send("PUT", "/v1/work", said)
+
+    async def _end_work(self) -> None:
+        """The run has ended, and the sum that this client trains for will not come."""
+        if self.client.held.training is not None:
+            await self._stop_work()
+            self.client.output.info("work", f"stopped training: run {self._worked[0]} has ended")
+            if not self.client.eligibility.holds:
+                self._news.set()
 
     async def _stop_work(self) -> None:
         work, self._work = self._work, None

@@ -198,6 +198,9 @@ DELTA_BASE: Final = "delta-base"
 """Of the answer that is a difference in the place of a model: the entity tag of the model that it is to (RFC 3229)."""
 OFFERS_HEADER: Final = "fedcore-apps"
 """Of the answer that there is no task: hashes of apps that open runs want, where the client has none of them."""
+WORK_HEADER: Final = "fedcore-work"
+"""Of the same answer: WORK_OVER where the run has ended for which the client took work last."""
+WORK_OVER: Final = "over"
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from fedcore.transcript import TranscriptOut
 from fedcore.wire import (
     OFFERS_HEADER,
     SHA256_HEX,
+    WORK_HEADER,
+    WORK_OVER,
     AdvertisementIn,
     AppOut,
     ClientId,
@@ -92,7 +94,11 @@ _NO_TASK: dict[int | str, dict[str, Any]] = {
             OFFERS_HEADER: {
                 "schema": {"type": "string"},
                 "description": "SHA-256 of apps that open runs want, where the client has none of them installed",
-            }
+            },
+            WORK_HEADER: {
+                "schema": {"type": "string"},
+                "description": f"{WORK_OVER!r} where the run `work` has ended: nobody waits for what was given for it",
+            },
         },
     }
 }
@@ -173,7 +179,9 @@ async def task(
         presence.hung_up(client.client_id)
     if found is None:
         apps = await offers.to(client.client_id)
-        return Response(status_code=204, headers={OFFERS_HEADER: ", ".join(apps)} if apps else {})
+        headers = {OFFERS_HEADER: ", ".join(apps)} if apps else {}
+        headers |= {WORK_HEADER: WORK_OVER} if services.work.is_over(work) else {}
+        return Response(status_code=204, headers=headers)
     exchange, task = found
     if exchange is None:
         guarded_request(request).count_bytes = services.work.counter(client.client_id)

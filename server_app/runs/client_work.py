@@ -7,12 +7,18 @@ of the exchanges.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from fedcore.buffered import WorkBook
 from fedcore.wire import ModelRef, Task, WorkIn
 from server_app.http.guard import CountBytes
+
+_MOST_ENDED: Final = 16
+"""Runs whose end is remembered, for clients that ask after it."""
 
 
 @dataclass(slots=True)
@@ -29,6 +35,7 @@ class ClientWork:
     _models: dict[int, Path] = field(default_factory=dict)
     _bytes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By client, sent and received for the work that it was given last."""
+    _ended: deque[str] = field(default_factory=partial(deque, maxlen=_MOST_ENDED))
 
     # --- what the routes ask --------------------------------------------------------------------
 
@@ -65,6 +72,10 @@ class ClientWork:
 
         return enter
 
+    def is_over(self, run: str) -> bool:
+        """Whether a run has ended lately, so that nobody waits for work that was given for it."""
+        return run in self._ended
+
     @property
     def busy(self) -> frozenset[int]:
         """Who trains, and has no ranks left for anything else."""
@@ -81,6 +92,10 @@ class ClientWork:
         """It is led no more, or by another process. What clients said stays: they do not say it again."""
         self._run, self.book = "", None
         self._given, self._models, self._bytes = {}, {}, {}
+
+    def end(self, run: str) -> None:
+        """A run has ended, and that is written down."""
+        self._ended.append(run)
 
     def said_of_run(self) -> list[tuple[int, WorkIn]]:
         """What clients have in hand of this run."""

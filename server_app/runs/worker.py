@@ -218,6 +218,7 @@ class RunWorker:
         await event_log.close()
         ending = partial(self.write_end, run, status, reason, seconds=event_log.seconds, model=model)
         await persist(ending, what=what, tell=self._note)
+        self._services.work.end(run)
         if status is RunStatus.FINISHED:
             await persist(partial(drop_journal, self._services, run), what="its journal stays", tell=self._note)
 

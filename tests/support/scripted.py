@@ -185,6 +185,8 @@ class Scripted:
     heartbeat_seconds: float = 0.2
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
     tasks: deque[Task] = field(default_factory=deque)
+    no_task: dict[str, str] = field(default_factory=dict)
+    """What heads the answer that there is none."""
     polling: int = 0
     """Requests for a task that are open."""
     polls: list[dict[str, str]] = field(default_factory=list)
@@ -441,7 +443,7 @@ class Scripted:
             self.polling += 1
             await asyncio.sleep(0.05)
             self.polling -= 1
-            return self.say("task", self.tasks.popleft()) if self.tasks else Response(status_code=204)
+            return self.say("task", self.tasks.popleft()) if self.tasks else Response(None, 204, self.no_task)
         if route == "model":
             content = self.model.read_bytes()
             if "model" in self.lies:

@@ -20,7 +20,7 @@ from fedcore.codec import CodecSettings, first_encoding
 from fedcore.config import JobSettings
 from fedcore.errors import AppError
 from fedcore.state import ModelState
-from fedcore.wire import Buffer, Task, Version, WorkState
+from fedcore.wire import WORK_HEADER, WORK_OVER, Buffer, Task, Version, WorkState
 
 Script = Any  # support.scripted.Scripted
 SETTINGS = JobSettings(w_max=100, asynchrony="buffered", buffer_size=4).for_clients()
@@ -184,3 +184,20 @@ async def test_a_sum_from_another_start_is_refused_and_the_update_stays(
         await until(lambda: script.withdrawals, running)
         assert script.withdrawals[0].check == "start-mismatch"
         assert client.held.told().state is WorkState.READY
+
+
+async def test_training_ends_with_the_run_that_it_was_for(
+    script: Script, client: Client, work: Callable[..., Task]
+) -> None:
+    client.work.goes_on = asyncio.Event()
+    script.tasks.append(work())
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: client.work.calls == 1, running)
+        script.no_task[WORK_HEADER] = WORK_OVER
+        await until(lambda: client.work.cancelled, running)
+        polls = len(script.polls)
+        await until(lambda: len(script.polls) > polls + 1, running)
+    assert client.held.told() is None
+    assert script.told == []
+    said = client.output.stream.getvalue()
+    assert said.count(f"stopped training: run {script.task.run} has ended") == 1

@@ -17,7 +17,7 @@ from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.flower.app import AppBundle
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import JoinIn, WithdrawalReason, WithdrawIn, WorkState
+from fedcore.wire import WORK_HEADER, WORK_OVER, JoinIn, WithdrawalReason, WithdrawIn, WorkState
 from server_app.runs.app_messages import Replies
 
 ALL = [1, 2, 3, 4]
@@ -241,3 +241,17 @@ async def test_a_new_server_hears_from_the_clients_what_they_have(
         ["client-1", "client-2", "client-3"]
     ] * 2
     assert len({(m[0].version.number, i) for i, m in held.items() if m[0] and m[0].version and i < 4}) == 3
+
+
+async def test_who_asks_after_the_run_is_told_that_nobody_waits_for_its_work(here: Site, model: ModelState) -> None:
+    run, app = await here.begin(BUFFERED)
+    await first_sum(here, app, model)
+    slow = here.members[4]
+
+    async def asks(of: str) -> str | None:
+        return (await slow.ask("GET", f"/v1/task?work={of}&version=0")).headers.get(WORK_HEADER)
+
+    assert await asks(run) is None
+    await here.finish(run, app, model)
+    assert await asks(run) == WORK_OVER
+    assert await asks("another") is None
