@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedcore.data.types import Split
 from fedcore.errors import ConfigurationError
+from fedcore.training.engines.transfer import array_view
 from fedcore.training.losses import as_features
 from fedcore.training.seeds import derive_seed, generators_kept, seed_generators
 
@@ -278,16 +279,16 @@ class Loaders:
     def _from_device(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
         if id(data) not in self._arrays:
             _make_room(self._arrays)
-            # torch.tensor copies: arrays that came from a file are read-only, tensors never are.
-            x, y = torch.tensor(data.x, device=self._device), torch.tensor(data.y, device=self._device)
+            x, y = (array_view(array).to(self._device) for array in (data.x, data.y))
             self._arrays[id(data)] = (data, x, y)
         _, x, y = self._arrays[id(data)]
         if self._device.type == "cuda":  # this stream may still read them when they are no longer kept
             for tensor in (x, y):
                 tensor.record_stream(torch.cuda.current_stream(self._device))
         for part in rows:
-            if isinstance(part.rows, slice):
-                yield self._batch(as_features(x[part.rows]), y[part.rows], part)
+            if isinstance(part.rows, slice):  # a model may write into what it gets, and nobody into the data
+                own_x, own_y = (t[part.rows].clone(memory_format=torch.contiguous_format) for t in (x, y))
+                yield self._batch(as_features(own_x), own_y, part)
             else:
                 wanted = self._sent(part.rows)
                 yield self._batch(as_features(x.index_select(0, wanted)), y.index_select(0, wanted), part)

@@ -106,10 +106,15 @@ def _warn_of_views() -> None:
         torch.from_numpy(np.frombuffer(b"0", np.uint8))
 
 
-def torch_view(array: NDArray[Any], spec: TensorSpec) -> Tensor:
+def array_view(array: NDArray[Any]) -> Tensor:
     """A tensor over the same memory, only to be read."""
     _warn_of_views()
-    tensor = torch.from_numpy(array)
+    return torch.from_numpy(array)
+
+
+def torch_view(array: NDArray[Any], spec: TensorSpec) -> Tensor:
+    """The same of a tensor in its storage dtype."""
+    tensor = array_view(array)
     return tensor.view(torch.bfloat16) if spec.dtype == "BF16" else tensor
 
 

@@ -2,12 +2,16 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from fedcore.data import Split
 from fedcore.errors import ConfigurationError
+from fedcore.training import local_engine
 from fedcore.training.engines import Batch
 from fedcore.training.engines.batches import own_rows, shared_rows, steps_of
 
@@ -89,3 +93,16 @@ def ones(batch):
 def test_settings_that_mean_nothing(settings, what):
     with pytest.raises(ConfigurationError, match=what):
         steps_of(settings.pop("examples"), **settings)
+
+
+@pytest.mark.parametrize("batch_size", [0, 2])
+def test_a_model_that_writes_into_its_input_does_not_change_the_data(batch_size):
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    x.flags.writeable = False  # as arrays of a file are, and a write through a tensor would not ask
+    data = Split(x=x, y=np.zeros(4, np.int64))
+    engine = local_engine(nn.Linear(3, 2))
+    for batch in engine.batches(data, batch_size=batch_size, seed=0, epochs=1):
+        batch.x.zero_()
+        batch.y.fill_(7)
+    np.testing.assert_array_equal(data.x, np.arange(12).reshape(4, 3))
+    assert not data.y.any()
