@@ -158,7 +158,7 @@ def limit_of(part: str, later: list[str], left: float) -> float:
 
 def _run_part(part: str, limit: float, *, quick: bool, device: bool) -> Ended:
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
-    if part == "words" and not device:
+    if part in WITHOUT_GPU and not device:  # also where a GPU is that this torch knows nothing of
         environment["TRITON_INTERPRET"] = "1"
     _LOGS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fedcore-gpu-") as folder:
