@@ -59,6 +59,7 @@ class WordMaker:
         encoded = self._encode_there(encode, count) if self._gpu else None
         if encoded is None:
             encoded = encode(randomness=self._draws.from_start(), device=None)
+            self._forget()
         self._words = encoded.words
         return encoded
 
@@ -79,12 +80,18 @@ class WordMaker:
             assert self._encode is not None  # noqa: S101 - what is on a device was made
             again = self._encode(randomness=self._draws.from_start(), device=None)
             self._words[offset:] = again.words[offset:]
+            self._forget()
         apply_masks(words, held, threads=threads, offset=offset)
 
     def close(self) -> None:
         """Give the device's memory back, to whoever trains on it, and forget what was drawn."""
         self._leave_device()
-        self._encode, self._draws, self._words = None, _Draws(self._randomness), np.zeros(0, np.uint64)
+        self._forget()
+        self._words = np.zeros(0, np.uint64)
+
+    def _forget(self) -> None:
+        """The words are on the host, and are not made again."""
+        self._encode, self._draws = None, _Draws(self._randomness)
 
     def _encode_there(self, encode: Encode, count: int) -> Encoded | None:
         """What the device makes; None where there is none, or it does not serve."""
