@@ -108,30 +108,7 @@ def decode(
         raise PeerError("the sum of examples is out of range: a client sent a malformed update")
     if examples == 0:
         raise RoundFailed("the clients that are left have no examples; there is nothing to average")
-    names = encoding.metrics
-    if names is None:
-        names = names_from_sum(words[encoding.sections["names"]], contributors, encoding.settings.max_metrics)
-    metrics = {}
-    if names is not None:
-        metrics = decode_metrics(
-            encoding, names, small["metrics"], survivors=contributors, examples=examples, sums=sums
-        )
-    elif sums:
-        raise RepliesDiffer
-    state = None
-    if base is not None:
-
-        def fill(sink: StateSink) -> None:
-            for part in encoding.field_sections:
-                fields = words[encoding.sections[part.name]]
-                if part.kept_share is None:
-                    _decode_floats(encoding, part, fields, survivors, examples, base, sink, threads)
-                else:
-                    _decode_rotated(encoding, part, fields, survivors, examples, base, sink)
-            integers = words[encoding.sections["integers"]]
-            decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
-
-        state = filled(base.layout, fill, out_path)
+    names, metrics = _metrics(encoding, words, small["metrics"], contributors, examples, sums=sums)
     return Decoded(
         examples=examples,
         failures=failures,
@@ -139,7 +116,7 @@ def decode(
         metrics=metrics,
         names=names,
         statistics=statistics,
-        state=state,
+        state=None if base is None else _state(encoding, words, survivors, examples, base, out_path, threads),
     )
 
 
@@ -160,6 +137,20 @@ def _unlock(encoding: Encoding, words: NDArray[np.uint64], survivors: int, threa
     masks = [mask_of(key).inverse() for key in find_keys(words[keys], failures)]
     apply_lock(words[: keys.start], sections["failed"], masks, threads=threads)
     return failures
+
+
+def _metrics(
+    encoding: Encoding, words: NDArray[np.uint64], found: list[int], contributors: int, examples: int, *, sums: bool
+) -> tuple[tuple[MetricName, ...] | None, dict[str, float | list[float]]]:
+    """The names, None where they differ, and what they name. found: the words of the metrics."""
+    names = encoding.metrics
+    if names is None:
+        names = names_from_sum(words[encoding.sections["names"]], contributors, encoding.settings.max_metrics)
+    if names is not None:
+        return names, decode_metrics(encoding, names, found, survivors=contributors, examples=examples, sums=sums)
+    if sums:
+        raise RepliesDiffer
+    return None, {}
 
 
 def check_sum(
@@ -189,6 +180,30 @@ def filled(layout: Layout, fill: Callable[[StateSink], None], out_path: Path | N
     with FileSink(out_path, layout) as file:
         fill(file)
     return ModelState.open(out_path)
+
+
+def _state(
+    encoding: Encoding,
+    words: NDArray[np.uint64],
+    survivors: int,
+    examples: int,
+    base: ModelState,
+    out_path: Path | None,
+    threads: int,
+) -> ModelState:
+    """The base and the mean of the updates to it."""
+
+    def fill(sink: StateSink) -> None:
+        for part in encoding.field_sections:
+            found = _Sums.of(encoding, part, words[encoding.sections[part.name]], survivors, examples)
+            if part.kept_share is None:
+                _decode_floats(found, base, sink, threads)
+            else:
+                _decode_rotated(found, encoding.rotation, base, sink)
+        integers = words[encoding.sections["integers"]]
+        decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
+
+    return filled(base.layout, fill, out_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +236,7 @@ class _Sums:
         _subtract_offset(fields[: out.size], self.offset, out)
 
 
-def _decode_floats(
-    encoding: Encoding,
-    part: FieldSection,
-    packed: NDArray[np.uint64],
-    survivors: int,
-    examples: int,
-    base: ModelState,
-    sink: StateSink,
-    threads: int,
-) -> None:
-    sums = _Sums.of(encoding, part, packed, survivors, examples)
-
+def _decode_floats(sums: _Sums, base: ModelState, sink: StateSink, threads: int) -> None:
     def prepare() -> Callable[[FieldBlock], None]:
         mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
@@ -252,26 +256,17 @@ def _decode_floats(
 
         return decode_block
 
-    for_each(blocks(part), prepare, threads=threads)
+    for_each(blocks(sums.part), prepare, threads=threads)
 
 
-def _decode_rotated(
-    encoding: Encoding,
-    part: FieldSection,
-    packed: NDArray[np.uint64],
-    survivors: int,
-    examples: int,
-    base: ModelState,
-    sink: StateSink,
-) -> None:
+def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink) -> None:
     """The same for units that were rotated.
 
     Coordinates that were not sent count as zero, and the others as much more: so the expectation over subsets is right.
     """
-    sums = _Sums.of(encoding, part, packed, survivors, examples)
 
     def prepare() -> Callable[[Unit], None]:
-        rotation, mean = Rotation(encoding.rotation), np.empty(2 * UNIT, np.float64)
+        rotation, mean = Rotation(seed), np.empty(2 * UNIT, np.float64)
 
         def decode_unit(unit: Unit) -> None:
             values = mean[: unit.values]
@@ -288,7 +283,7 @@ def _decode_rotated(
 
         return decode_unit
 
-    for_each(part.units(), prepare, threads=1)  # as in the encoder: more take longer
+    for_each(sums.part.units(), prepare, threads=1)  # as in the encoder: more take longer
 
 
 def _subtract_offset(fields: NDArray[Any], offset: int, out: NDArray[np.float64]) -> None:
