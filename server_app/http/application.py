@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -36,6 +36,17 @@ from server_app.runs.worker import StartApp
 from server_app.services import Services
 
 log = logging.getLogger("fedcore.server")
+_ROUTERS: Final = (
+    client.router,
+    operator.router,
+    session.router,
+    session.open_router,
+    watching.router,
+    live.router,
+    health.router,
+    docs.router,
+    page.router,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,61 +75,36 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     """
     queue = RunQueue(services, start_app=start_app)
     leadership = Leadership(services, begin=queue.start, cease=queue.stop)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await leadership.start()
-        watching = asyncio.create_task(RollCall(services.presence, lambda: services.names).watch())
-        try:
-            yield
-        finally:
-            watching.cancel()
-            await leadership.stop()
-
     app = _App(
         title="fedcore",
         summary="Federated learning with secure aggregation",
         version=fedcore_version(),
-        lifespan=lifespan,
+        lifespan=_lifespan(services, leadership),
         docs_url=None,  # ours is in routes/docs.py
         redoc_url=None,
     )
-    app.state.services = services
-    app.state.queue = queue
-    app.state.offers = Offers(services)
-    app.state.leadership = leadership
-    app.state.board = Board(services)
-    app.state.stream_places = places = StreamPlaces()
-    app.state.sessions = sessions = Sessions(
+    sessions = Sessions(
         services.store,
         token_sha256=token_sha256,
         wall=services.wall,
         randomness=services.randomness,
         bell=services.run_bell,
     )
-    routers = (
-        client.router,
-        operator.router,
-        session.router,
-        session.open_router,
-        watching.router,
-        live.router,
-        health.router,
-        docs.router,
-        page.router,
-    )
-    for router in routers:
+    places = StreamPlaces()
+    app.state.services = services
+    app.state.queue = queue
+    app.state.offers = Offers(services)
+    app.state.leadership = leadership
+    app.state.board = Board(services)
+    app.state.stream_places = places
+    app.state.sessions = sessions
+    for router in _ROUTERS:
         app.include_router(router)
     install(app, services.metrics)
     services.metrics.leader.set_function(lambda: float(leadership.leads))
     for role in Role:
         services.metrics.streams.labels(role.value).set_function(partial(places.of_role, role))
-    audiences = Audiences(
-        (route for router in routers for route in router.routes),
-        open_paths=(app.openapi_url,),
-    )
-    audiences.check_viewers()
-    guarded = _guarded(app, audiences, services, sessions)
+    guarded = _guarded(app, services, sessions)
     return Application(
         asgi=Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble),
         fastapi=app,
@@ -127,7 +113,26 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
     )
 
 
-def _guarded(app: FastAPI, audiences: Audiences, services: Services, sessions: Sessions) -> Guard:
+def _lifespan(services: Services, leadership: Leadership) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """The queue, which the leader leads, and the roll call of the clients."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await leadership.start()
+        roll_call = asyncio.create_task(RollCall(services.presence, lambda: services.names).watch())
+        try:
+            yield
+        finally:
+            roll_call.cancel()
+            await leadership.stop()
+
+    return lifespan
+
+
+def _guarded(app: FastAPI, services: Services, sessions: Sessions) -> Guard:
+    """The application behind the guard, which knows for whom each address is."""
+    audiences = Audiences((route for router in _ROUTERS for route in router.routes), open_paths=(app.openapi_url,))
+    audiences.check_viewers()
     authenticator = Authenticator(
         audiences=audiences,
         rosters=services.roster,
