@@ -218,7 +218,7 @@ def beside_pfl(found: Found, arguments: argparse.Namespace) -> None:
     if folder is None or not (folder / "pfl").is_dir():
         found.notes.append("part pfl was left out: pfl-research is not installed; see --help, and name it with --pfl")
         return
-    turns = arguments.turns or (1 if arguments.quick else 5)
+    turns = arguments.turns or (1 if arguments.quick else 3)
     per_round, clients = (10, 100) if arguments.quick else (50, 1000)
     config = {"model": "cifar-cnn", "examples": 50, "fraction-train": fraction(per_round, clients)}
     told = {
