@@ -164,7 +164,7 @@ class _Running:
         """Submit a run and follow it."""
         out = run.folder / MODEL_FILE
         command = run_command(run.app.folder, self.local.operator, out=out, run_config=run.config, settings=settings)
-        killing = Killing(group=self.group, kill=run.kill, sites=run.sites)
+        killing = Killing(group=self.group, kill=run.kill, sites=run.sites, buffered=_is_buffered(run))
         given = Given(held=self.held)
         versions = Versions(self.local.folder / "server" / "data", run.folder)
         logs = {name: self.group.logs / f"{name}.log" for name in self.local.client_names()}
@@ -222,20 +222,33 @@ def told_tests(told: Iterable[Told]) -> dict[int, ToldTest]:
 
 
 def _settings(run: PlannedRun, *, plain: bool) -> dict[str, Scalar]:
-    """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it."""
+    """The settings of the run; one that is to lose a client goes on with the others, where their policies allow it.
+
+    A buffered run does so anyway; its evaluations are asked of whoever does not train, which may be few.
+    """
     if run.kill is None:
         return dict(run.settings)
+    if _is_buffered(run):
+        return {**run.settings, "join-seconds": JOIN_SECONDS}
     fewest = 1 if plain else Policy.default(run.sites).min_cohort
     return {**run.settings, "min-clients": max(fewest, run.sites - 1), "join-seconds": JOIN_SECONDS}
 
 
+def _is_buffered(run: PlannedRun) -> bool:
+    return run.settings.get("asynchrony") == "buffered"
+
+
 @dataclass(slots=True, kw_only=True)
 class Killing:
-    """Kills a client when it is time, and notes how long the others took to go on without it."""
+    """Kills a client when it is time, and notes how long the others took to go on without it.
+
+    buffered: whether a cohort that it is not in says nothing, since each is of those that are ready.
+    """
 
     group: ProcessGroup
     kill: Kill | None
     sites: int
+    buffered: bool = False
     clock: Callable[[], float] = time.monotonic
     _killed_at: float | None = None
     _noticed: str = ""
@@ -252,7 +265,7 @@ class Killing:
                 self._killed_at = self.clock()
         elif isinstance(event, ClientDropped) and event.client == name:
             self._note(f"dropped in stage {event.stage} ({event.reason})")
-        elif isinstance(event, ExchangeStarted) and name not in event.cohort:
+        elif isinstance(event, ExchangeStarted) and name not in event.cohort and not self.buffered:
             self._note("not asked again")
         elif isinstance(event, RunEnded):
             self._note("not missed before the end")

@@ -68,10 +68,11 @@ class SiteResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """How old the model was that each update of a parameter server was computed from: age -> number of updates.
+    """How old the model was that each update was computed from: age -> number of updates.
 
-    clocks: steps by which the worker was ahead of the slowest one when it read (what the bound s limits; Ho et al.
-    2013). updates: updates of others that reached the model between its pull and its push. bound: s; None for no bound.
+    clocks: what the bound limits. Of a parameter server, steps by which the worker was ahead of the slowest one when it
+    read (Ho et al. 2013), and the bound s; of a buffered run, models made since the one that a client trained from, and
+    max-staleness. updates: updates of others that reached the model meanwhile. bound: None for no bound.
     """
 
     clocks: Mapping[int, int]

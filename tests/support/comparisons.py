@@ -31,8 +31,9 @@ _SHAPES = {
     "federated": (0.42, 60_000, 1.4),
     "federated-plain": (0.43, 120_000, 1.1),
     "federated-dp": (0.25, 62_000, 1.5),
+    "federated-async": (0.4, 55_000, 0.9),
 }
-_AGGREGATION = {"federated": "secure", "federated-dp": "secure", "federated-plain": "plain"}
+_AGGREGATION = {"federated-plain": "plain"} | dict.fromkeys(("federated", "federated-dp", "federated-async"), "secure")
 EVERY_MODE = ",".join(_SHAPES)
 
 
@@ -64,7 +65,7 @@ def made_up_run(label: str, *, seed: int = 1, rounds: int = 6, sites: int = 4, *
             SiteResult(site=name, examples=90, metrics={"loss": 0.3, "accuracy": last - 0.02 + 0.01 * index})
             for index, name in enumerate(names)
         ),
-        "staleness": _staleness(mode.kind) if mode.kind.startswith("ps-") else None,
+        "staleness": _staleness(mode.kind) if mode.kind.startswith("ps-") or mode.kind == "federated-async" else None,
     }
     if mode.kind == "federated-dp":
         values["epsilon_spent"] = 6.4

@@ -9,7 +9,8 @@ in which sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,12 +19,12 @@ from fedcore.compare.federation import Federation
 from fedcore.compare.measure.clock import paces
 from fedcore.compare.modes.base import Trained
 from fedcore.compare.modes.federated import BUFFERED, Federated, describe, result_of
-from fedcore.compare.results import Point
+from fedcore.compare.results import Point, Staleness
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import everywhere
 from fedcore.compare.workers.processes import Workers
 from fedcore.config import ROUNDS_KEY, JobSettings
-from fedcore.events import EventSink
+from fedcore.events import EventSink, ExchangeDone
 from fedcore.federation import Policy
 
 QUICKEST_SECONDS: Final = 1.0
@@ -61,6 +62,7 @@ class FederatedAsync(Federated):
             warm.paces = paces(about.schedule, rounds, run.cost, run.network, quickest=QUICKEST_SECONDS)
         followed = warm.carry_out(run, emit)
         result = result_of(run, followed, about)
+        result = replace(result, staleness=staleness_of(followed.record.exchanges, int(run.settings["max-staleness"])))
         if about.schedule is None or not result.model_sha256:
             return Trained(result=result)
         rest = tuple(replace(point, metrics={}) for point in result.curve if point.round)
@@ -72,6 +74,21 @@ class FederatedAsync(Federated):
             result=replace(result, curve=(start, *rest), by_server=()),
             models={number: everywhere(run, model) for number, model in sorted(models.items())},
         )
+
+
+def staleness_of(exchanges: Sequence[ExchangeDone], bound: int) -> Staleness | None:
+    """How old the updates of a buffered run were; None where it made no model."""
+    sizes = [len(exchange.survivors) for exchange in exchanges if exchange.trains]
+    buffers = [exchange.staleness.values() for exchange in exchanges if exchange.trains]
+    clocks, updates = Counter[int](), Counter[int]()
+    for number, ages in enumerate(buffers):
+        clocks.update(ages)
+        updates.update(sum(sizes[number - age : number]) for age in ages)
+    return (
+        Staleness(clocks=dict(sorted(clocks.items())), updates=dict(sorted(updates.items())), bound=bound)
+        if clocks
+        else None
+    )
 
 
 def _with_all_trainings(run: PlannedRun) -> PlannedRun:

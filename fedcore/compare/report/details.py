@@ -166,9 +166,10 @@ def _staleness(comparison: Comparison) -> Drawing | None:
     return Drawing(
         name="staleness",
         section="staleness",
-        title="Staleness of the updates of the parameter servers",
-        caption="Left: steps by which a worker was ahead of the slowest one when it read the model, which is what the "
-        "bound s limits (dashed). Right: updates of others that reached the model before its own did.",
+        title="Staleness of the updates",
+        caption="Left: what a bound limits (dashed). With a parameter server, steps by which a worker was ahead of the "
+        "slowest one when it read the model; in federated-async, models made since the one that a client trained from. "
+        "Right: updates of others that reached the model before its own did.",
         height=0.55 + 1.15 * len(runs),
         draw=partial(_draw_staleness, runs=runs, styles=looks(comparison.labels)),
     )
@@ -202,7 +203,7 @@ def _draw_staleness(
             grid[row][0].set_xlim(right=max(grid[row][0].get_xlim()[1], bound + 1))
             grid[row][0].axvline(bound + 0.5, color=MUTED, linestyle="--", linewidth=1)
         grid[row][0].set_title(label.replace("\n", " "), fontsize=8, loc="left", pad=3)
-    grid[-1][0].set_xlabel("steps ahead of the slowest")
+    grid[-1][0].set_xlabel("steps ahead of the slowest, or models in between")
     grid[-1][1].set_xlabel("updates in between")
     return hovers
 

@@ -50,6 +50,7 @@ _ALONE = (
 _READERS: Mapping[Readers, str] = {
     "": NONE, "nobody": "nobody", "server": "the server", "sites": "other sites", "pooled": "all data pooled"
 }  # fmt: skip
+_RUNS = "runs"
 _SIMULATED = " Simulated: seconds on the machines and links of the network model, or on simulated devices."
 
 
@@ -78,6 +79,7 @@ class Column:
 
 def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Column, ...]:
     """The columns that have data; the first is the mode."""
+    failed = any(one.failed for one in summaries)
     found = [Column(title="mode", cell=lambda one: one.mode)]
     if comparison.sweeps:
         found.append(Column(title="set", cell=lambda one: point_text(one.point) or NONE))
@@ -87,14 +89,16 @@ def columns(comparison: Comparison, summaries: tuple[Summary, ...]) -> tuple[Col
         Column(title="steps", cell=lambda one: mean(one.steps, count), narrow=False),
         Column(title="up", cell=lambda one: mean(one.bytes_up, size)),
         Column(title="down", cell=lambda one: mean(one.bytes_down, size)),
-        Column(title="seconds", cell=lambda one: mean(one.seconds, duration)),
+        Column(
+            title="seconds", cell=lambda one: mean(one.seconds, duration), narrow=not (failed and comparison.simulated)
+        ),
         Column(title="wall", cell=lambda one: mean(one.wall_seconds, duration), narrow=False),
     ]
     if comparison.simulated:
         found.append(Column(title="simulated", cell=lambda one: mean(one.simulated_seconds, duration)))
     found += _target_columns(comparison)
-    if any(one.failed for one in summaries) or len(comparison.seeds) > 1:
-        found.append(Column(title="runs", cell=lambda one: one.runs, narrow=any(one.failed for one in summaries)))
+    if failed or len(comparison.seeds) > 1:
+        found.append(Column(title=_RUNS, cell=lambda one: one.runs, narrow=failed))
     return tuple(found)
 
 
@@ -246,7 +250,7 @@ def _links(comparison: Comparison) -> str:
 
 
 # Cells of the column of labels; longer ones are folded, on a narrow terminal sooner.
-_NARROWEST, _WIDEST = 14, 24
+_NARROWEST, _WIDEST = 15, 24
 
 
 def terminal_table(comparison: Comparison) -> Table:
@@ -272,7 +276,11 @@ def terminal_table(comparison: Comparison) -> Table:
             longest = max((len(one.mode) for one in summaries), default=0)
             view.add_column(column.title, overflow="fold", min_width=min(longest, _NARROWEST), max_width=_WIDEST)
     for one in summaries:
-        cells = [escape(column.cell(one)) for column in found]
+        # How many runs failed is the widest cell where there is the least room.
+        cells = [
+            escape(column.cell(one).replace(" ", "\n") if column.title == _RUNS else column.cell(one))
+            for column in found
+        ]
         view.add_row(*cells, style=None if one.finished else "red")
     return view
 

@@ -67,9 +67,10 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
         yield made
 
 
-def killing(group: ProcessGroup) -> Killing:
+def killing(group: ProcessGroup, *, buffered: bool = False) -> Killing:
     ticks = iter(range(100))
-    return Killing(group=group, kill=Kill(site=1, round=2), sites=2, clock=lambda: float(next(ticks)))
+    kill, clock = Kill(site=1, round=2), lambda: float(next(ticks))
+    return Killing(group=group, kill=kill, sites=2, buffered=buffered, clock=clock)
 
 
 def living(group: ProcessGroup) -> list[str]:
@@ -90,6 +91,15 @@ def test_a_client_is_killed_after_the_evaluation_of_its_round(group: ProcessGrou
     (loss,) = watch.losses(ended("finished"))
     assert loss.consequence == "dropped in stage share (silent); the run went on with 1 of 2 clients"
     assert (loss.worker, loss.round, loss.seconds) == ("client-2", 2, 1.0)
+
+
+def test_a_buffer_without_it_does_not_say_that_it_is_missed(group: ProcessGroup) -> None:
+    watch = killing(group, buffered=True)
+    watch.see(done(2))
+    watch.see(exchange(3, "a", ["client-1"]))
+    watch.see(dropped("client-2"))
+    (loss,) = watch.losses(ended("finished"))
+    assert loss.consequence.startswith("dropped in stage share")
 
 
 def test_without_an_evaluation_it_is_killed_with_the_next_round(group: ProcessGroup) -> None:

@@ -13,6 +13,8 @@ from fedcore.compare.federation import Followed, Taken, taken_in, told_since, to
 from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.federated import Description, result_of, rounds_tested
+from fedcore.compare.modes.federated_async import staleness_of
+from fedcore.compare.results import Staleness
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.events import PrivacyTerms
@@ -64,6 +66,22 @@ def test_the_model_counts_for_every_training_exchange(tmp_path: Path) -> None:
     assert (result.initial_sha256, result.model_sha256) == ("a", "")
     found = [(point.metrics["eval_acc"], point.metrics["eval_loss"], point.seconds) for point in result.curve]
     assert found == [(0.5, 1.0, 2.0), (1.0, 0.5, 4.0)]
+
+
+def test_staleness_of_a_buffered_run_is_in_models_and_in_updates() -> None:
+    ages = [
+        {"client-1": 0, "client-2": 0},
+        {"client-1": 0, "client-3": 1, "client-4": 1},
+        {"client-2": 1, "client-5": 2},
+    ]
+    exchanges = [
+        event("exchange-done", server_round=number, message_type=kind, survivors=list(of), staleness=of)
+        for number, of in enumerate(ages, start=1)
+        for kind in ("train", "evaluate")
+    ]
+    found = staleness_of(exchanges, 10)
+    assert found == Staleness(clocks={0: 3, 1: 3, 2: 1}, updates={0: 3, 2: 2, 3: 1, 5: 1}, bound=10)
+    assert staleness_of([], 10) is None
 
 
 def test_figures_of_the_server_app_are_points_of_the_curve(tmp_path: Path) -> None:

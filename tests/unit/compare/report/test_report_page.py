@@ -142,6 +142,18 @@ def test_the_table_fits_the_terminal(modes: str, width: int) -> None:
     assert not any("…" in line for line in lines), "no cell is cut"
 
 
+def test_the_table_of_failed_runs_fits_too() -> None:
+    failed = made_up_run("federated-async", status="failed", reason="too few clients")
+    runs = (failed, *(made_up_run("ps-async", seed=seed) for seed in (1, 2)))
+    console = Console(file=StringIO(), width=80)
+    made = made_up("federated-async,ps-async", runs=runs, seeds=2)
+    console.print(terminal_table(made))
+    lines = console.file.getvalue().splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert any(line.split()[:1] == ["federated-async"] for line in lines), "on one line"
+    assert any(line.rstrip().endswith(" failed") for line in lines), "whole"
+
+
 def test_a_mode_has_one_look_and_no_two_share_it() -> None:
     labels = [f"mode-{index}" for index in range(12)]
     assert len({(look.color, str(look.dash)) for look in looks(labels).values()}) == 12
