@@ -48,7 +48,7 @@ docs: $(STAMP)  ## build the documentation as a site, build/docs/index.html
 PYTEST := FLWR_TELEMETRY_ENABLED=0 $(PYTHON) -m pytest -q
 # A quick test keeps one core busy; those that start processes wait most of their time, and more of them keep two busy.
 QUICK_WORKERS := -n logical --maxprocesses 8 --dist worksteal
-SLOW_WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
+SLOW_WORKERS := -n 4 --dist loadgroup --no-loadscope-reorder
 ONE_FEDERATION := tests/integration/test_one_federation.py
 # Of each property 50 new examples; 250 with PROFILE=thorough.
 PROFILE := fresh
