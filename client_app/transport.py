@@ -24,8 +24,8 @@ import httpx
 import pydantic
 import tenacity
 
+from client_app.direct import LEAST_BYTES, OCTETS, DirectTransport, reaches_directly
 from client_app.http import AWAY, Handshake, is_away, leads_elsewhere, may_pass, refusal, unanswered
-from client_app.large_answers import LEAST_BYTES, fetch, reaches_directly
 from client_app.output import clean
 from client_app.patience import Patience, Retry
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, WrongClock
@@ -129,12 +129,14 @@ class Transport:
         self._sleep = sleep
         self._sign = sign
         self._retry = retry or Retry()
-        self._tls = tls
         # Proxy settings of the environment are for the way out of a site, not for the loopback.
-        self._trust_env = not all(map(_is_loopback, urls))
+        trust_env = not all(map(_is_loopback, urls))
+        is_direct = all(reaches_directly(httpx.URL(url), trust_env=trust_env) for url in urls)
+        self._direct = DirectTransport(tls, read_seconds=_READ_SECONDS) if is_direct else None
         self._client = httpx.AsyncClient(
+            transport=self._direct,
             verify=tls,
-            trust_env=self._trust_env,
+            trust_env=trust_env,
             timeout=httpx.Timeout(30.0, connect=10.0, read=_READ_SECONDS),
             headers={"accept-encoding": "identity", "user-agent": "fedcore-client"},
         )
@@ -211,7 +213,7 @@ class Transport:
             if attempts > 1 and await is_there():
                 return
             headers = {**_OCTETS, "content-length": str(content.nbytes)}
-            async with self._open("PUT", path, sha256, headers, _chunks(content)) as response:
+            async with self._open("PUT", path, sha256, headers, _Octets(content)) as response:
                 self.traffic.up += content.nbytes
                 await self._body_of(response)
 
@@ -229,8 +231,8 @@ class Transport:
         async def attempt() -> bool:
             with replacing(target, mode=0o600) as file:
                 incoming = _Incoming(file, size, self.traffic)
-                if size >= LEAST_BYTES and reaches_directly(httpx.URL(self.url), trust_env=self._trust_env):
-                    headers = await self._fetch_directly(address, incoming)
+                if size >= LEAST_BYTES and self._direct is not None:
+                    headers = await self._fetch_directly(self._direct, address, incoming)
                 else:
                     headers = await self._fetch(address, incoming)
                 is_difference = bool(base) and headers.get(DELTA_BASE) == f'"{base}"'
@@ -248,9 +250,8 @@ class Transport:
                 await in_thread(incoming.take, memoryview(chunk))
             return response.headers
 
-    async def _fetch_directly(self, target: str, incoming: _Incoming) -> httpx.Headers:
-        request = self._request("GET", target, _EMPTY_DIGEST, {}, None)
-        head = await fetch(request, self._tls, incoming.take, read_seconds=_READ_SECONDS)
+    async def _fetch_directly(self, direct: DirectTransport, target: str, incoming: _Incoming) -> httpx.Headers:
+        head = await direct.fetch(self._request("GET", target, _EMPTY_DIGEST, {}, None), incoming.take)
         self.traffic.down += _head_size(head.headers, 0) + len(head.refusal)
         self._answers += head.status not in AWAY
         if head.status != httpx.codes.OK:
@@ -302,7 +303,10 @@ class Transport:
             self.url + target,
             headers=dict(headers),
             content=content,
-            extensions={"trace": Handshake().trace},
+            extensions={
+                "trace": Handshake().trace,
+                **({OCTETS: content.octets} if isinstance(content, _Octets) else {}),
+            },
         )
         # Sign what is really sent: httpx normalises the target.
         request.headers.update(self._sign(method, request.url.raw_path.decode("ascii"), digest))
@@ -407,10 +411,15 @@ def _public(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
-async def _chunks(content: memoryview) -> AsyncIterator[bytes]:
-    """The bytes, a chunk at a time; the whole is never copied."""
-    for start in range(0, content.nbytes, CHUNK):
-        yield bytes(content[start : start + CHUNK])
+class _Octets:
+    """A body in memory; where it has to go through a proxy, a chunk at a time, so that the whole is never copied."""
+
+    def __init__(self, octets: memoryview) -> None:
+        self.octets = octets
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, self.octets.nbytes, CHUNK):
+            yield bytes(self.octets[start : start + CHUNK])
 
 
 def _sha256(body: bytes) -> bytes:

@@ -18,9 +18,9 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from client_app import transport as transport_module
+from client_app.direct import LEAST_BYTES, reaches_directly
 from client_app.exchange import Client
 from client_app.http import tls_context
-from client_app.large_answers import LEAST_BYTES, reaches_directly
 from client_app.patience import ONCE, Retry
 from client_app.transport import Transport, signer
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
@@ -205,37 +205,69 @@ class TestTls:
 
 
 class TestHandshake:
-    async def test_a_handshake_that_is_given_up_leaves_no_socket(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What the loop opened is closed at once, and not whenever the garbage collector comes by."""
-        came = asyncio.Event()
-        opened: list[asyncio.BaseTransport] = []
-        loop = asyncio.get_running_loop()
-        original = loop.create_connection
-
-        async def watched(*arguments: Any, **named: Any) -> Any:
-            opened.append((made := await original(*arguments, **named))[0])
-            return made
+    async def test_a_handshake_that_is_given_up_leaves_no_socket(self, client: Client) -> None:
+        """What was opened is closed at once, and not whenever somebody notices."""
+        came, gone = asyncio.Event(), asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readexactly(1)  # of the client's hello
             came.set()
             await reader.read()
+            gone.set()
             writer.close()
 
-        monkeypatch.setattr(loop, "create_connection", watched)
         address = urlsplit(client.transport.url)
         async with await asyncio.start_server(silent, address.hostname, address.port):
             sending = asyncio.create_task(client.transport.send("POST", "/v1/heartbeat", HeartbeatIn()))
             await came.wait()
             sending.cancel()
             await asyncio.wait([sending])
-            [transport] = opened
-            closed = transport.is_closing()
-            transport.close()
+            await gone.wait()
         assert sending.cancelled()
-        assert closed
+
+
+class TestConnections:
+    async def test_one_connection_serves_one_request_after_another(self, script: Script, client: Client) -> None:
+        async with script.serving():
+            for _ in range(3):
+                await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+            [idle] = idle_lines(client)
+        assert script.requests == ["POST heartbeat"] * 3
+        assert not idle.is_good()  # the server that is gone has closed it
+
+    async def test_a_connection_that_the_server_has_ended_is_not_used_again(
+        self, script: Script, client: Client
+    ) -> None:
+        for _ in range(2):
+            async with script.serving():
+                await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+        assert client.transport.interruptions == 0
+
+    async def test_a_request_that_is_cancelled_leaves_its_connection_to_nobody(
+        self, script: Script, client: Client
+    ) -> None:
+        began, over = asyncio.Event(), asyncio.Event()
+
+        async def stalled() -> AsyncIterator[bytes]:
+            began.set()
+            await over.wait()
+            yield b"{}"
+
+        script.answers.append(StreamingResponse(stalled()))
+        async with script.serving():
+            asking = asyncio.create_task(client.transport.get("/v1/survivors", SurvivorsOut))
+            await began.wait()
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert not idle_lines(client)
+            over.set()
+            await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+
+
+def idle_lines(client: Client) -> list[Any]:
+    direct = client.transport._direct
+    assert direct is not None
+    return direct._idle
 
 
 class TestModels:
