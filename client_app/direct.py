@@ -75,6 +75,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
         self._read_seconds = read_seconds
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="network")
         self._idle: list[_Line] = []
+        self._is_closed = False
         self._lock = threading.Lock()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -90,7 +91,7 @@ class DirectTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """End the connections that nobody uses."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._is_closed = self._idle, [], True
         for line in idle:
             line.close()
         self._threads.shutdown(wait=False)
@@ -100,7 +101,9 @@ class DirectTransport(httpx.AsyncBaseTransport):
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
-            line.end()
+            with self._lock:
+                line.end()
+            working.add_done_callback(lambda _: line.close())  # it may have succeeded all the same
             await asyncio.wait([working])
             if not working.cancelled():
                 working.exception()  # of a connection that was ended here, which is of no interest
@@ -175,11 +178,11 @@ class DirectTransport(httpx.AsyncBaseTransport):
 
     def _keep(self, line: _Line, answer: http.client.HTTPResponse) -> None:
         """Whose answer was read to its end, for the next request."""
-        if answer.will_close or not line.rest():
-            line.close()
-            return
-        with self._lock:
-            self._idle.append(line)
+        with self._lock:  # from here on it is another request's, whatever becomes of this one
+            if not (answer.will_close or self._is_closed) and (left := line.left()) is not None:
+                self._idle.append(left)
+                return
+        line.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -257,10 +260,13 @@ class _Line:
             raise ConnectionAbortedError("the connection is closed")
         return self.wire
 
-    def rest(self) -> bool:
-        """It is not used for now; whether it can be again."""
-        self._idle_since = time.monotonic()
-        return self.wire is not None and not self.ended
+    def left(self) -> _Line | None:
+        """What others can go on with, unless it was ended; this one is of no more use."""
+        if self.ended or self.wire is None:
+            return None
+        left = _Line(self.place, self.wire, _idle_since=time.monotonic())
+        self.wire = self._answer = None
+        return left
 
     def is_good(self) -> bool:
         """Whether the server has not ended it: one that nobody asked anything has nothing else to say."""
@@ -308,7 +314,6 @@ class _Rest(httpx.AsyncByteStream):
         if self._answer.length:
             raise httpx.RemoteProtocolError(f"the answer ended {self._answer.length} bytes too early")
         self._transport._keep(self._line, self._answer)
-        self._line = _Line(self._line.place)
 
     def _read(self) -> bytes:
         with self._line.closed_after_failure(), _network_errors(httpx.ReadError):

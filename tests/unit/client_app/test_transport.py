@@ -18,7 +18,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from client_app import transport as transport_module
-from client_app.direct import LEAST_BYTES, reaches_directly
+from client_app.direct import LEAST_BYTES, _Line, reaches_directly
 from client_app.exchange import Client
 from client_app.http import tls_context
 from client_app.patience import ONCE, Retry
@@ -262,6 +262,20 @@ class TestConnections:
             assert not idle_lines(client)
             over.set()
             await client.transport.send("POST", "/v1/heartbeat", HeartbeatIn())
+
+    async def test_who_is_cancelled_after_the_answer_ends_nobody_elses_connection(
+        self, script: Script, client: Client
+    ) -> None:
+        """The thread has given the connection back, and the task has not heard of it yet."""
+        direct = client.transport._direct
+        assert direct is not None
+        request = httpx.Request("GET", client.transport.url + "/healthz")
+        async with script.serving():
+            line = _Line(("127.0.0.1", request.url.port or 0))
+            await asyncio.to_thread(direct._answered, line, request)
+            line.end()
+            [idle] = idle_lines(client)
+            assert idle.is_good()
 
 
 def idle_lines(client: Client) -> list[Any]:

@@ -18,13 +18,13 @@ from fastapi import FastAPI, Request, Response
 from support.encodings import encoding_to_json
 
 from client_app import exchange as exchange_module
+from client_app import word_maker
 from client_app.exchange import Client, take_part
 from client_app.upload import read_parts, send_parts
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import ProtocolViolation, Refused
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import ClientSession
-from fedcore.secagg import client as session_module
 from fedcore.state import ModelState, sha256_file
 from fedcore.wire import ModelRef, PartsOut
 
@@ -244,7 +244,7 @@ async def test_the_server_has_a_part_before_the_last_is_masked(
 ) -> None:
     """And the sum is right, so what left was masked."""
     came = threading.Event()
-    original_take, original_mask = large.take, session_module.apply_masks
+    original_take, original_mask = large.take, word_maker.apply_masks
     masked: list[int] = []
 
     async def noticed(route: str, body: bytes) -> Response:
@@ -260,7 +260,7 @@ async def test_the_server_has_a_part_before_the_last_is_masked(
         original_mask(words, terms, threads=threads, offset=offset)
 
     large.take = noticed
-    monkeypatch.setattr(session_module, "apply_masks", watched)
+    monkeypatch.setattr(word_maker, "apply_masks", watched)
     async with large.serving():
         await take_part(large.task, replace(client, threads=2))
     assert masked == [0, PART_BYTES // 8, 2 * PART_BYTES // 8]
