@@ -116,12 +116,21 @@ class DirectTransport(httpx.AsyncBaseTransport):
             answer = self._ask(line, request)
             stream: httpx.AsyncByteStream
             if answer.length is not None and answer.length <= _AT_ONCE:
-                with _network_errors(httpx.ReadError):
-                    stream = httpx.ByteStream(answer.read())
-                self._keep(line, answer)
+                stream = self._short(line, answer)
             else:
                 stream = _Rest(self, line, answer)
         return httpx.Response(answer.status, headers=answer.getheaders(), stream=stream, request=request)
+
+    def _short(self, line: _Line, answer: http.client.HTTPResponse) -> httpx.AsyncByteStream:
+        """The body at once. Whoever reads it hears that it broke off: a server that sent a head is not away."""
+        try:
+            with _network_errors(httpx.ReadError):
+                content = answer.read()
+        except httpx.TransportError as error:
+            line.close()
+            return _Broken(error)
+        self._keep(line, answer)
+        return httpx.ByteStream(content)
 
     def _fetched(self, line: _Line, request: httpx.Request, take: Take) -> Head:
         with line.closed_after_failure():
@@ -322,6 +331,16 @@ class _Rest(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         """Nobody wants more of it."""
         self._line.close()
+
+
+class _Broken(httpx.AsyncByteStream):
+    """A body that did not come whole."""
+
+    def __init__(self, error: httpx.TransportError) -> None:
+        self._error = error
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        raise self._error
 
 
 def _place(request: httpx.Request) -> tuple[str, int]:

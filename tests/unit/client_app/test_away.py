@@ -113,7 +113,7 @@ class TestAnExchange:
             resets.clear()
             script.go_on(make_task(exchange=2))
             script.tasks.append(script.task)
-            await until(lambda: script.decoded, running)
+            await until(lambda: script.decoded and client.ledger.open_exchange is None, running)
         assert [(w.reason, w.check) for w in script.withdrawals] == [(WithdrawalReason.STOPPED, "unreachable")]
 
     async def test_a_withdrawal_that_was_not_heard_is_told_with_the_next_contact(
