@@ -153,9 +153,24 @@ def _raw(one: Recorded) -> bytes:
 
 
 class _Transport(asyncio.Transport):
-    """A connection that takes everything and is never slow."""
+    """A connection that takes everything and is never slow. protocol: who has it."""
 
     closing = False
+    protocol: asyncio.BaseProtocol | None = None
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def receive(self, data: bytes) -> None:
+        """Bytes arrive; of a long body into the buffer that is meant for them."""
+        while data and isinstance(self.protocol, asyncio.BufferedProtocol) and not self.closing:
+            buffer = self.protocol.get_buffer(-1)
+            count = min(len(buffer), len(data))
+            buffer[:count] = data[:count]
+            data = data[count:]
+            self.protocol.buffer_updated(count)
+        if data and isinstance(self.protocol, asyncio.Protocol) and not self.closing:
+            self.protocol.data_received(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
@@ -214,10 +229,11 @@ class _Connection:
             visit=Visit(connection=None, address="127.0.0.1"),  # type: ignore[arg-type]
         )
         protocol.connection_made(transport := _Transport())
+        transport.protocol = protocol
         half = len(content) // 2
         for piece in (content[:half], content[half:]):
             if not transport.closing:
-                protocol.data_received(piece)
+                transport.receive(piece)
                 await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.sleep(0)
