@@ -164,7 +164,7 @@ class _Transport(asyncio.Transport):
     def receive(self, data: bytes) -> None:
         """Bytes arrive; of a long body into the buffer that is meant for them."""
         while data and isinstance(self.protocol, asyncio.BufferedProtocol) and not self.closing:
-            buffer = self.protocol.get_buffer(-1)
+            buffer = memoryview(self.protocol.get_buffer(-1))
             count = min(len(buffer), len(data))
             buffer[:count] = data[:count]
             data = data[count:]
