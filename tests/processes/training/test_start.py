@@ -31,6 +31,7 @@ unwanted = ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp
 loaded = [name for name in unwanted if name in sys.modules]
 import torch._dynamo
 for engine, batch in started:
+    engine.optimizer.zero_grad()
     engine.step(batch)
 disabled = hasattr(torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable, "_torchdynamo_disable")
 weights = [torch.cat([p.detach().flatten() for p in engine.parameters()]).tolist() for engine, _ in started]
