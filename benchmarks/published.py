@@ -4,7 +4,8 @@
 
 Every run is secure unless the table compares with plain. A run is kept in --folder once it is finished, so that a
 later call goes on with those that are missing, and at least its curve up to where it was cut; the report is of all that
-is kept. --list says which runs a table has, how long they take, and what is kept of each.
+is kept. With --states a run that was cut, or killed, goes on where it was. --list says which runs a table has, how long
+they take, and what is kept of each.
 
 McMahan et al. took the best of 11 to 13 learning rates for each cell; here one was chosen for each by what is known of
 these models, and --rates tries others: the best of those that were run counts, and the report names them all.
@@ -57,6 +58,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time, a thread each")
     made.add_argument("--workers", type=int, default=1, help="processes that train the clients of one run (1)")
     made.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept (benchmarks/results/runs)")
+    made.add_argument("--states", type=Path, help="folder in which runs that are cut leave what it takes to go on")
     made.add_argument("--list", action="store_true", help="say what there is to run, and what is kept; run nothing")
     return made
 
@@ -70,7 +72,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     missing = [run for run in wanted if (kept := shelf.outcome(run)) is None or not kept.answers(run)]
     say(f"{len(wanted)} runs, of which {len(wanted) - len(missing)} are kept from before")
     deadline = time.time() + 60 * arguments.minutes
-    failures = carry_out(missing, shelf, deadline, jobs=arguments.jobs, workers=arguments.workers)
+    runners = [Runner(run, shelf, deadline, arguments.workers, arguments.states) for run in missing]
+    failures = carry_out(runners, jobs=arguments.jobs)
     return report(arguments.table, cells, wanted, shelf, failures)
 
 
@@ -107,13 +110,13 @@ def runs_of(cell: Cell, arguments: argparse.Namespace) -> list[Run]:
     return cell.runs(rates=tuple(arguments.rates), seeds=tuple(arguments.seeds), rounds=rounds)
 
 
-def carry_out(runs: Sequence[Run], shelf: Shelf, deadline: float, *, jobs: int, workers: int) -> dict[str, str]:
+def carry_out(runners: Sequence[Runner], *, jobs: int) -> dict[str, str]:
     """Run all of them, `jobs` at a time; returns by key why some failed. Small models gain nothing by more threads."""
     failures: dict[str, str] = {}
-    if not runs:
+    if not runners:
         return failures
-    with ProcessPoolExecutor(min(jobs, len(runs)), mp_context=get_context("spawn"), initializer=_prepare) as pool:
-        running = {pool.submit(_carry_out, run, shelf, deadline, workers): run for run in runs}
+    with ProcessPoolExecutor(min(jobs, len(runners)), mp_context=get_context("spawn"), initializer=_prepare) as pool:
+        running = {pool.submit(_carry_out, runner): runner.run for runner in runners}
         try:
             for done in as_completed(running):
                 one = running[done]
@@ -133,10 +136,10 @@ def _prepare() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-def _carry_out(run: Run, shelf: Shelf, deadline: float, workers: int) -> str:
-    if time.time() > deadline:
+def _carry_out(runner: Runner) -> str:
+    if time.time() > runner.deadline:
         return "not begun, the time is over"
-    outcome = Runner(run, shelf, deadline, workers).carry_out()
+    outcome = runner.carry_out()
     return (
         f"{outcome.rounds} rounds in {outcome.seconds:.0f} s, best {outcome.best:.2f} %, ended by its {outcome.ended}"
     )

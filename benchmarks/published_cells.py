@@ -105,6 +105,7 @@ MCMAHAN = (
 _NIID: Final[Mapping[str, Scalar]] = {
     "local-epochs": 10, "batch-size": 64, "momentum": 0.9, "weight-decay": 1e-5, "model": "lenet",
 }  # fmt: skip
+_NIID_OF: Final[Mapping[str, Mapping[str, Scalar]]] = {"MNIST": {"fraction-train": 1.0}, "Fashion-MNIST": {}}
 _SPLITS = {"IID": "iid", "Dirichlet 0.5": "dirichlet:0.5", "2 labels": "labels:2"}
 # Best test accuracy over 50 rounds in per cent, and its standard deviation.
 _NIID_PUBLISHED = {
@@ -131,7 +132,7 @@ def _niid(published: Mapping[tuple[str, str, str], tuple[float, float]]) -> tupl
             clients=10,
             rounds=50,
             minutes=80,
-            config={**_NIID, "partition": _SPLITS[split], "strategy": strategy, "lr": 0.01},
+            config={**_NIID, **_NIID_OF[data], "partition": _SPLITS[split], "strategy": strategy, "lr": 0.01},
             published=(best,),
             spread=spread,
         )

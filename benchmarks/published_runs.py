@@ -26,7 +26,7 @@ from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
 from fedcore.simulation.crews import Engine, crew_of
-from fedcore.system.files import write_file
+from fedcore.system.files import remove_tree, write_file
 from fedcore.wire import Scalar
 
 Ended = Literal["target", "rounds", "time", ""]
@@ -154,19 +154,25 @@ class Shelf:
 
 @dataclass(slots=True)
 class Runner:
-    """Carries out one run, and keeps what it finds. workers: processes that train its clients; 1 for this one alone."""
+    """Carries out one run, and keeps what it finds.
+
+    workers: processes that train its clients; 1 for this one alone. states: where a run that its time cuts leaves what
+    it takes to go on, in a folder of its own; None for a run that begins anew.
+    """
 
     run: Run
     shelf: Shelf
     deadline: float
     workers: int = 1
+    states: Path | None = None
     outcome: Outcome = field(default_factory=Outcome)
-    _started: float = field(default_factory=time.monotonic)
+    _started: float = 0.0
     _saved: float = 0.0
 
     def carry_out(self) -> Outcome:
-        """The whole simulation; raises what it raises."""
-        run = self.run
+        """The whole simulation, or the rest of one that was cut; raises what it raises."""
+        self._started = time.monotonic()
+        run, state = self.run, self._state()
         app = FlowerApp.load(run.folder)
         changes = {**run.config, "seed": run.seed, "num-server-rounds": run.rounds, "fraction-evaluate": 0.0}
         engine: Engine = "process" if self.workers > 1 else "inline"
@@ -181,26 +187,39 @@ class Runner:
                 run_config=override(app.run_config, changes, "the run config"),
                 settings=JobSettings.from_mapping({**app.settings.to_mapping(), **run.settings}),
                 crew=crew,
+                state=state,
                 emit=self.hear,
                 enough=self.test,
             )
             simulation.run()
         self.outcome.ended = self.outcome.ended or "rounds"
         self._save()
+        if state is not None and self.outcome.ended != "time":
+            remove_tree(state)
         return self.outcome
 
+    def _state(self) -> Path | None:
+        """The folder of this run alone; what it took before counts with what it takes."""
+        if self.states is None:
+            return None
+        state = self.states / f"{self.run.key}-{self.run.rounds}"
+        if state.is_dir() and (before := self.shelf.outcome(self.run)) is not None:
+            self._started -= before.seconds
+        return state
+
     def hear(self, event: RunEvent) -> None:
-        """An event of the simulation."""
+        """An event of the simulation; a run that goes on tells again what it told before."""
         if isinstance(event, ExchangeDone):
             self.outcome.exchange_seconds += event.seconds
+        elif isinstance(event, FiguresFound) and event.source == "server":
+            self.outcome.curve.append(100 * float(str(event.metrics["eval_acc"])))
+            self.outcome.losses.append(float(str(event.metrics["eval_loss"])))
 
     def test(self, found: FiguresFound) -> bool:
-        """What the server's test after a round found; whether the run ends there."""
+        """Whether the run ends with what the server's test after a round found, of which `hear` has heard."""
         outcome, run = self.outcome, self.run
         if found.source != "server":
             return False
-        outcome.curve.append(100 * float(str(found.metrics["eval_acc"])))
-        outcome.losses.append(float(str(found.metrics["eval_loss"])))
         if run.target is not None and rounds_to(outcome.curve, run.target) is not None:
             outcome.ended = "target"
         elif found.server_round < run.rounds and time.time() > self.deadline:

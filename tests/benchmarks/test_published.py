@@ -14,7 +14,7 @@ from benchmarks.published_cells import MCMAHAN, TABLES, Cell
 from benchmarks.published_report import report
 from benchmarks.published_runs import Outcome, Runner, Shelf, rounds_to
 from fedcore.config import override
-from fedcore.events import FiguresFound
+from fedcore.events import FiguresFound, RunEvent, RunResumed
 from fedcore.flower.app import FlowerApp
 
 
@@ -73,6 +73,12 @@ def figures_of(number: int, accuracy: float) -> FiguresFound:
     return FiguresFound(server_round=number, source="server", metrics={"eval_acc": accuracy, "eval_loss": 1.0})
 
 
+def heard(runner: Runner, found: FiguresFound) -> bool:
+    """Tell a runner as a simulation does; whether the run ends there."""
+    runner.hear(found)
+    return runner.test(found)
+
+
 def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_path: Path) -> None:
     shelf, run = Shelf(tmp_path), MCMAHAN[0].runs()[0]
     assert shelf.outcome(run) is None
@@ -85,7 +91,7 @@ def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_p
     assert kept.answers(replace(run, target=3.0))
     assert shelf.outcome(replace(run, seed=43)) is None
     runner = Runner(run, shelf, deadline=time.time() + 100)
-    runner.test(figures_of(0, 0.5))
+    heard(runner, figures_of(0, 0.5))
     runner._save()
     assert shelf.outcome(run) == kept
 
@@ -93,11 +99,11 @@ def test_what_is_kept_is_found_again_and_a_shorter_run_does_not_replace_it(tmp_p
 def test_a_run_ends_at_its_target_or_when_its_time_is_over(tmp_path: Path) -> None:
     run = MCMAHAN[0].runs()[0]
     runner = Runner(run, Shelf(tmp_path), deadline=time.time() + 100)
-    assert not runner.test(figures_of(0, 0.5))
-    assert runner.test(figures_of(1, 0.98))
+    assert not heard(runner, figures_of(0, 0.5))
+    assert heard(runner, figures_of(1, 0.98))
     assert runner.outcome.ended == "target"
     runner = Runner(run, Shelf(tmp_path / "other"), deadline=0.0)
-    assert runner.test(figures_of(0, 0.5))
+    assert heard(runner, figures_of(0, 0.5))
     assert runner.outcome.ended == "time"
 
 
@@ -137,3 +143,43 @@ def test_the_smallest_cell_of_the_harness(
     assert main() == 0
     assert "1 are kept from before" in capsys.readouterr().err
     assert shelf.outcome(run) == before
+
+
+class CutAfterOneRound(Runner):
+    """Its time is over with the first round."""
+
+    def hear(self, event: RunEvent) -> None:
+        super().hear(event)
+        if isinstance(event, FiguresFound) and event.server_round == 1:
+            self.deadline = 0.0
+
+
+class Resumed(Runner):
+    """Notes how many requests had their answer."""
+
+    resumed: int
+
+    def hear(self, event: RunEvent) -> None:
+        super().hear(event)
+        if isinstance(event, RunResumed):
+            self.resumed = event.steps
+
+
+def test_a_run_that_was_cut_goes_on_to_the_same_curve(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCORE_DATA", str(data_dir))
+    (run,) = MCMAHAN[0].runs(rounds=3)
+    later, states, shelf = time.time() + 1e6, tmp_path / "states", Shelf(tmp_path / "cut")
+    whole = Runner(run, Shelf(tmp_path / "whole"), later).carry_out()
+    cut = CutAfterOneRound(run, shelf, later, states=states).carry_out()
+    assert (cut.ended, cut.curve) == ("time", whole.curve[:2])
+    assert len(list(states.iterdir())) == 1
+    goes_on = Resumed(run, shelf, later, states=states)
+    rest = goes_on.carry_out()
+    assert goes_on.resumed > 0
+    assert rest.ended == "rounds"
+    assert rest.curve[:2] == cut.curve
+    assert rest.curve == pytest.approx(whole.curve, abs=0.1)  # other keys, so that sums are rounded differently
+    assert rest.seconds > cut.seconds
+    assert not list(states.iterdir()), "of no use any more"
