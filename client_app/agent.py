@@ -50,6 +50,7 @@ from fedcore.wire import (
     Task,
     WithdrawalReason,
     WithdrawIn,
+    WorkState,
 )
 
 HEARTBEAT_END_SECONDS: Final = 1.0
@@ -297,8 +298,12 @@ class Agent:
     async def _begin_work(self, task: Task) -> None:
         """Train for a later sum while this agent goes on; what it trained for before is wanted no more."""
         assert task.version is not None  # noqa: S101 - the task of a piece of work
-        self._worked = (task.run, task.version.number)
+        before, self._worked = self.client.held.told(), (task.run, task.version.number)
         await self._stop_work()
+        if before is not None:
+            what = "stopped training" if before.state is WorkState.TRAINING else "gave up the update"
+            text = f"{what} from version {before.version.number}: no sum waits for it any more, newer work has come"
+            self.client.output.info("work", text)
         try:
             self.client = await catch_up(self.client, task.roster)
         except FedcoreError as error:  # the check of the roster says so, and the server is told

@@ -15,7 +15,7 @@ from client_app.output import Output
 from client_app.ranks.failures import AppFailed
 from fedcore.errors import FedcoreError, ProtocolViolation, Refused
 from fedcore.federation import Policy
-from fedcore.wire import Task
+from fedcore.wire import ProblemKind, Task
 
 
 def tells_failures(task: Task, policy: Policy) -> bool:
@@ -55,6 +55,8 @@ def show_end(output: Output, error: FedcoreError | OSError) -> None:
             output.info("withdrawn", f"left the exchange, {error}")
         case ProtocolViolation():
             output.error("refused", f"refused: {error}", check=error.check)
+        case Refused(kind=ProblemKind.NOT_NEEDED):
+            output.info("ended", "not needed: as many others as were wanted were faster; nothing went wrong here")
         case Refused():
             output.warning("ended", f"the exchange ended for this client: {error}")
         case _:

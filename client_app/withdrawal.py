@@ -28,7 +28,13 @@ from fedcore.secagg import Check
 from fedcore.wire import NUMBERED_CHECKS, ComplaintIn, ProblemKind, ReplyError, WithdrawalReason, WithdrawIn
 
 _OVER: Final = frozenset(
-    {ProblemKind.STALE_STEP, ProblemKind.ROUND_FAILED, ProblemKind.NOT_FOUND, ProblemKind.NOT_IN_COHORT}
+    {
+        ProblemKind.STALE_STEP,
+        ProblemKind.NOT_NEEDED,
+        ProblemKind.ROUND_FAILED,
+        ProblemKind.NOT_FOUND,
+        ProblemKind.NOT_IN_COHORT,
+    }
 )
 """Problems that tell a client that the exchange goes on without it, or not at all."""
 _POLICY: Final = frozenset(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field
 
@@ -150,6 +150,10 @@ class StageProgress(Message):
     done: int
     expected: int
     seconds: float
+
+
+NOT_NEEDED: Final = "not needed: as many others as were wanted were faster"
+"""Why a client is dropped that was asked beyond those that were wanted (`over-selection`), and was slow."""
 
 
 class ClientDropped(Message):

@@ -108,6 +108,7 @@ class ProblemKind(StrEnum):
     NOT_FOUND = "not-found"
     NOT_IN_COHORT = "not-in-cohort"
     STALE_STEP = "stale-step"
+    NOT_NEEDED = "not-needed"
     CONFLICT = "conflict"
     TOO_LARGE = "too-large"
     DIGEST_MISMATCH = "digest-mismatch"

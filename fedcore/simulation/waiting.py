@@ -16,12 +16,12 @@ from typing import Final, Self
 from fedcore.compare.measure.network import trips_seconds
 from fedcore.config import JobSettings
 from fedcore.errors import RoundFailed
+from fedcore.events import NOT_NEEDED
 from fedcore.simulation.availability import NEVER
 from fedcore.simulation.clock import VirtualClock
 from fedcore.simulation.devices import Devices, Work, there_at, work_of
 from fedcore.wire import Scalar, Task
 
-NOT_NEEDED: Final = "not needed: as many others as were wanted were faster"
 _KEY_STEPS: Final = ("advertise", "share")
 _MOST_POLLS: Final = 10
 """How often a ServerApp may ask who is there between two exchanges before that is taken for a wait for more."""

@@ -23,6 +23,7 @@ from fedcore.errors import (
     RoundFailed,
     UsageError,
 )
+from fedcore.events import NOT_NEEDED
 from fedcore.system.concurrency import in_thread
 from fedcore.system.heap import trim
 from fedcore.wire import WithdrawIn
@@ -217,7 +218,7 @@ class Exchange(Intake):
                 self.give_up(client, f"no answer in stage {stage} within {seconds:g} s")
         elif self.has_enough(stage):
             for client in self.clients.missing:
-                self.give_up(client, "not needed: as many others as were wanted were faster")
+                self.give_up(client, NOT_NEEDED)
         progress.show(self.clients.done, self.clients.missing, final=True)
         if self._is_lost():
             raise CohortTooSmall(stage, self._present(), self.task.quorum)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from fedcore.errors import EnvironmentFailure, FedcoreError, RoundFailed, StorageFull
-from fedcore.events import ClientBlamed, ClientDropped, RunEvent
+from fedcore.events import NOT_NEEDED, ClientBlamed, ClientDropped, RunEvent
 from fedcore.secagg import Fault
 from fedcore.wire import ComplaintIn, ManifestIn, Message, ModelRef, ProblemKind, Task, WithdrawIn
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
@@ -27,7 +27,7 @@ class Intake(ABC):
     """One exchange as its clients see it.
 
     Every method for a client raises Rejection: not-in-cohort, busy while nobody leads the exchange, round-failed after
-    the end, stale-step once the client was given up or the step is over.
+    the end, stale-step once the client was given up or the step is over, not-needed where others were faster.
     """
 
     steps: Mapping[str, str]
@@ -101,6 +101,9 @@ class Intake(ABC):
     def require(self, client: int) -> None:
         """Raise Rejection unless the client takes part and the exchange goes on."""
         self.require_member(client)
+        if self.clients.reasons.get(client) == NOT_NEEDED:  # after the end too: it is no failure, of nobody
+            number = self.task.exchange
+            raise Rejection(ProblemKind.NOT_NEEDED, f"exchange {number} has enough updates without this client's")
         if self.stages.over or self._has_failed:
             raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {self.task.exchange} has ended")
         if client in self.clients.reasons:

@@ -47,6 +47,7 @@ STATUS: Final[Mapping[ProblemKind, tuple[int, str]]] = {
     ProblemKind.NOT_FOUND: (404, "There is nothing at this address"),
     ProblemKind.NOT_IN_COHORT: (403, "The client is not in the cohort of this exchange"),
     ProblemKind.STALE_STEP: (409, "This step is closed for the client"),
+    ProblemKind.NOT_NEEDED: (409, "The exchange has as many updates as were wanted, without this client's"),
     ProblemKind.CONFLICT: (409, "The step was answered before with other content"),
     ProblemKind.TOO_LARGE: (413, "The body is larger than announced or allowed"),
     ProblemKind.DIGEST_MISMATCH: (422, "The body does not have the digest that was signed"),

@@ -74,7 +74,7 @@ router = APIRouter(
     responses=problem_responses(K.UNAUTHORIZED, K.WRONG_CLOCK, K.REVOKED, K.MALFORMED, K.DIGEST_MISMATCH, K.TOO_LARGE),
 )
 EXCHANGE = "/runs/{run}/exchanges/{exchange}"
-_ENDED = (K.NOT_FOUND, K.NOT_IN_COHORT, K.STALE_STEP, K.ROUND_FAILED)
+_ENDED = (K.NOT_FOUND, K.NOT_IN_COHORT, K.STALE_STEP, K.NOT_NEEDED, K.ROUND_FAILED)
 _GET = problem_responses(*_ENDED, K.PROTOCOL_VIOLATION)
 _PUT = problem_responses(
     *_ENDED,

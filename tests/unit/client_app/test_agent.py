@@ -11,8 +11,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-from fastapi import Response
+from fastapi import Request, Response
 from support.agents import FAST, agent_running, until
+from support.scripted import problem
 
 from client_app.agent import Agent
 from client_app.exchange import Client
@@ -134,6 +135,23 @@ async def test_stopping_withdraws_from_the_open_exchange(script: Script, client:
     assert client.work.cancelled
     assert client.ledger.open_exchange is None
     assert not client.kept.model.exists()
+
+
+async def test_one_that_was_not_needed_is_told_so_while_it_trains(script: Script, client: Client, log: StringIO) -> None:
+    """With over-selection: nothing went wrong, so that the owner reads no warning, and the server of no withdrawal."""
+    client.work.goes_on = asyncio.Event()
+    original = script.get
+
+    async def others_were_faster(route: str, request: Request) -> Response:
+        return problem(409, "not-needed", "enough") if route == "survivors" else await original(route, request)
+
+    script.get = others_were_faster
+    script.tasks.append(script.task)
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: client.work.cancelled, running)
+        await until(lambda: script.polls[-1].get("after") == "1", running)
+    assert "not needed: as many others as were wanted were faster; nothing went wrong here" in log.getvalue()
+    assert script.withdrawals == []
 
 
 async def test_an_idle_agent_says_that_it_stops(script: Script, client: Client) -> None:

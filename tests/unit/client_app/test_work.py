@@ -116,7 +116,12 @@ async def test_newer_work_takes_the_place_of_older(script: Script, client: Clien
         await until(lambda: client.work.calls == 2, running)
         client.work.goes_on.set()
         await until(lambda: script.told, running)
-    assert [said.version.number for said in script.told] == [2]
+        script.tasks.append(work(14))
+        await until(lambda: len(script.told) == 2, running)
+    assert [said.version.number for said in script.told] == [2, 14]
+    said = client.output.stream.getvalue()
+    assert said.count("stopped training from version 1: no sum waits for it any more") == 1
+    assert said.count("gave up the update from version 2: no sum waits for it any more") == 1
 
 
 async def test_a_failure_is_ready_and_adds_nothing(

@@ -33,9 +33,11 @@ async def test_the_first_that_were_wanted_make_the_sum(here: Site, model: ModelS
     answer = await asked
     assert isinstance(answer, Replies)
     np.testing.assert_allclose(answer.replies[0].model()["weight"], model["weight"] + 1.0, atol=1e-5)  # type: ignore[union-attr]
-    with pytest.raises(Failure):
+    with pytest.raises(Failure, match="not-needed"):
         await slow.upload()
     ended = await here.finish(run, app)
+    with pytest.raises(Failure, match="not-needed"):
+        await slow.get("survivors")
     assert events_of(ended, "exchange-done")[0]["survivors"] == ["client-1", "client-2", "client-3"]
     (dropped,) = events_of(ended, "dropped")
     assert (dropped["client"], dropped["stage"]) == ("client-4", "input")
