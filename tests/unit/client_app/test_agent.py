@@ -137,7 +137,9 @@ async def test_stopping_withdraws_from_the_open_exchange(script: Script, client:
     assert not client.kept.model.exists()
 
 
-async def test_one_that_was_not_needed_is_told_so_while_it_trains(script: Script, client: Client, log: StringIO) -> None:
+async def test_one_that_was_not_needed_is_told_so_while_it_trains(
+    script: Script, client: Client, log: StringIO
+) -> None:
     """With over-selection: nothing went wrong, so that the owner reads no warning, and the server of no withdrawal."""
     client.work.goes_on = asyncio.Event()
     original = script.get
