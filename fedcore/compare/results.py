@@ -95,7 +95,8 @@ class RunResult:
     """One mode with one seed at one point of a sweep.
 
     mode: its label. point: the values of the sweep. status: "failed" with a reason where the mode ended without its
-    last model. steps: optimizer steps by worker. bytes_up, bytes_down: on the wire in the whole run, by worker.
+    last model. steps: optimizer steps by worker. sums: in how many sums of trainings each worker's update was, for the
+    federated modes of `fedcore compare`. bytes_up, bytes_down: on the wire in the whole run, by worker.
     seconds: training alone; wall_seconds: with the start of all processes and the evaluation. initial_sha256: of the
     model that it began with; model_sha256: that it ended with. sites: by site, the final model. losses: workers that
     were lost. failures: attempts at a round that failed. privacy, epsilon_spent: None without differential privacy.
@@ -106,7 +107,7 @@ class RunResult:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    schema: Literal["fedcore/compare/run/4"] = "fedcore/compare/run/4"
+    schema: Literal["fedcore/compare/run/5"] = "fedcore/compare/run/5"
     mode: str
     kind: str
     seed: int
@@ -117,6 +118,7 @@ class RunResult:
     parameters: int = 0
     samples: int | None = None
     steps: Mapping[str, int] = field(default_factory=dict)
+    sums: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     wall_seconds: float = 0.0
     simulated_seconds: float | None = None

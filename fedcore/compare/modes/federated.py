@@ -168,6 +168,7 @@ def result_of(run: PlannedRun, followed: Followed, about: Description) -> RunRes
         parameters=about.parameters,
         samples=curve[-1].samples if curve else None,
         steps=_steps(run.sites, training, schedule),
+        sums=_sums(run.sites, training),
         seconds=sum(exchange.seconds for exchange in training),
         simulated_seconds=simulated[-1] if simulated else None,
         bytes_up=_total(run, [exchange.bytes_up for exchange in training]),
@@ -272,11 +273,16 @@ def _keeps_to(schedule: Schedule, training: Sequence[ExchangeDone], taken: Taken
     )
 
 
+def _sums(sites: int, training: Sequence[ExchangeDone]) -> dict[str, int]:
+    names = [worker_name(site) for site in range(sites)]
+    return {name: sum(name in exchange.survivors for exchange in training) for name in names}
+
+
 def _steps(sites: int, training: Sequence[ExchangeDone], schedule: Schedule | None) -> dict[str, int]:
     if schedule is None:
         return {}
-    taken = [sum(worker_name(site) in exchange.survivors for exchange in training) for site in range(sites)]
-    return {worker_name(site): count * schedule.own_steps(site)[1] for site, count in enumerate(taken)}
+    taken = _sums(sites, training)
+    return {name: count * schedule.own_steps(site_of(name))[1] for name, count in taken.items()}
 
 
 def _simulated(

@@ -37,6 +37,7 @@ from fedcore.compare.report.tables import (
     metrics_table,
     settings_rows,
     sites_table,
+    sums_table,
 )
 from fedcore.errors import ConfigurationError
 from fedcore.system.files import write_file
@@ -177,6 +178,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         },
         "split": [(site.site, str(site.training), str(site.test)) for site in comparison.split],
         "sites": sites_table(comparison),
+        "sums": sums_table(comparison),
         "metrics": metrics_table(comparison),
         "losses": loss_rows(comparison),
         "failures": failure_rows(comparison),

@@ -44,11 +44,12 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
         return ("No mode finished.",)
     metric = Metric.of(comparison)
     if metric is None:
-        return (_nothing_to_judge_by(comparison), *_privacy(runs), *_readable(runs))
+        return (_nothing_to_judge_by(comparison), *_left_out(runs), *_privacy(runs), *_readable(runs))
     story = Story.of(runs, metric)
     return (
         *(story.sentences() if story else ()),
         *([_best(runs, metric)] if story is None or runs.keys() - story.labels else []),
+        *_left_out(runs),
         *_against_pooled(runs, metric, told=story.together if story and story.alone and story.pooled else ""),
         *_own_tests(runs, metric),
         *_secrecy(runs, metric),
@@ -267,6 +268,23 @@ def _privacy(runs: Runs) -> list[str]:
         for label, of in runs.items()
         if of[0].privacy is not None
     ]
+
+
+def _left_out(runs: Runs) -> list[str]:
+    """Sites whose data had no part in a model, by mode and seed."""
+    found = []
+    for label, of in runs.items():
+        absent = {
+            run.seed: [name for name, count in run.sums.items() if not count] for run in of if any(run.sums.values())
+        }
+        for names in dict.fromkeys(map(tuple, filter(None, absent.values()))):
+            seeds = [str(seed) for seed, missing in absent.items() if tuple(missing) == names]
+            when = f" with seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}" if len(of) > 1 else ""
+            were = "were" if len(names) > 1 else "was"
+            found.append(
+                f"In {label}{when} {_listed(names)} {were} in no sum: the model has learnt nothing from there."
+            )
+    return found
 
 
 def _readable(runs: Runs) -> list[str]:

@@ -188,6 +188,21 @@ def sites_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...]
     return (f"mode: {metric.column}", *names), rows
 
 
+def sums_table(comparison: Comparison, most: int = 10) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """In how many sums each site's updates were, by mode; None where that is the same for all sites, or too wide."""
+    runs = {label: [run.sums for run in of if run.sums] for label, of in best_points(comparison).items()}
+    names = list(dict.fromkeys(name for of in runs.values() for sums in of for name in sums))
+    uneven = any(len(set(sums.values())) > 1 for of in runs.values() for sums in of)
+    if not uneven or len(names) > most:
+        return None
+    rows = [
+        (label, *(mean_sd(Spread.of(sums.get(name) for sums in of), "{:.3g}".format) for name in names))
+        for label, of in runs.items()
+        if of
+    ]
+    return ("mode: sums", *names), rows
+
+
 def loss_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Mode, seed, worker, round, consequence, seconds: a row for each worker that was lost."""
     return [

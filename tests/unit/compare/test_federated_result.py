@@ -84,6 +84,11 @@ def test_staleness_of_a_buffered_run_is_in_models_and_in_updates() -> None:
     assert staleness_of([], 10) is None
 
 
+def test_a_site_is_counted_in_each_sum_of_a_training(tmp_path: Path) -> None:
+    about = Description(parameters=3, model_bytes=100, schedule=None)
+    assert result_of(run(tmp_path), followed(survivors=("client-1",)), about).sums == {"client-1": 2, "client-2": 1}
+
+
 def test_figures_of_the_server_app_are_points_of_the_curve(tmp_path: Path) -> None:
     """Under their own names; the clients' of the same name get another one, and are as the strategy made them."""
     results = {

@@ -10,9 +10,10 @@ from support.comparisons import everything, made_up, made_up_run
 from fedcore.compare.judging import JudgedBy
 from fedcore.compare.report import Comparison, merge
 from fedcore.compare.report.fairness import FairnessCheck, broken, fairness
+from fedcore.compare.report.files import Report, page
 from fedcore.compare.report.story import headline
 from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, size, summarize
-from fedcore.compare.report.tables import main_table
+from fedcore.compare.report.tables import main_table, sums_table
 from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult
 
 
@@ -217,6 +218,27 @@ def test_the_headline_says_what_privacy_costs() -> None:
     assert "sends 2.0 kB instead of 4.0 kB; training takes 3.0 s instead of 2.0 s" in text
     assert "In federated-plain the server can read every update." in text
     assert "federated-dp: each client has (6.400, 1e-05)-differential privacy (budget 8)" in text
+
+
+def test_a_site_that_was_in_no_sum_is_named_and_the_others_are_counted() -> None:
+    sums = [{"client-1": 5, "client-2": 6, "client-3": 4, "client-4": count} for count in (0, 3, 0)]
+    runs = [made_up_run("federated-async", seed=seed, sums=of) for seed, of in enumerate(sums, start=1)]
+    made = made_up("federated-async", seeds=3, runs=tuple(runs))
+    said = "In federated-async with seeds 1 and 3 client-4 was in no sum: the model has learnt nothing from there."
+    assert said in headline(made)
+    found = sums_table(made)
+    assert found is not None
+    assert found[1] == [("federated-async", "5 ± 0", "6 ± 0", "4 ± 0", "1 ± 1.73")]
+    for text in (page(made, []), Report.of(made).to_json()):
+        assert "client-4 was in no sum" in text
+    assert "1 ± 1.73" in page(made, [])
+
+
+def test_sums_with_every_site_need_no_table() -> None:
+    even = made_up_run("federated", sums=dict.fromkeys(("client-1", "client-2"), 6))
+    made = made_up("federated", runs=(even,))
+    assert sums_table(made) is None
+    assert not [sentence for sentence in headline(made) if "in no sum" in sentence]
 
 
 def test_a_strategy_is_not_taken_for_the_cost_of_privacy() -> None:
