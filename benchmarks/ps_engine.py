@@ -130,7 +130,7 @@ def push_pull(report: ReportSink, folder: Path, worker: int, size: int, pairs: i
     """Push and pull; the first answer comes when all workers are there."""
     be_local()
     ranges = KeyRanges.of(_model(size), shards=1)
-    link = ServerLink([Pair.join(folder / str(worker), seconds=_SILENCE)], ranges)
+    link = ServerLink([Pair.join(folder / str(worker), "the server", seconds=_SILENCE)], ranges)
     link.gradient.fill_(1.0)
     link.send(Request(None, 0.0))
     link.receive()
@@ -179,7 +179,11 @@ def serve_bare(report: ReportSink, folder: Path, size: int, count: int, pairs: i
             vector.copy_(values)
 
     def serve(worker: int) -> None:
-        pair, header, vector = Pair.serve(folder / str(worker), seconds=_SILENCE), new_header(), torch.zeros(size)
+        pair, header, vector = (
+            Pair.serve(folder / str(worker), f"worker {worker}", seconds=_SILENCE),
+            new_header(),
+            torch.zeros(size),
+        )
         pair.receive(header)
         line.wait()
         for _ in range(pairs):

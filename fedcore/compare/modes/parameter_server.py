@@ -23,6 +23,7 @@ from fedcore.compare.parameter_server.task import (
     ServerTask,
     WorkerGone,
     assemble,
+    shard_name,
 )
 from fedcore.compare.parameter_server.worker import run_worker
 from fedcore.compare.results import LostWorker, Point, RunResult, Staleness
@@ -132,7 +133,7 @@ class Training:
         began: then nobody has begun, and the server does not know it yet.
         """
         for shard in range(self.task.shards):
-            self.workers.start(f"shard-{shard}", run_shard, self.task, shard)
+            self.workers.start(shard_name(shard), run_shard, self.task, shard)
         for worker, name in enumerate(self.traffic):
             self.workers.start(name, run_worker, self.task, worker)
         for event in self.workers.events(silence=self.task.seconds):
@@ -242,7 +243,9 @@ class Training:
         )
         seconds = now - self._gone.get(name, now)
         self.losses.append(LostWorker(worker=name, round=gone.round, consequence=consequence, seconds=seconds))
-        self.emit(ClientDropped(exchange=gone.round, client=name, stage="train", reason=gone.reason))
+        end, log = self._ended.get(name), self.workers.folder / "logs" / f"{name}.log"
+        why = f"{end.reason if end is not None and end.reason else gone.reason}; {consequence}; see {log}"
+        self.emit(ClientDropped(exchange=gone.round, client=name, stage="train", reason=why))
 
     def _lose(self, name: str, end: Ended) -> None:
         """A process failed: shard 0 notices a worker that was killed, and goes on without it."""

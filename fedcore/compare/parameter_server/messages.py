@@ -36,20 +36,31 @@ class Pair:
 
     _group: ProcessGroup
     _peer: int
+    _lost: str
 
     @classmethod
-    def serve(cls, meeting_point: Path, *, seconds: float) -> Pair:
+    def serve(cls, meeting_point: Path, peer: str, *, seconds: float) -> Pair:
         """The server's end; waits for the worker's.
 
-        meeting_point: a path that both sides name and no one used before. seconds: how long one side waits for the
-        other before it takes it for lost.
+        meeting_point: a path that both sides name and no one used before. peer: the name of the other side. seconds:
+        how long one side waits for the other before it takes it for lost.
         """
-        return cls(_group(meeting_point, _SERVER, seconds), _WORKER)
+        return cls._meet(meeting_point, _SERVER, _WORKER, peer, seconds)
 
     @classmethod
-    def join(cls, meeting_point: Path, *, seconds: float) -> Pair:
+    def join(cls, meeting_point: Path, peer: str, *, seconds: float) -> Pair:
         """The worker's end."""
-        return cls(_group(meeting_point, _WORKER, seconds), _SERVER)
+        return cls._meet(meeting_point, _WORKER, _SERVER, peer, seconds)
+
+    @classmethod
+    def _meet(cls, meeting_point: Path, own: int, other: int, peer: str, seconds: float) -> Pair:
+        lost = f"{peer} is gone: its process ended, or was silent for more than {seconds:g} s"
+        store = FileStore(str(meeting_point), 2)
+        try:
+            group = ProcessGroupGloo(store, own, 2, timedelta(seconds=seconds))
+        except RuntimeError as error:
+            raise PeerLost(lost) from error
+        return cls(cast(ProcessGroup, group), other, lost)
 
     def send(self, header: Tensor, body: Tensor | None = None) -> None:
         """Send a header, float64 [8], and a body, float32 [n]; raises PeerLost."""
@@ -64,8 +75,8 @@ class Pair:
         try:
             for work in [start([part], self._peer, tag) for tag, part in enumerate(parts)]:
                 work.wait()
-        except RuntimeError as error:
-            raise PeerLost(str(error).splitlines()[0]) from None
+        except RuntimeError as error:  # gloo's own words say where in gloo: they are for the log
+            raise PeerLost(self._lost) from error
 
 
 def be_local() -> None:
@@ -76,14 +87,6 @@ def be_local() -> None:
 def new_header(*values: float) -> Tensor:
     """A header that begins with `values`; zeros behind them."""
     return torch.tensor([*values, *[0.0] * (HEADER_CELLS - len(values))], dtype=torch.float64)
-
-
-def _group(meeting_point: Path, rank: int, seconds: float) -> ProcessGroup:
-    store = FileStore(str(meeting_point), 2)
-    try:
-        return cast(ProcessGroup, ProcessGroupGloo(store, rank, 2, timedelta(seconds=seconds)))
-    except RuntimeError as error:
-        raise PeerLost(str(error).splitlines()[0]) from None
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from fedcore.compare.parameter_server.messages import (
     write_action,
 )
 from fedcore.compare.parameter_server.shard import KeyRanges, Shard
-from fedcore.compare.parameter_server.task import Began, RoundOver, ServerEnded, ServerTask, WorkerGone
+from fedcore.compare.parameter_server.task import Began, RoundOver, ServerEnded, ServerTask, WorkerGone, shard_name
 from fedcore.compare.parameter_server.update_order import (
     Action,
     Answer,
@@ -43,6 +43,7 @@ from fedcore.compare.parameter_server.update_order import (
     StepTaken,
     UpdateOrder,
 )
+from fedcore.compare.run import worker_name
 from fedcore.compare.workers.processes import ReportSink
 from fedcore.system.files import replacing
 from fedcore.system.peers import PeerLost
@@ -103,7 +104,7 @@ class WorkerThread:
 
     def _run(self) -> None:
         try:
-            self._exchange(Pair.serve(self.meeting_point, seconds=self.seconds))
+            self._exchange(Pair.serve(self.meeting_point, worker_name(self.worker), seconds=self.seconds))
         except PeerLost as error:
             self.inbox.put(Arrived(self.worker, None, str(error)))
 
@@ -143,7 +144,7 @@ def run_shard(report: ReportSink, task: ServerTask, number: int) -> None:
     if number == 0:
         _leader(process, task, common, ranges, task.round_samples(problem), report).run()
     else:
-        run_follower(process, Pair.join(task.shard_meeting_point(number), seconds=task.seconds))
+        run_follower(process, Pair.join(task.shard_meeting_point(number), shard_name(0), seconds=task.seconds))
     process.close()
 
 
@@ -330,7 +331,10 @@ def _leader(
     round_samples: int,
     report: ReportSink,
 ) -> LeadingShard:
-    followers = [Pair.serve(task.shard_meeting_point(shard), seconds=task.seconds) for shard in range(1, task.shards)]
+    followers = [
+        Pair.serve(task.shard_meeting_point(shard), shard_name(shard), seconds=task.seconds)
+        for shard in range(1, task.shards)
+    ]
     order = UpdateOrder.of(
         task.run.sites, bound=task.mode.bound(task.run), together=task.mode.together, round_samples=round_samples
     )

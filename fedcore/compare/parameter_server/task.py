@@ -129,6 +129,11 @@ class ServerTask:
         return self.folder / f"round-{number:03d}.shard-{shard}.npy"
 
 
+def shard_name(shard: int) -> str:
+    """The name of its process."""
+    return f"shard-{shard}"
+
+
 def assemble(report: ReportSink, task: ServerTask, rounds: Sequence[int]) -> None:
     """Write the models of some rounds, out of what the shards kept, each with the tensors of the initial one."""
     engine = task.engine(task.problem(), torch.device("cpu"))

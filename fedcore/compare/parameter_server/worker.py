@@ -14,7 +14,7 @@ from torch import Tensor
 from fedcore.compare.measure.traffic import TcpBytes
 from fedcore.compare.parameter_server.messages import Pair, Reply, Request, be_local, new_header
 from fedcore.compare.parameter_server.shard import FlatModel, KeyRanges
-from fedcore.compare.parameter_server.task import BytesUntil, ServerTask
+from fedcore.compare.parameter_server.task import BytesUntil, ServerTask, shard_name
 from fedcore.compare.parameter_server.update_order import Push
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink
@@ -67,7 +67,10 @@ def run_worker(report: ReportSink, task: ServerTask, worker: int) -> None:
     problem = task.problem()
     engine = task.engine(problem)
     ranges = KeyRanges.of(engine.module, shards=task.shards)
-    pairs = [Pair.join(task.worker_meeting_point(worker, shard), seconds=task.seconds) for shard in range(task.shards)]
+    pairs = [
+        Pair.join(task.worker_meeting_point(worker, shard), shard_name(shard), seconds=task.seconds)
+        for shard in range(task.shards)
+    ]
     _Worker(task, problem, engine, ServerLink(pairs, ranges), report, worker).run()
 
 

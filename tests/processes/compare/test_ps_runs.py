@@ -13,6 +13,7 @@ from fedcore.compare.measure.network import Cost, Network
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.run import Kill, PlannedRun
 from fedcore.compare.workers.processes import Workers
+from fedcore.events import ClientDropped
 from fedcore.flower.app import FlowerApp
 from fedcore.state import ModelState
 
@@ -116,7 +117,14 @@ def test_stale_models_stay_within_the_bound_and_a_run_repeats_bit_for_bit(make):
 )
 def test_a_killed_worker_is_missed_by_nobody(make, word, words):
     """It waits for its end from the end of round 1 on, whoever is slow: without it are three rounds of the others."""
-    result, _ = train(make(word, kill=Kill(site=1, round=1), **{"num-server-rounds": 4}))
+    told = []
+    result, _ = train(make(word, kill=Kill(site=1, round=1), **{"num-server-rounds": 4}), told.append)
+    (dropped,) = (event for event in told if isinstance(event, ClientDropped))
+    assert dropped.client == "client-2"
+    why, _, rest = dropped.reason.partition("; ")
+    assert why == "ended by SIGKILL" or why.startswith("client-2 is gone: its process ended, or was silent")
+    assert words in rest
+    assert "logs/client-2.log" in rest
     (loss,) = result.losses
     assert (loss.worker, words in loss.consequence, 0 <= loss.seconds < 60) == ("client-2", True, True)
     if word == "ps-sync":

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from fedcore.compare.modes import parse_modes
 from fedcore.compare.modes.parameter_server import Training
+from fedcore.compare.parameter_server.messages import Pair, be_local, new_header
 from fedcore.compare.parameter_server.task import ServerTask
 from fedcore.compare.run import PlannedRun
 from fedcore.compare.workers.processes import Ended, WorkerEvent
@@ -75,3 +77,16 @@ def test_the_shard_that_failed_by_itself_is_the_reason(first: Ended, found: str)
 
 def test_where_none_failed_by_itself_the_first_to_end_is_the_reason() -> None:
     assert reason(("shard-1", left_by_its_peer()), ("client-1", left_by_its_peer())).startswith("shard-1: Connection")
+
+
+def test_a_lost_process_is_named_and_gloo_speaks_to_the_log_alone(tmp_path: Path) -> None:
+    be_local()
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(Pair.serve, tmp_path / "pair", "client-2", seconds=60.0)
+        Pair.join(tmp_path / "pair", "shard-0", seconds=60.0)  # and gone with this line
+        pair = serving.result()
+    with pytest.raises(
+        PeerLost, match="^client-2 is gone: its process ended, or was silent for more than 60 s$"
+    ) as lost:
+        pair.receive(new_header())
+    assert "gloo/transport/" in str(lost.value.__cause__)
