@@ -15,14 +15,15 @@ from typing import Protocol, TypeVar
 
 from fedcore.codec.encoding import FieldSection
 from fedcore.errors import UsageError
-from fedcore.state import ModelState, TensorSpec
+from fedcore.state import TensorSpec
 
 BLOCK_FIELDS = 3 << 17
 """Fields of a block, and the most elements that are handled at a time: whole words of 1, 2, 3 or 4 fields. NumPy gives
 the interpreter lock back in every call and takes it again; calls on fewer elements spend their time on waiting for it,
 although their buffers would fit the second-level cache."""
 
-_RELEASE_EVERY = 16
+_RELEASE_EVERY = 2
+"""3 MiB of a model in float32."""
 
 
 class _Numbered(Protocol):
@@ -59,16 +60,16 @@ class FieldBlock:
     number: int
     spans: tuple[Span, ...]
 
-    def release(self, *states: ModelState) -> None:
+    def release(self, *files: Callable[[], None]) -> None:
         """Release what was read of mapped files, once every few blocks."""
-        release_every(self.number, _RELEASE_EVERY, *states)
+        release_every(self.number, _RELEASE_EVERY, *files)
 
 
-def release_every(number: int, parts: int, *states: ModelState) -> None:
+def release_every(number: int, parts: int, *files: Callable[[], None]) -> None:
     """Release what was read of mapped files after every so many parts; `number` is that of this one, from 0."""
     if number % parts == parts - 1:
-        for state in states:
-            state.release()
+        for release in files:
+            release()
 
 
 def blocks(section: FieldSection, size: int = BLOCK_FIELDS) -> list[FieldBlock]:

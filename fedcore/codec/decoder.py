@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,13 +72,15 @@ def decode(
     out_path: Path | None = None,
     threads: int = 1,
     sums: bool = False,
+    release: Callable[[], None] = lambda: None,
 ) -> Decoded:
     """Decode the unmasked sum `words` ([encoding.words], uint64) of `survivors` updates.
 
     The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where
     that is None; the sum and the base are read block by block. Neither changes, but that the masks of
-    clients that failed come off the sum, in place. The result does not depend on `threads`. With `sums` the metrics are
-    no means but sums (of a query, where each client is one example).
+    clients that failed come off the sum, in place, or off a copy of a sum that cannot be written to. The result does not
+    depend on `threads`. With `sums` the metrics are no means but sums (of a query, where each client is one example).
+    release: called now and then, where `words` is a map of a file, to give back the memory of what was read of it.
 
     Raises PeerError when honest clients cannot have made the sum, which also catches a mask that was not removed;
     NothingContributed when all survivors failed, TooFewContributed when more did than `encoding.failures`,
@@ -87,7 +89,7 @@ def decode(
     belong together.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
-    failures = _unlock(encoding, words, survivors, threads)
+    failures, words = _unlock(encoding, words, survivors, threads)
     small = {name: words[section].tolist() for name, section in encoding.sections.items() if name not in _VECTORS}
     contributors = survivors - failures
     large = small["large"][0]
@@ -116,16 +118,22 @@ def decode(
         metrics=metrics,
         names=names,
         statistics=statistics,
-        state=None if base is None else _state(encoding, words, survivors, examples, base, out_path, threads),
+        state=None
+        if base is None
+        else _state(encoding, words, survivors, examples, base, out_path, threads, (base.release, release)),
     )
 
 
-_RELEASE_UNITS = 96
+_RELEASE_UNITS = 12
 _VECTORS = frozenset({"packed", "small", "integers", "names", "keys"})
+Releases = Sequence[Callable[[], None]]
+"""What gives back the memory of mapped files."""
 
 
-def _unlock(encoding: Encoding, words: NDArray[np.uint64], survivors: int, threads: int) -> int:
-    """Take off the masks of the clients that failed, in place, where they are few enough; returns their number."""
+def _unlock(
+    encoding: Encoding, words: NDArray[np.uint64], survivors: int, threads: int
+) -> tuple[int, NDArray[np.uint64]]:
+    """Take off the masks of the clients that failed, where they are few enough: their number, and the words."""
     sections = encoding.sections
     failures, keys = int(words[sections["failed"]][0]), sections["keys"]
     if failures > survivors:
@@ -135,8 +143,10 @@ def _unlock(encoding: Encoding, words: NDArray[np.uint64], survivors: int, threa
     if failures > encoding.failures:
         raise TooFewContributed(failures, survivors, tolerated=encoding.failures)
     masks = [mask_of(key).inverse() for key in find_keys(words[keys], failures)]
+    if masks and not words.flags.writeable:
+        words = words.copy()
     apply_lock(words[: keys.start], sections["failed"], masks, threads=threads)
-    return failures
+    return failures, words
 
 
 def _metrics(
@@ -190,6 +200,7 @@ def _state(
     base: ModelState,
     out_path: Path | None,
     threads: int,
+    release: Releases,
 ) -> ModelState:
     """The base and the mean of the updates to it."""
 
@@ -197,9 +208,9 @@ def _state(
         for part in encoding.field_sections:
             found = _Sums.of(encoding, part, words[encoding.sections[part.name]], survivors, examples)
             if part.kept_share is None:
-                _decode_floats(found, base, sink, threads)
+                _decode_floats(found, base, sink, threads, release)
             else:
-                _decode_rotated(found, encoding.rotation, base, sink)
+                _decode_rotated(found, encoding.rotation, base, sink, release)
         integers = words[encoding.sections["integers"]]
         decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
 
@@ -236,7 +247,7 @@ class _Sums:
         _subtract_offset(fields[: out.size], self.offset, out)
 
 
-def _decode_floats(sums: _Sums, base: ModelState, sink: StateSink, threads: int) -> None:
+def _decode_floats(sums: _Sums, base: ModelState, sink: StateSink, threads: int, release: Releases) -> None:
     def prepare() -> Callable[[FieldBlock], None]:
         mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
@@ -252,14 +263,14 @@ def _decode_floats(sums: _Sums, base: ModelState, sink: StateSink, threads: int)
         def decode_block(block: FieldBlock) -> None:
             for span in block.spans:
                 decode_span(span)
-            block.release(base)
+            block.release(*release)
 
         return decode_block
 
     for_each(blocks(sums.part), prepare, threads=threads)
 
 
-def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink) -> None:
+def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink, release: Releases) -> None:
     """The same for units that were rotated.
 
     Coordinates that were not sent count as zero, and the others as much more: so the expectation over subsets is right.
@@ -279,7 +290,7 @@ def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink) -
             new = _values(base, unit.spec, unit.start, unit.stop).astype(np.float64)
             new += flat[: unit.size]
             sink.write(unit.spec, unit.start, from_float(unit.spec, new))
-            release_every(unit.number, _RELEASE_UNITS, base)
+            release_every(unit.number, _RELEASE_UNITS, *release)
 
         return decode_unit
 

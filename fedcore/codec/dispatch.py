@@ -90,10 +90,13 @@ def decode(
     out_path: Path | None = None,
     threads: int = 1,
     sums: bool = False,
+    release: Callable[[], None] = lambda: None,
 ) -> Decoded:
     """The mean of a cohort: `decoder.decode`, whose work `threads` share, or `noised.decode_noised`."""
     if isinstance(encoding, PrivateEncoding):
-        return noised.decode_noised(encoding, words, survivors=survivors, base=base, out_path=out_path)
+        return noised.decode_noised(
+            encoding, words, survivors=survivors, base=base, out_path=out_path, release=release
+        )
     return decoder.decode(
         encoding,
         words,
@@ -102,4 +105,5 @@ def decode(
         out_path=out_path,
         threads=threads,
         sums=sums,
+        release=release,
     )

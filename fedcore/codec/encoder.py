@@ -34,7 +34,7 @@ from fedcore.codec.statistics import power_word, size_range, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec
 
-_RELEASE_UNITS = 96
+_RELEASE_UNITS = 12
 """As many elements as between two releases of blocks."""
 
 MOST_CLIPPED = 8
@@ -359,7 +359,7 @@ class _Update:
         """The update, local - base, of the elements of a unit."""
         span = Span(index=unit.index, spec=unit.spec, start=unit.start, stop=unit.stop, place=unit.place)
         write_delta(span, self.base, self.local, out)
-        release_every(unit.number, _RELEASE_UNITS, self.base, self.local)
+        release_every(unit.number, _RELEASE_UNITS, self.base.release, self.local.release)
 
     def _deltas(
         self, block: FieldBlock, buffer: NDArray[np.float32]
@@ -369,7 +369,7 @@ class _Update:
             delta = buffer[: span.size]
             size = write_delta(span, self.base, self.local, delta)
             yield span, delta, size
-        block.release(self.base, self.local)
+        block.release(self.base.release, self.local.release)
 
 
 def write_delta(span: Span, base: ModelState, local: ModelState, out: NDArray[np.float32]) -> float:

@@ -90,6 +90,7 @@ def decode_noised(
     survivors: int,
     base: ModelState | None,
     out_path: Path | None = None,
+    release: Callable[[], None] = lambda: None,
 ) -> Decoded:
     """The mean over `survivors` clients from their unmasked sum ([encoding.words], uint64), as `codec.decode` does.
 
@@ -109,7 +110,7 @@ def decode_noised(
         raise NothingContributed(failures, survivors, estimated=True)
     state, metrics = None, {}
     if base is not None:
-        state = filled(base.layout, partial(_fill, encoding, lanes, survivors, base), out_path)
+        state = filled(base.layout, partial(_fill, encoding, lanes, survivors, base, release), out_path)
     else:
         metrics = _decode_metrics(encoding, lanes, survivors)
     return Decoded(
@@ -225,7 +226,12 @@ def _add_noise(encoding: PrivateEncoding, lanes: NDArray[np.uint32], randomness:
 
 
 def _fill(
-    encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int, base: ModelState, sink: StateSink
+    encoding: PrivateEncoding,
+    lanes: NDArray[np.uint32],
+    survivors: int,
+    base: ModelState,
+    release: Callable[[], None],
+    sink: StateSink,
 ) -> None:
     """Write the global model plus the mean, in the layout's dtypes."""
     place = 0
@@ -240,6 +246,7 @@ def _fill(
             sink.write(spec, start, from_float(spec, mean))
             place += stop - start
         base.release()
+        release()
 
 
 def _mean(encoding: PrivateEncoding, lanes: NDArray[np.uint32], survivors: int) -> NDArray[np.float64]:

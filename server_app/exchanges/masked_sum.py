@@ -1,4 +1,4 @@
-"""The sum of an exchange's masked vectors, in memory, and as it was when it was last written down.
+"""The sum of an exchange's masked vectors: as it grows, in the spool, and as it was when it was last written down.
 
 A vector is an object of its own until a sum that contains it is on the disk, with the clients whose vectors are in it.
 So a restart adds what is missing to the last kept sum: no vector twice, and none is lost.
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from fedcore.errors import FedcoreError, RoundFailed, StorageFull, StorageUnavailable
 from fedcore.system.concurrency import in_thread
-from fedcore.system.files import full_disk_named
-from server_app.exchanges.fold import WORD_BYTES, fold_file
+from server_app.exchanges.fold import WORD_BYTES
 from server_app.exchanges.receipts import until_kept
-from server_app.exchanges.seen import SHOWN
+from server_app.exchanges.sum_file import SumFile, first_words
 from server_app.services import Services
-from server_app.storage.blobs import discard, write_all
+from server_app.storage.blobs import discard
 
 log = logging.getLogger("fedcore.server")
 
@@ -42,7 +41,8 @@ class MaskedSum:
 
     def __init__(self, services: Services, run: str, exchange: int, *, key: str, words: int) -> None:
         self.clients: set[int] = set()
-        self.words: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._file: SumFile | None = None
+        self._is_open = False
         self._services = services
         self._run = run
         self._exchange = exchange
@@ -58,11 +58,26 @@ class MaskedSum:
 
     def open(self) -> None:
         """Begin with nothing."""
-        self.words = np.zeros(self._length, np.uint64)
+        self.release()
+        self._is_open = True
 
     def release(self) -> None:
-        """Let go of the memory."""
-        self.words = np.zeros(0, np.uint64)
+        """Let go of the room on the disk; nothing is added any more."""
+        self._is_open = False
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
+
+    async def _growing(self) -> SumFile:
+        """What vectors are added to, once the disk has room for it."""
+        if self._file is None:
+            make = lambda: in_thread(SumFile.zeros, self._services.spool, self._length)  # noqa: E731
+            file = await until_kept(make, "the sum")
+            if not self._is_open:  # meanwhile
+                file.discard()
+                raise RoundFailed("the exchange has ended, so nothing is added to its sum")
+            self._file = file
+        return self._file
 
     def vector(self, client: int) -> str:
         """The key of a client's vector."""
@@ -73,10 +88,10 @@ class MaskedSum:
         async with self._lock:
             path = await until_kept(lambda: self._services.objects.fetch(self.vector(client)), "a vector")
             if self.first is None:
-                self.first = (client, await in_thread(_beginning, path))
+                self.first = (client, await in_thread(first_words, path))
             span = self._services.traces.span("fold", self._run, self._exchange)
             with span, self._services.metrics.fold_seconds.time():
-                await in_thread(self._fold, path)
+                await self._fold(path)
             self.clients.add(client)
             if (len(self.clients) - len(self._kept)) * self._length * WORD_BYTES >= self._most_waiting:
                 await self._keep_if_possible()
@@ -93,7 +108,7 @@ class MaskedSum:
         clients, key = frozenset(self.clients), f"{self._key}/{_SUMS}/{self._services.randomness(8).hex()}"
         path = self._services.spool.create()
         try:
-            await in_thread(_write, path, self.words)
+            await in_thread((await self._growing()).copy_to, path)
             await self._services.objects.put(path, key)
         finally:
             discard(path)
@@ -115,19 +130,19 @@ class MaskedSum:
             raise RoundFailed("the sum that was kept holds vectors of clients that have sent none")
         try:
             if folded:
-                await in_thread(self._fold, await self._services.objects.fetch(folded["key"]))
+                await self._fold(await self._services.objects.fetch(folded["key"]))
             for client in sorted(set(taken) - self.clients):
                 await self.add(client)
         except KeyError as absent:
             raise RoundFailed("a vector, or the sum of earlier ones, is not in the object store any more") from absent
 
-    async def take(self) -> NDArray[np.uint64]:
+    async def take(self) -> SumFile:
         """The sum for work in place; from the second time on as it was kept, since the first came to no end."""
         if self._is_taken:
             self.open()
-            await in_thread(self._fold, await self._services.objects.fetch(self._kept_key))
+            await self._fold(await self._services.objects.fetch(self._kept_key))
         self._is_taken = True
-        return self.words
+        return await self._growing()
 
     async def clear(self) -> None:
         """Remove all vectors: the stage in which clients send them has ended, also on the disk."""
@@ -147,18 +162,9 @@ class MaskedSum:
         except (StorageFull, StorageUnavailable) as error:  # the vectors are there still; the next one tries again
             log.warning("the sum could not be written down: %s", error)
 
-    def _fold(self, path: Path) -> None:
+    async def _fold(self, path: Path) -> None:
+        file = await self._growing()
         try:
-            fold_file(path, self.words, threads=self._services.threads)
+            await in_thread(file.add, path, threads=self._services.threads)
         except (OSError, FedcoreError) as error:
             raise RoundFailed(f"a vector could not be added to the sum: {error}") from error
-
-
-def _beginning(path: Path) -> NDArray[np.uint64]:
-    with path.open("rb") as file:
-        return np.frombuffer(file.read(SHOWN * WORD_BYTES), "<u8").astype(np.uint64)
-
-
-def _write(path: Path, words: NDArray[np.uint64]) -> None:
-    with full_disk_named("the disk is full; the sum could not be written down"), path.open("r+b") as file:
-        write_all(file.fileno(), words.astype("<u8", copy=False).data.cast("B"), 0)

@@ -16,7 +16,7 @@ from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
 from fedcore.exchange import encoding_of, round_parameters
-from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage, apply_masks
+from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
 from fedcore.state import ModelState
 from fedcore.system.concurrency import in_thread
 from fedcore.transcript import ExchangeRecord
@@ -42,7 +42,8 @@ from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.fold import WORD_BYTES
 from server_app.exchanges.masked_sum import UPDATES, MaskedSum
 from server_app.exchanges.receipts import until_kept
-from server_app.exchanges.seen import beginning, fields, first_values
+from server_app.exchanges.seen import fields, first_values
+from server_app.exchanges.sum_file import SumFile
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import discard
@@ -80,7 +81,7 @@ _MESSAGES: Final[Mapping[str, type[Message]]] = {
 
 
 class SecureExchange(Exchange):
-    """Drives one `ServerRound`. The server holds one sum, and nothing for each client.
+    """Drives one `ServerRound`. The server holds one sum, in a file, and nothing for each client.
 
     roster: client id -> raw Ed25519 key.
     """
@@ -213,13 +214,13 @@ class SecureExchange(Exchange):
         return self.ending(total=total)
 
     async def _total(self) -> KeptSum:
-        words = await self._sum.take()
-        masked = beginning(words)
+        file = await self._sum.take()
+        masked = await in_thread(file.beginning)
         has_model = self.encoding.layout is not None and self.context.model is not None
         path = self.services.spool.create() if has_model else None
         try:
             with self.services.traces.span("decode", self.task.run, self.task.exchange):
-                decoded = await in_thread(self._decode, words, path)
+                decoded = await in_thread(self._decode, file, path)
                 ages = self.task.staleness_of(self.survivors).values()
                 decoded = replace(decoded, metrics={**decoded.metrics, **staleness_metrics(ages)})
             self._note_seen(masked, decoded)
@@ -249,17 +250,18 @@ class SecureExchange(Exchange):
         )
         self.services.saw.note(self.task.run, saw)
 
-    def _decode(self, words: NDArray[np.uint64], path: Path | None) -> Decoded:
-        apply_masks(words, self._round.mask_terms(), threads=self.services.threads)
-        base = self.context.base or self.context.model
+    def _decode(self, file: SumFile, path: Path | None) -> Decoded:
+        file.apply_masks(self._round.mask_terms(), threads=self.services.threads)
+        base, mapped = self.context.base or self.context.model, file.mapped()
         return decode(
             self.encoding,
-            words,
+            mapped.words,
             survivors=len(self.survivors),
             base=ModelState.open(base) if path is not None and base is not None else None,
             out_path=path,
             threads=self.services.threads,
             sums=self.task.queries,
+            release=mapped.release,
         )
 
     # --- the protocol's steps -------------------------------------------------------------------

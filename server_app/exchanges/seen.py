@@ -40,11 +40,6 @@ class LastSeen:
         return self._saw if run == self._run else None
 
 
-def beginning(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A copy of as many words `[words]` as are shown at most."""
-    return words[:SHOWN].copy()
-
-
 def fields(words: NDArray[np.uint64], field_bits: int) -> tuple[int, list[int]]:
     """The first fields of packed words `[words]`, and how many bits each has here."""
     bits = min(field_bits, _MOST_BITS)

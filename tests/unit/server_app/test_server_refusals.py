@@ -27,7 +27,7 @@ from fedcore.quorum import quorum_for
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire import ProblemKind, ReplyError, WithdrawIn
-from server_app.exchanges import masked_sum
+from server_app.exchanges import sum_file
 from server_app.exchanges.fold import fold_file
 from server_app.http.audience import Audiences
 from server_app.http.problems import STATUS, Rejection, rejection_for
@@ -380,7 +380,7 @@ async def test_a_client_that_leaves_while_its_vector_is_added_is_a_survivor(
         fold_file(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(masked_sum, "fold_file", slowly)
+        patch.setattr(sum_file, "fold_file", slowly)
         uploading = asyncio.create_task(member.upload())
         await asyncio.to_thread(begun.wait)
         await member.withdraw()

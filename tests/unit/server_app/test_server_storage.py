@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 from support.serverside import Site
 
-from fedcore.errors import ConflictingMessage, UsageError
+from fedcore.errors import ConflictingMessage, StorageFull, UsageError
 from fedcore.events import AppPrinted, stamp
 from fedcore.operator_wire import RunStatus
+from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState
-from server_app.exchanges import fold
+from server_app.exchanges import fold, sum_file
 from server_app.exchanges.secure import SecureExchange
+from server_app.exchanges.sum_file import SumFile
+from server_app.storage.blobs import Spool
 from server_app.storage.store import Store
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -29,20 +33,19 @@ def test_fold_adds_modulo_2_to_the_64(
 ) -> None:
     monkeypatch.setattr(fold, "MIN_WORDS_PER_THREAD", 1000)
     rng = np.random.default_rng(words)
-    vector = rng.integers(0, 2**64, words, dtype=np.uint64)
-    total = rng.integers(0, 2**64, words, dtype=np.uint64)
-    expected = total + vector
+    vector, total = (rng.integers(0, 2**64, words, dtype=np.uint64) for _ in range(2))
     vector.astype("<u8").tofile(tmp_path / "vector")
-    fold.fold_file(tmp_path / "vector", total, threads=threads)
-    np.testing.assert_array_equal(total, expected)
+    total.astype("<u8").tofile(tmp_path / "sum")
+    fold.fold_file(tmp_path / "vector", tmp_path / "sum", threads=threads)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "sum", "<u8"), total + vector)
 
 
 def test_fold_refuses_another_length_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "vector").write_bytes(b"\x01" * 23)
-    total = np.zeros(3, np.uint64)
-    with pytest.raises(UsageError, match="23 bytes"):
-        fold.fold_file(tmp_path / "vector", total, threads=1)
-    assert not total.any()
+    (tmp_path / "sum").write_bytes(bytes(24))
+    with pytest.raises(UsageError, match="23 bytes does not fit a sum of 3 words"):
+        fold.fold_file(tmp_path / "vector", tmp_path / "sum", threads=1)
+    assert (tmp_path / "sum").read_bytes() == bytes(24)
 
 
 @pytest.fixture
@@ -76,20 +79,63 @@ async def test_a_run_ends_once(store: Store) -> None:
 
 
 async def test_memory_does_not_grow_with_the_cohort(here: Site, model: ModelState) -> None:
-    """One sum while uploads come, none after the end; every vector is gone before the first share comes."""
+    """One sum on the disk while uploads come, none after the end; each vector is gone before the first share comes."""
     _, app = await here.begin()
     asked = asyncio.create_task(app.exchange(model, [1, 2, 3, 4]))
     members = await here.enter_all()
     await asyncio.gather(*(member.secure(until="upload") for member in members))
     exchange = here.application.queue.exchange
     assert isinstance(exchange, SecureExchange)
-    for member in members:
+    spool = here.services.settings.spool_dir
+    *others, last = members
+    for member in others:
         await member.upload()
-        assert exchange._sum.words.nbytes == exchange.encoding.words * 8
+        assert [path.stat().st_size for path in spool.iterdir()] == [exchange.encoding.words * 8]
+    await last.upload()
     await members[0].get("survivors")
     objects = here.services.settings.data_dir / exchange.context.key
     assert [path.name for path in objects.iterdir()] == ["sums"]
     await asyncio.gather(*(member.sign() for member in members))
     await asyncio.gather(*(member.unmask() for member in members))
     await asked
-    assert exchange._sum.words.nbytes == 0
+    assert list(spool.iterdir()) == []
+
+
+def test_a_sum_in_a_file_is_masked_as_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_file, "_RANGE_WORDS", 100)
+    terms = [MaskTerm(sign=1, seed=Secret(bytes([number]) * 32)) for number in range(3)]
+    here = SumFile.zeros(spool(tmp_path), 250)
+    np.arange(250, dtype="<u8").tofile(tmp_path / "vector")
+    here.add(tmp_path / "vector", threads=1)
+    here.apply_masks(terms, threads=2)
+    expected = np.arange(250, dtype=np.uint64)
+    apply_masks(expected, terms)
+    words = here.mapped()
+    np.testing.assert_array_equal(words.words, expected)
+    words.release()
+    np.testing.assert_array_equal(words.words, expected)
+    np.testing.assert_array_equal(here.beginning(), expected[:32])
+    here.discard()
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP])
+def test_a_sum_has_its_place_on_the_disk_before_anything_is_added(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: int) -> None:
+        raise OSError(code, "no")
+
+    monkeypatch.setattr("os.posix_fallocate", fails)
+    if code == errno.ENOSPC:
+        with pytest.raises(StorageFull, match="no room for a sum"):
+            SumFile.zeros(spool(tmp_path), 8)
+        assert list((tmp_path / "spool").iterdir()) == []
+    else:
+        assert SumFile.zeros(spool(tmp_path), 8).path.read_bytes() == bytes(64)
+
+
+def spool(folder: Path) -> Spool:
+    made = Spool(folder=folder / "spool", reserve_bytes=0)
+    made.clear()
+    return made

@@ -391,7 +391,8 @@ async def test_an_upload_of_two_parts_is_resumed_and_counts_once(here: Site, lar
     abandoned, _ = second.vector()
     await second.put("update/parts/0", parts_of(abandoned)[0])
     await second.withdraw()
-    assert list(here.services.settings.spool_dir.iterdir()) == []
+    left = list(here.services.settings.spool_dir.iterdir())
+    assert [path.stat().st_size for path in left] == [len(content)]  # the sum
     await asyncio.gather(*(member.upload() for member in others))
     for step in ("sign", "unmask"):
         await asyncio.gather(*(getattr(member, step)() for member in (first, *others)))
@@ -451,7 +452,7 @@ async def test_a_full_database_disk_costs_no_second_upload(
         if step == "receipt":
             patch.setattr(here.services.store, "add_receipt", full)
         else:
-            patch.setattr("server_app.exchanges.masked_sum.fold_file", full)
+            patch.setattr("server_app.exchanges.sum_file.fold_file", full)
         await refusal(members[0].put("manifest", ending))
     folder = here.services.settings.data_dir / exchange.context.key / "updates"
     if step == "receipt":

@@ -1,0 +1,113 @@
+"""A vector as large as a model in a file of the spool, and no more than a few MiB of it in memory at a time.
+
+The system keeps such a file in memory as long as there is room, so it costs copies between the two and no waiting; but
+what the process itself takes does not grow with the model. It is written to by plain writes and not by a writable map,
+because a full disk then shows as an error and not as a signal that ends the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.secagg import MaskTerm, apply_masks
+from fedcore.system.files import full_disk_named
+from server_app.exchanges.fold import WORD_BYTES, fold_file, opened, read_words
+from server_app.exchanges.seen import SHOWN
+from server_app.storage.blobs import Spool, discard, write_all
+
+_RANGE_WORDS: Final = 1 << 19
+"""4 MiB: long enough that all threads share the masks of it."""
+_CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+
+
+class SumFile:
+    """64-bit words, little endian. path: the file, which is this object's to write to and to remove.
+
+    All but `discard` take a while, and raise OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def zeros(cls, spool: Spool, words: int) -> Self:
+        """A new one with its place on the disk; raises StorageFull where there is none."""
+        path = spool.create()
+        try:
+            with full_disk_named("the disk is full; there is no room for a sum"), opened(path, os.O_RDWR) as file:
+                _allocate(file, words * WORD_BYTES)
+        except BaseException:
+            discard(path)
+            raise
+        return cls(path)
+
+    def add(self, vector: Path, *, threads: int) -> None:
+        """Add the words in the file `vector`, as `fold_file`."""
+        fold_file(vector, self.path, threads=threads)
+
+    def apply_masks(self, terms: Sequence[MaskTerm], *, threads: int) -> None:
+        """Add the streams of all terms, as `fedcore.secagg.apply_masks`."""
+        with opened(self.path, os.O_RDWR) as file:
+            words = os.fstat(file).st_size // WORD_BYTES
+            buffer = np.empty(min(_RANGE_WORDS, words), "<u8")
+            for start in range(0, words, _RANGE_WORDS):
+                part = buffer[: min(_RANGE_WORDS, words - start)]
+                read_words(file, part, start)
+                apply_masks(part, terms, threads=threads, offset=start)
+                write_all(file, part.data.cast("B"), start * WORD_BYTES)
+
+    def beginning(self) -> NDArray[np.uint64]:
+        """As many words as are shown at most."""
+        return first_words(self.path)
+
+    def copy_to(self, path: Path) -> None:
+        """Write all words to a file that is there; raises StorageFull."""
+        with full_disk_named("the disk is full; the sum could not be written down"):
+            shutil.copyfile(self.path, path)
+
+    def mapped(self) -> MappedWords:
+        """All words, to read."""
+        return MappedWords(self.path)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        discard(self.path)
+
+
+class MappedWords:
+    """The words of a file. words: `[words]`, which cannot be written to."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.words: NDArray[np.uint64] = np.frombuffer(self._map, "<u8")
+
+    def release(self) -> None:
+        """Give back the memory of what was read so far; it is read again where it is needed again."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def first_words(path: Path) -> NDArray[np.uint64]:
+    """The first words of a file, as many as are shown at most."""
+    with path.open("rb") as file:
+        return np.frombuffer(file.read(SHOWN * WORD_BYTES), "<u8").astype(np.uint64)
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Make an empty file `size` bytes of zeros, on the disk too where the system can promise that."""
+    os.ftruncate(descriptor, size)
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in _CANNOT_ALLOCATE:
+                raise
