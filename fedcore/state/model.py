@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from fedcore.state.layout import STORAGE, Layout, TensorSpec
 
 NAME_OF = {dtype: name for name, dtype in STORAGE.items() if name != "BF16"}
 """The safetensors dtype of each NumPy dtype that has one."""
+_PIECE: Final = 1 << 20
+"""Elements: 4 MiB of float32."""
 
 
 class ModelState(Mapping[str, NDArray[Any]]):
@@ -113,9 +115,12 @@ class ModelState(Mapping[str, NDArray[Any]]):
         return state
 
     def write_to(self, sink: StateSink) -> None:
-        """Hand over every tensor, whole."""
+        """Hand over every tensor, in pieces; of a mapped file one piece at a time is in memory."""
         for spec in self.layout.specs:
-            sink.write(spec, 0, self[spec.name].reshape(-1))
+            flat = self[spec.name].reshape(-1)
+            for start in range(0, spec.size, _PIECE):
+                sink.write(spec, start, flat[start : start + _PIECE])
+                self.release()
 
     def float32(
         self,
