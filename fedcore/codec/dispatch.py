@@ -94,9 +94,7 @@ def decode(
 ) -> Decoded:
     """The mean of a cohort: `decoder.decode`, whose work `threads` share, or `noised.decode_noised`."""
     if isinstance(encoding, PrivateEncoding):
-        return noised.decode_noised(
-            encoding, words, survivors=survivors, base=base, out_path=out_path, release=release
-        )
+        return noised.decode_noised(encoding, words, survivors=survivors, base=base, out_path=out_path, release=release)
     return decoder.decode(
         encoding,
         words,
