@@ -79,7 +79,8 @@ def decode(
     The new state is written to `out_path` (safetensors, atomic) and mapped, or kept in memory where
     that is None; the sum and the base are read block by block. Neither changes, but that the masks of
     clients that failed come off the sum, in place, or off a copy where the sum cannot be written to. The result
-    does not depend on `threads`. With `sums` the metrics are no means but sums (of a query, where each client is one example).
+    does not depend on `threads`. With `sums` the metrics are no means but sums (of a query, where each
+    client is one example).
     release: called now and then, where `words` is a map of a file, to give back the memory of what was read of it.
 
     Raises PeerError when honest clients cannot have made the sum, which also catches a mask that was not removed;
