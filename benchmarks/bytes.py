@@ -81,7 +81,7 @@ CASES = (
     ),
     Case(
         name="femnist", load=cache(load_femnist), model=small_cnn, partition="natural", clients=105,
-        rounds=20, steps=15, batch=20, lr=0.1, momentum=0.0, seeds=5,
+        rounds=16, steps=15, batch=20, lr=0.1, momentum=0.0, seeds=5,
     ),
 )  # fmt: skip
 _BY_NAME = {case.name: case for case in CASES}
@@ -100,7 +100,7 @@ def main() -> int:
     """The command line."""
     options = data_parser("Accuracy against bytes: uploads of 0.5, 0.25, 0.1 and 0.05 of float32.")
     options.add_argument("--seeds", type=int, help="runs of each kind (default: 5)")
-    options.add_argument("--rounds", type=int, help="rounds of every run (default: 20, 30 and 20, by data set)")
+    options.add_argument("--rounds", type=int, help="rounds of every run (default: 20, 30 and 16, by data set)")
     options.add_argument("--only", choices=sorted(_BY_NAME), help="one data set alone")
     return run(measure, options.parse_args())
 
