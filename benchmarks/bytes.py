@@ -77,11 +77,11 @@ CASES = (
     ),
     Case(
         name="fashion_mnist", load=cache(load_fashion_mnist), model=lenet, partition="dirichlet:0.5", clients=10,
-        rounds=12, steps=20, batch=32, lr=0.02, momentum=0.9, seeds=3,
+        rounds=30, steps=20, batch=32, lr=0.02, momentum=0.9, seeds=5,
     ),
     Case(
         name="femnist", load=cache(load_femnist), model=small_cnn, partition="natural", clients=105,
-        rounds=10, steps=15, batch=20, lr=0.1, momentum=0.0, seeds=2,
+        rounds=16, steps=15, batch=20, lr=0.1, momentum=0.0, seeds=5,
     ),
 )  # fmt: skip
 _BY_NAME = {case.name: case for case in CASES}
@@ -99,8 +99,8 @@ class Outcome:
 def main() -> int:
     """The command line."""
     options = data_parser("Accuracy against bytes: uploads of 0.5, 0.25, 0.1 and 0.05 of float32.")
-    options.add_argument("--seeds", type=int, help="runs of each kind (default: 5, 3 and 2, by data set)")
-    options.add_argument("--rounds", type=int, help="rounds of every run (default: 20, 12 and 10)")
+    options.add_argument("--seeds", type=int, help="runs of each kind (default: 5)")
+    options.add_argument("--rounds", type=int, help="rounds of every run (default: 20, 30 and 16, by data set)")
     options.add_argument("--only", choices=sorted(_BY_NAME), help="one data set alone")
     return run(measure, options.parse_args())
 
@@ -148,7 +148,7 @@ def simulate(name: str, fraction: float, seed: int, rounds: int) -> Outcome:
         data=partial(_part, case),
     )
     with opened((client, averaging_server(client)), config) as app:
-        settings = JobSettings.from_mapping({"w-max": 1024, "train-metrics": ["train_loss"], **changes})
+        settings = JobSettings.from_mapping({"w-max": _most(case, seed), "train-metrics": ["train_loss"], **changes})
         outcome = Simulation(
             app=app.app, clients=case.clients, run_config=app.app.run_config, settings=settings, emit=emit
         ).run()
@@ -174,6 +174,15 @@ def _initial(case: Case, config: UserConfig) -> nn.Module:
 def _part(case: Case, job: LocalJob) -> tuple[Split, Split]:
     number, seed = int(job.node["partition-id"]), int(job.config["seed"])
     return client_data(case.load(), case.partition, client=number, clients=case.clients, seed=seed)
+
+
+def _most(case: Case, seed: int) -> int:
+    """Training examples of the client that has the most."""
+    parts = (
+        client_data(case.load(), case.partition, client=number, clients=case.clients, seed=seed)
+        for number in range(case.clients)
+    )
+    return max(len(train) for train, _ in parts)
 
 
 def _accuracy(case: Case, state: ModelState) -> float:

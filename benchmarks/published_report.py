@@ -76,7 +76,7 @@ def report(
         benchmark=f"published_{table}",
         figures=tuple(figures),
         tables=tables,
-        notes=(*about.notes, *_cuts(kept, absent), *(f"failed: {reason}" for reason in failures.values())),
+        notes=(*about.notes, *_cuts(kept, absent), *_failures(kept, failures)),
     )
 
 
@@ -229,7 +229,11 @@ def _curves(kept: Sequence[Kept]) -> Table:
 def _cuts(kept: Sequence[Kept], absent: Sequence[str]) -> list[str]:
     """What was cut, in words."""
     cuts = ["ratio: of rounds to the target, or of errors (100 - accuracy); within 50 % is 0.5 to 1.5"]
-    short = [f"{run.name} ({out.rounds} of {run.rounds} rounds)" for run, out in kept if not out.answers(run)]
+    short = [
+        f"{run.name} ({out.rounds} of {run.rounds} rounds)"
+        for run, out in kept
+        if not (out.failure or out.answers(run))
+    ]
     if short:
         cuts.append(f"cut for time: {'; '.join(sorted(set(short)))}")
     if absent:
@@ -240,6 +244,17 @@ def _cuts(kept: Sequence[Kept], absent: Sequence[str]) -> list[str]:
             "learning rates: those in brackets were tried, one unless more are named; McMahan et al. tried 11 to 13"
         )
     return cuts
+
+
+def _failures(kept: Sequence[Kept], failures: Mapping[str, str]) -> list[str]:
+    """What was ended by an error, after some rounds or before its first."""
+    later = [
+        f"ended by an error after round {out.rounds}: {run.name}, {run.aggregation}: {out.failure}"
+        for run, out in kept
+        if out.failure
+    ]
+    keys = {run.key for run, _ in kept}
+    return later + [f"failed: {reason}" for key, reason in failures.items() if key not in keys]
 
 
 def _slug(name: str) -> str:

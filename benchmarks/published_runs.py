@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from benchmarks.common import APPS, EXAMPLES, say
 from fedcore.config import JobSettings, override
+from fedcore.errors import FedcoreError
 from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation
@@ -76,7 +77,8 @@ class Run:
 class Outcome:
     """What a run found. curve: test accuracy in per cent, by round from 0 on; losses: likewise, the mean.
 
-    seconds: of the whole run. exchange_seconds: of its exchanges. ended: why; empty while it goes on.
+    seconds: of the whole run. exchange_seconds: of its exchanges. ended: why; empty while it goes on. failure: the
+    error that ended it, if one did.
     """
 
     curve: list[float] = field(default_factory=list)
@@ -84,6 +86,7 @@ class Outcome:
     seconds: float = 0.0
     exchange_seconds: float = 0.0
     ended: Ended = ""
+    failure: str = ""
     date: str = ""
 
     @property
@@ -191,7 +194,12 @@ class Runner:
                 emit=self.hear,
                 enough=self.test,
             )
-            simulation.run()
+            try:
+                simulation.run()
+            except FedcoreError as error:
+                self.outcome.failure = str(error)
+                self._save()
+                raise
         self.outcome.ended = self.outcome.ended or "rounds"
         self._save()
         if state is not None and self.outcome.ended != "time":

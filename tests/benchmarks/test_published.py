@@ -57,6 +57,19 @@ def test_a_target_that_was_not_reached_is_told_from_a_run_that_was_cut(tmp_path:
     assert made(tmp_path, cell(rounds=6), [10.0] * 6)["within 50 %"] == "open, cut"
 
 
+def test_a_run_that_an_error_ended_is_told_from_one_that_was_cut(tmp_path: Path) -> None:
+    one, shelf = cell(rounds=6), Shelf(tmp_path)
+    (run,) = one.runs()
+    shelf.keep(run, Outcome(curve=[10.0, 9.0], losses=[], failure="no sum has room for that"))
+    notes = report("mcmahan", [one], [run], shelf, {run.key: "no sum has room for that"}).notes
+    assert [note for note in notes if "no sum has room" in note] == [
+        f"ended by an error after round 1: {run.name}, secure: no sum has room for that"
+    ]
+    assert not any("cut for time" in note for note in notes)
+    (early,) = one.runs(seeds=(43,))
+    assert "failed: bad input" in report("mcmahan", [one], [run], shelf, {early.key: "bad input"}).notes
+
+
 def test_the_best_of_the_learning_rates_counts_and_all_are_named(tmp_path: Path) -> None:
     row = made(tmp_path, cell(), [10.0, 97.0], [10.0, 96.0, 96.5], [10.0, 10.0, 97.0], rates=(0.1, 0.05, 0.215))
     assert row["here"] == "1.0"
