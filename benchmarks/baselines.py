@@ -33,8 +33,8 @@ from benchmarks.ps_engine import push_over_engine
 from benchmarks.stopwatch import Times, median_ratio, take_turns
 from fedcore.compare.workers.schedule import Schedule
 from fedcore.compare.workers.training import RoundLoop
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, make_engine
 
 

@@ -30,7 +30,8 @@ if not __package__:  # started as a file: the repository's root takes the place 
 import torch
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
-from fedcore.config import JobSettings, override
+from fedcore.assignments import override
+from fedcore.config import JobSettings
 from fedcore.data import load_femnist
 from fedcore.events import ExchangeDone, RunEvent
 from fedcore.flower.app import FlowerApp

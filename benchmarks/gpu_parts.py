@@ -25,8 +25,8 @@ from benchmarks.gpt import VOCABULARY, flops_per_token, matrix_rate
 from benchmarks.gpu_found import Found, Row
 from benchmarks.groups import on_ranks
 from benchmarks.stopwatch import median_ratio, take_turns
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import OutOfMemory
 from fedcore.system import process_group
 from fedcore.training import Engine, OptimizerConfig, Recipe, World, make_engine, train

@@ -31,8 +31,8 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, mean_and_spread, run, say
 from benchmarks.live import live_federation
+from fedcore.assignments import override
 from fedcore.compare.workers.problem import Problem
-from fedcore.config import override
 from fedcore.data import Split, load_heart_disease
 from fedcore.flower.app import FlowerApp
 from fedcore.record import RunRecord

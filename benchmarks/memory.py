@@ -33,8 +33,8 @@ from torch import nn
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from benchmarks.groups import on_ranks
 from benchmarks.resident import peak_resident_bytes, reset_peak, resident_bytes
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.state import FileSink, Layout, ModelState, TensorSpec
 from fedcore.training.engines import Recipe, make_engine
 from fedcore.training.engines.building import ParallelPlan

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.common import APPS, EXAMPLES, say
-from fedcore.config import JobSettings, override
+from fedcore.assignments import override
+from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 from fedcore.flower.app import FlowerApp

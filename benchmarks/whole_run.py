@@ -31,9 +31,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import EXAMPLES, Figure, Report, Table, data_parser, run, say
+from fedcore.assignments import override
 from fedcore.codec import AnyEncoding, decode, encode, encode_nothing, release_of
 from fedcore.compare.workers.problem import Problem
-from fedcore.config import JobSettings, override
+from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError, TooFewContributed
 from fedcore.flower.app import FlowerApp

@@ -32,8 +32,9 @@ from client_app.transcript import Transcript
 from client_app.transport import Transport, signer
 from client_app.word_maker import who_makes_words
 from fedcore.admission.agreed import Agreed
-from fedcore.config import EngineConfig, parse_assignments
+from fedcore.assignments import parse_assignments
 from fedcore.data.files import data_folder
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError, ConfigurationError, EnvironmentFailure
 from fedcore.federation import ClientKit
 from fedcore.federation.identity import IDENTITY_FILE

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedcore.compare.carry_out import carry_out
     from fedcore.compare.modes import parse_modes
     from fedcore.compare.plan import CompareJob
-    from fedcore.config import EngineConfig, JobSettings
+    from fedcore.config import JobSettings
     from fedcore.data import (
         Dataset,
         Split,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         load_image_folder,
         table_data,
     )
+    from fedcore.engine_config import EngineConfig
     from fedcore.errors import FedcoreError
     from fedcore.federation import Policy, provision
     from fedcore.flower.app import FlowerApp
@@ -111,7 +112,8 @@ _HOMES = {
     "fedcore.compare.carry_out": ("carry_out",),
     "fedcore.compare.plan": ("CompareJob",),
     "fedcore.compare.modes": ("parse_modes",),
-    "fedcore.config": ("EngineConfig", "JobSettings"),
+    "fedcore.config": ("JobSettings",),
+    "fedcore.engine_config": ("EngineConfig",),
     "fedcore.data": (
         "Dataset",
         "Split",

@@ -55,7 +55,7 @@ def partitions(incomplete: str) -> list[Offer]:
 
 def engines(incomplete: str) -> list[Offer]:
     """The training engines."""
-    from fedcore.config import EngineConfig
+    from fedcore.engine_config import EngineConfig
 
     return [(name, "") for name in get_args(get_type_hints(EngineConfig)["engine"]) if name.startswith(incomplete)]
 
@@ -69,7 +69,7 @@ def settings(incomplete: str) -> list[Offer]:
 
 def engine_settings(incomplete: str) -> list[Offer]:
     """Settings of an engine."""
-    from fedcore.config import EngineConfig
+    from fedcore.engine_config import EngineConfig
 
     return _assignments(incomplete, EngineConfig().to_mapping(), _choices(EngineConfig))
 

@@ -1,21 +1,18 @@
-"""Settings of a run (how updates are aggregated, encoded and waited for) and of a client's ranks.
+"""Settings of a run: how updates are aggregated, encoded and waited for.
 
-For a run, an app may set them in its pyproject.toml under `[tool.fedcore]`, the operator overrides them with
-`--set key=value`. Keys are kebab-case there; an unknown key is an error that names the nearest one.
+An app may set them in its pyproject.toml under `[tool.fedcore]`, the operator overrides them with `--set key=value`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-import tomllib
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self
 
+from fedcore.assignments import arguments, kebab
 from fedcore.best import BestRule
-from fedcore.errors import ConfigurationError, UnknownKey
+from fedcore.errors import ConfigurationError
 
 ROUNDS_KEY: Final = "num-server-rounds"
 
@@ -37,9 +34,6 @@ SERVER_SETTINGS: Final = frozenset(
 
 MOST_STALENESS: Final = 100
 """Most models that an update may have begun before the newest: one counts at most ten times as much as another then."""
-
-# A key, and a value in which spaces stand only within quotes or brackets.
-_ASSIGNMENT = re.compile(r"""("[^"]+"|[^\s="]+)\s*=\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[])*)(?=\s|$)""")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +140,7 @@ class JobSettings:
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{_kebab(name)} must be greater than 0")
+                raise ConfigurationError(f"{kebab(name)} must be greater than 0")
         defaulted = (
             "clip_norm", "quorum", "min_clients", "dp_epsilon", "dp_noise_multiplier", "dp_rounds", "dp_metric_bound",
             "buffer_size", "concurrency",
@@ -154,10 +148,10 @@ class JobSettings:
         )  # fmt: skip
         for name in defaulted:
             if getattr(self, name) < 0:
-                raise ConfigurationError(f"{_kebab(name)} must not be negative; 0 stands for the default")
+                raise ConfigurationError(f"{kebab(name)} must not be negative; 0 stands for the default")
         for name in ("max_corrupt", "max_dropout"):
             if not 0 <= getattr(self, name) < 1 / 3:
-                raise ConfigurationError(f"{_kebab(name)} must be at least 0 and less than a third")
+                raise ConfigurationError(f"{kebab(name)} must be at least 0 and less than a third")
         if self.over_selection:
             self._check_over_selection()
         self._check_upload()
@@ -243,7 +237,7 @@ class JobSettings:
                 "age, so a sum of very old ones and a new one would be that of the new one"
             )
         if not self.buffered:
-            if only := [_kebab(name) for name in ("buffer_size", "concurrency") if getattr(self, name)]:
+            if only := [kebab(name) for name in ("buffer_size", "concurrency") if getattr(self, name)]:
                 raise ConfigurationError(f'{only[0]} is for asynchrony = "buffered"; otherwise the strategy decides it')
             return
         if self.aggregation != "secure":
@@ -332,11 +326,11 @@ class JobSettings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, where: str = "[tool.fedcore]") -> Self:
         """Build from kebab-case keys; raises UnknownKey or ConfigurationError."""
-        return cls(**_arguments(cls, values, where))
+        return cls(**arguments(cls, values, where))
 
     def to_mapping(self) -> dict[str, Any]:
         """The inverse of `from_mapping`: every key, kebab-case."""
-        values = {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     def for_clients(self) -> dict[str, Any]:
@@ -345,170 +339,10 @@ class JobSettings:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in bound.items()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """How the ranks of one client train one model together; the owner of the machines decides it, not the app.
-
-    engine: "single"; "ddp" (a replica on each rank, gradients averaged); "fsdp" (parameters, gradients and optimizer
-        state sharded over all ranks); "hsdp" (sharded within groups of `shard` ranks, replicated between them); "tp"
-        (each layer split over all ranks); "ddp-tp" (split over `tensor` ranks, replicated between such groups); "pp"
-        (consecutive layers on consecutive ranks).
-    precision: "fp32", or "bf16" for autocast of the forward pass; parameters and sums stay in float32.
-    micro_batches: how many a rank makes of its share of a batch, to work through one after another (gradient
-        accumulation); for "pp" the micro-batches of the schedule, 0 for twice the number of ranks.
-    hook: what DDP sends: "none" for float32 gradients, "fp16" or "bf16", or "powersgd" for a low-rank approximation.
-    static_graph: tells DDP that every step uses the same parameters.
-    shard, tensor: ranks of one group; see `engine`.
-    schedule: order of the pipeline's work; "interleaved" gives each rank two separate runs of layers.
-    offload: "fsdp" and "hsdp" keep parameters, gradients and optimizer state in the memory of the host.
-    checkpoint: keep only the inputs of each block for the backward pass, and compute the rest again.
-    compile: compile the model with torch.compile.
-    deterministic: refuse operations that may give another result the next time.
-    memory_share: of a GPU's memory, what one rank may have, up to 1; 0 for no limit. For several clients on one GPU.
-    """
-
-    engine: Literal["single", "ddp", "fsdp", "hsdp", "tp", "ddp-tp", "pp"] = "single"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    micro_batches: int = 0
-    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    static_graph: bool = False
-    shard: int = 0
-    tensor: int = 0
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
-    offload: bool = False
-    checkpoint: bool = False
-    compile: bool = False
-    deterministic: bool = False
-    memory_share: float = 0.0
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], *, ranks: int, where: str = "--engine-set") -> Self:
-        """Build from kebab-case keys for a group of `ranks`; more than one rank means "ddp" unless the keys say other.
-
-        Raises UnknownKey, or ConfigurationError for settings that do not fit each other or the number of ranks.
-        """
-        chosen = {"engine": "ddp" if ranks > 1 else "single", **values}
-        config = cls(**_arguments(cls, chosen, where))
-        config.check(ranks)
-        return config
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The inverse of `from_mapping`: every key, kebab-case."""
-        return {_kebab(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def data_ranks(self, ranks: int) -> int:
-        """How many parts a batch is divided into over a group of `ranks`."""
-        if self.engine in ("single", "tp", "pp"):
-            return 1
-        return ranks // self.tensor if self.engine == "ddp-tp" else ranks
-
-    def check(self, ranks: int) -> None:
-        """Raise ConfigurationError unless a group of `ranks` can be set up like this."""
-        if self.engine == "single" and ranks > 1:
-            raise ConfigurationError(f"engine single is for one rank, not {ranks}; ddp is the usual choice")
-        if self.engine == "pp" and ranks < 2:
-            raise ConfigurationError("engine pp needs at least two ranks; see --nproc-per-node")
-        if self.micro_batches < 0:
-            raise ConfigurationError(f"micro-batches cannot be {self.micro_batches}; 0 stands for the default")
-        if not 0 <= self.memory_share <= 1:
-            raise ConfigurationError(
-                f"memory-share must be in [0, 1], not {self.memory_share:g}; 0.5 is half of a GPU's memory, 0 no limit"
-            )
-        for name, size, engine in (("shard", self.shard, "hsdp"), ("tensor", self.tensor, "ddp-tp")):
-            if (self.engine == engine) != (size > 0):
-                raise ConfigurationError(f"{name} is for engine {engine}, which needs it: the ranks of one group")
-            if size and ranks % size:
-                raise ConfigurationError(f"{name} = {size} does not divide the {ranks} ranks")
-        only = {"hook": ("ddp",), "static_graph": ("ddp",), "offload": ("fsdp", "hsdp"), "schedule": ("pp",)}
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name, engines in only.items():
-            if getattr(self, name) != defaults[name] and self.engine not in engines:
-                raise ConfigurationError(f"{_kebab(name)} is for engine {' or '.join(engines)}, not {self.engine}")
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read texts of one or several `key=value` with TOML values, as in `lr=0.1 name="a b"`; a bare word is a string.
-
-    Raises ConfigurationError for a text that holds anything else, or nothing.
-    """
-    values: dict[str, Any] = {}
-    for key, raw in (pair for text in assignments for pair in split_assignments(text)):
-        try:
-            values[key] = tomllib.loads(f"value = {raw}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[key] = raw
-    return values
-
-
 def planned_rounds(run_config: Mapping[str, Any]) -> int | None:
     """How many rounds an app plans, by Flower's own key; None where its run config does not say so."""
     rounds = run_config.get(ROUNDS_KEY)
     return rounds if type(rounds) is int else None
-
-
-def split_assignments(text: str) -> list[tuple[str, str]]:
-    """The pairs of `a=1 b="x y"`, values as they are written; raises ConfigurationError."""
-    pairs: list[tuple[str, str]] = []
-    rest = text.strip()
-    while rest or not pairs:
-        found = _ASSIGNMENT.match(rest)
-        if found is None:
-            unbalanced = rest.count('"') % 2 or rest.count("'") % 2
-            raise ConfigurationError(
-                f"unbalanced quotes in {rest!r}" if unbalanced else f"expected key=value, not {rest!r}"
-            )
-        pairs.append((found[1].strip('"'), found[2]))
-        rest = rest[found.end() :].lstrip()
-    return pairs
-
-
-def override(defaults: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`defaults` with `changes` laid over; refuses keys that have no default, and values of another type."""
-    merged = dict(defaults)
-    for key, value in changes.items():
-        if key not in merged:
-            raise UnknownKey(key, merged, where)
-        merged[key] = _same_type(key, value, merged[key], where)
-    return merged
-
-
-def _arguments(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Arguments for the dataclass `cls` from kebab-case keys, each checked against its annotation."""
-    hints = typing.get_type_hints(cls)
-    known = {_kebab(name): name for name in hints}
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            raise UnknownKey(key, known, where)
-        arguments[known[key]] = _checked(key, value, hints[known[key]], where)
-    return arguments
-
-
-def _same_type(key: str, value: Any, default: Any, where: str) -> Any:
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not type(default):
-        raise ConfigurationError(
-            f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}"
-        )
-    return value
-
-
-def _checked(key: str, value: Any, hint: Any, where: str) -> Any:
-    if typing.get_origin(hint) is Literal:
-        options = typing.get_args(hint)
-        if value not in options or isinstance(value, bool):
-            raise ConfigurationError(f"{key} in {where} must be one of {', '.join(map(str, options))}, not {value!r}")
-        return value
-    if hint == tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ConfigurationError(f"{key} in {where} must be a list of strings, not {value!r}")
-        return tuple(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not hint or (hint is float and not math.isfinite(value)):
-        raise ConfigurationError(f"{key} in {where} must be a {hint.__name__}, not {value!r}")
-    return value
 
 
 def _metric_names(key: str, texts: Iterable[str]) -> tuple[tuple[str, int | None], ...]:
@@ -520,11 +354,7 @@ def _metric_names(key: str, texts: Iterable[str]) -> tuple[tuple[str, int | None
             name, length = text, ""
         if not name or name in names or (colon and not re.fullmatch(r"[1-9]\d{0,3}", length)):
             raise ConfigurationError(
-                f'{_kebab(key)} names {text!r}; each name once, as "loss", or "per_class:10" for a list of 10 numbers'
+                f'{kebab(key)} names {text!r}; each name once, as "loss", or "per_class:10" for a list of 10 numbers'
             )
         names[name] = int(length) if colon else None
     return tuple(sorted(names.items()))
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")

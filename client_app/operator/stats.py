@@ -17,7 +17,8 @@ from rich.console import Console
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.run import make_submission
-from fedcore.config import JobSettings, override, parse_assignments
+from fedcore.assignments import override, parse_assignments
+from fedcore.config import JobSettings
 from fedcore.errors import PeerError, Refused, RunFailed, ServerUnreachable
 from fedcore.events import RunOut, StatisticsFound
 from fedcore.federation import OperatorKit

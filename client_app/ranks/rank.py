@@ -80,7 +80,7 @@ def received(agent: BlockingConnection[ToRank], kind: type[Kind]) -> Kind:
 
 def load(greeting: Greeting) -> tuple[ClientRunner, Ready]:
     """Import the app; raises what that raises. The message says which app it was."""
-    from fedcore.config import EngineConfig
+    from fedcore.engine_config import EngineConfig
     from fedcore.flower.app import AppBundle, FlowerApp
     from fedcore.flower.clientside import ClientRunner
     from fedcore.system.devices import limit_memory

@@ -12,9 +12,11 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.tasks import refused_choices
 from fedcore.api.arguments import data_folder, policy_of
 from fedcore.api.simulating import IN_TURN
+from fedcore.assignments import override
 from fedcore.checking.findings import CheckReport, Findings
 from fedcore.compare.judging import choose, known_by_name
-from fedcore.config import ROUNDS_KEY, EngineConfig, JobSettings, override, planned_rounds
+from fedcore.config import ROUNDS_KEY, JobSettings, planned_rounds
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.events import ClientDropped, RunEvent
 from fedcore.federation import Policy

@@ -43,8 +43,8 @@ def check(
     from rich.console import Console
     from rich.markup import escape
 
+    from fedcore.assignments import parse_assignments
     from fedcore.checking.checks import check as check_app
-    from fedcore.config import parse_assignments
 
     with contextlib.redirect_stdout(sys.stderr):  # what the app prints
         report = check_app(

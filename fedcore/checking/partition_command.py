@@ -38,7 +38,7 @@ def partition(
     import sys
 
     from fedcore.api.arguments import data_folder
-    from fedcore.config import override, parse_assignments
+    from fedcore.assignments import override, parse_assignments
     from fedcore.errors import ConfigurationError
     from fedcore.flower.memory_app import opened
     from fedcore.flower.parts import label_counts

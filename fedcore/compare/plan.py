@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedcore.assignments import override, parse_assignments, split_assignments
 from fedcore.compare.judging import Wanted
 from fedcore.compare.measure.network import Network
 from fedcore.compare.modes import MODES, ChosenMode
 from fedcore.compare.modes.federated import TOGETHER
 from fedcore.compare.run import Kill, PlannedRun
-from fedcore.config import ROUNDS_KEY, JobSettings, override, parse_assignments, split_assignments
+from fedcore.config import ROUNDS_KEY, JobSettings
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar

@@ -19,7 +19,7 @@ from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError, EncodingError, UsageError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.legacy_replies import LEGACY_EXAMPLES, legacy_metrics

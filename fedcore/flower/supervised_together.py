@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 from flwr.app import UserConfig
 
-from fedcore.config import EngineConfig
 from fedcore.data.types import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import DataError
 from fedcore.flower import telling
 from fedcore.flower.engine_app import SupervisedApp, Warm, proximal_mu, split_examples

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError
 from fedcore.flower.own_models import OwnModelStore
 from fedcore.flower.record_file import Place, StoredValues, write_records, write_result

@@ -22,7 +22,7 @@ import torch
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedcore.config import override
+from fedcore.assignments import override
 from fedcore.errors import AppError, ConfigurationError, EncodingError, PeerError
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.engine_app import LocalApp

@@ -45,8 +45,9 @@ class Wanted:
         target: str = "",
     ) -> Wanted:
         """Read the app and the options over its own values; raises ConfigurationError."""
+        from fedcore.assignments import override, parse_assignments
         from fedcore.compare.target import Target
-        from fedcore.config import JobSettings, override, parse_assignments
+        from fedcore.config import JobSettings
         from fedcore.flower.app import FlowerApp
         from fedcore.simulation.crews import with_cohort
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedcore.config import parse_assignments
+from fedcore.assignments import parse_assignments
 from fedcore.flower.trained import TrainedModel, load_trained
 
 

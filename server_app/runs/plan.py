@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from fedcore.assignments import override
 from fedcore.buffered import buffer_size
-from fedcore.config import JobSettings, override
+from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.needs import check_needs, least_clients

@@ -13,7 +13,7 @@ from benchmarks.published import main
 from benchmarks.published_cells import MCMAHAN, TABLES, Cell
 from benchmarks.published_report import report
 from benchmarks.published_runs import Outcome, Runner, Shelf, rounds_to
-from fedcore.config import override
+from fedcore.assignments import override
 from fedcore.events import FiguresFound, RunEvent, RunResumed
 from fedcore.flower.app import FlowerApp
 

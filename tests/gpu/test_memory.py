@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import OutOfMemory
 from fedcore.training import OptimizerConfig, Recipe, World, evaluate, make_engine, train
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.state import MemorySink, ModelState
 from fedcore.training import seeded
 from fedcore.training.engines import Engine, Proximal, Recipe, World, make_engine

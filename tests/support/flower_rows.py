@@ -15,7 +15,8 @@ from typing import Any
 
 from flwr.serverapp import strategy
 
-from fedcore.config import JobSettings, override
+from fedcore.assignments import override
+from fedcore.config import JobSettings
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation

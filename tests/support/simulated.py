@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from fedcore.assignments import override
 from fedcore.compare.measure.network import Network
-from fedcore.config import JobSettings, override
+from fedcore.config import JobSettings
 from fedcore.events import RunEvent
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp

@@ -1,6 +1,7 @@
 import pytest
 
-from fedcore.config import JobSettings, override, parse_assignments
+from fedcore.assignments import override, parse_assignments
+from fedcore.config import JobSettings
 from fedcore.errors import CohortBelowMinimum, ConfigurationError, UnknownKey
 from fedcore.needs import check_asked, check_needs
 

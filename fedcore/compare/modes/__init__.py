@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 
+from fedcore.assignments import parse_assignments
 from fedcore.compare.modes.allreduce import AllReduce
 from fedcore.compare.modes.averaging import OUTER, ModelAveraging
 from fedcore.compare.modes.base import ChosenMode, InReport, Mode, Option, Trained
@@ -32,7 +33,6 @@ from fedcore.compare.modes.federated import Federated
 from fedcore.compare.modes.federated_async import FederatedAsync
 from fedcore.compare.modes.local import Local
 from fedcore.compare.modes.parameter_server import ParameterServer
-from fedcore.config import parse_assignments
 from fedcore.errors import ConfigurationError, UnknownKey
 
 __all__ = ["MODES", "ChosenMode", "InReport", "Mode", "Option", "Trained", "every_mode", "in_report", "parse_modes"]

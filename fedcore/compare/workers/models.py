@@ -17,7 +17,8 @@ from fedcore.compare.results import SiteResult
 from fedcore.compare.run import INITIAL_FILE, PlannedRun, worker_name
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
-from fedcore.config import EngineConfig, JobSettings
+from fedcore.config import JobSettings
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import AppError, BudgetSpent, UsageError
 from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest

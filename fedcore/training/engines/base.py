@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.state import Layout, ModelState, StateSink
 from fedcore.system.devices import limit_memory, release_memory

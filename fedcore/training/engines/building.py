@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.training.engines.base import Recipe
 

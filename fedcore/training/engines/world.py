@@ -9,7 +9,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 
 _SHARING = ("single", "ddp")

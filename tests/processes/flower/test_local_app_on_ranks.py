@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.flower.engine_app import LocalJob, local_app
 from fedcore.flower.personalized import Personal
 from fedcore.state import MemorySink, ModelState

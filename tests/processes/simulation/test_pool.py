@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from support.tiny import TINY
 
-from fedcore.config import JobSettings, override
+from fedcore.assignments import override
+from fedcore.config import JobSettings
 from fedcore.errors import AppError, RunFailed, WorkerDied
 from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.training import Loss, OptimizerConfig, Recipe, World, evaluate, make_engine, seeded, train
 from fedcore.training.engines.building import ParallelPlan

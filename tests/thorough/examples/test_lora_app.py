@@ -7,9 +7,10 @@ import torch
 from flwr.app import ArrayRecord
 from support.events import told
 
+from fedcore.assignments import override
 from fedcore.codec.encoding import SMALL_TENSOR
 from fedcore.codec.names import NAMES_BYTES
-from fedcore.config import JobSettings, override
+from fedcore.config import JobSettings
 from fedcore.federation import Policy
 from fedcore.flower.app import FlowerApp
 from fedcore.simulation import Simulation

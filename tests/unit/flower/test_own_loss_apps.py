@@ -10,8 +10,8 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import ClientRunner

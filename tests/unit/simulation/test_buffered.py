@@ -13,8 +13,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from support.tiny import TINY
 
+from fedcore.assignments import override
 from fedcore.buffered import WorkBook
-from fedcore.config import JobSettings, override
+from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError, RunFailed
 from fedcore.events import ClientDropped, ExchangeDone, ExchangeFailed, RunEvent
 from fedcore.flower.app import FlowerApp

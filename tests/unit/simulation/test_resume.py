@@ -11,7 +11,8 @@ import pytest
 from support.events import told
 from support.tiny import TINY
 
-from fedcore.config import JobSettings, override
+from fedcore.assignments import override
+from fedcore.config import JobSettings
 from fedcore.errors import ConfigurationError
 from fedcore.events import RunEvent
 from fedcore.flower.app import FlowerApp

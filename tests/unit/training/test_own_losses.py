@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, DataError, UsageError
 from fedcore.training import Loss, OptimizerConfig, Recipe, World, evaluate, local_engine, make_engine, seeded, train
 from fedcore.training.engines.replicated import SingleEngine

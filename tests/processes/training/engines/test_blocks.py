@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.training.engines import Batch, Recipe, World, make_engine
 from fedcore.training.engines.building import prepare

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.training.engines import Recipe, World, make_engine
 from fedcore.training.seeds import derive_seed, seeded
 from tests.support.engine_runs import MODELS, OPTIMIZERS

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, EncodingError
 from fedcore.state import FileSink, ModelState
 from fedcore.training.dtensors import local

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcore.config import EngineConfig
 from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, UsageError
 from fedcore.training.batched import clients_that_pay, difference_found, train_together, why_not
 from fedcore.training.batched.rows import StackedBatches

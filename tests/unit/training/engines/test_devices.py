@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.config import EngineConfig
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError, OutOfMemory
 from fedcore.system.devices import is_out_of_memory
 from fedcore.training import OptimizerConfig, Recipe, World, make_engine

@@ -1,0 +1,102 @@
+"""Settings as people write them: `key=value` with kebab-case keys, checked against defaults or against a dataclass.
+
+An unknown key is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from fedcore.errors import ConfigurationError, UnknownKey
+
+# A key, and a value in which spaces stand only within quotes or brackets.
+_ASSIGNMENT = re.compile(r"""("[^"]+"|[^\s="]+)\s*=\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[])*)(?=\s|$)""")
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read texts of one or several `key=value` with TOML values, as in `lr=0.1 name="a b"`; a bare word is a string.
+
+    Raises ConfigurationError for a text that holds anything else, or nothing.
+    """
+    values: dict[str, Any] = {}
+    for key, raw in (pair for text in assignments for pair in split_assignments(text)):
+        try:
+            values[key] = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = raw
+    return values
+
+
+def split_assignments(text: str) -> list[tuple[str, str]]:
+    """The pairs of `a=1 b="x y"`, values as they are written; raises ConfigurationError."""
+    pairs: list[tuple[str, str]] = []
+    rest = text.strip()
+    while rest or not pairs:
+        found = _ASSIGNMENT.match(rest)
+        if found is None:
+            unbalanced = rest.count('"') % 2 or rest.count("'") % 2
+            raise ConfigurationError(
+                f"unbalanced quotes in {rest!r}" if unbalanced else f"expected key=value, not {rest!r}"
+            )
+        pairs.append((found[1].strip('"'), found[2]))
+        rest = rest[found.end() :].lstrip()
+    return pairs
+
+
+def override(defaults: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`defaults` with `changes` laid over; refuses keys that have no default, and values of another type."""
+    merged = dict(defaults)
+    for key, value in changes.items():
+        if key not in merged:
+            raise UnknownKey(key, merged, where)
+        merged[key] = _same_type(key, value, merged[key], where)
+    return merged
+
+
+def arguments(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Arguments for the dataclass `cls` from kebab-case keys, each checked against its annotation."""
+    hints = typing.get_type_hints(cls)
+    known = {kebab(name): name for name in hints}
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UnknownKey(key, known, where)
+        arguments[known[key]] = _checked(key, value, hints[known[key]], where)
+    return arguments
+
+
+def _same_type(key: str, value: Any, default: Any, where: str) -> Any:
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ConfigurationError(
+            f"{key} in {where} must be of type {type(default).__name__}, not {type(value).__name__}"
+        )
+    return value
+
+
+def _checked(key: str, value: Any, hint: Any, where: str) -> Any:
+    if typing.get_origin(hint) is Literal:
+        options = typing.get_args(hint)
+        if value not in options or isinstance(value, bool):
+            raise ConfigurationError(f"{key} in {where} must be one of {', '.join(map(str, options))}, not {value!r}")
+        return value
+    if hint == tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigurationError(f"{key} in {where} must be a list of strings, not {value!r}")
+        return tuple(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not hint or (hint is float and not math.isfinite(value)):
+        raise ConfigurationError(f"{key} in {where} must be a {hint.__name__}, not {value!r}")
+    return value
+
+
+def kebab(name: str) -> str:
+    """A field's name as a key."""
+    return name.replace("_", "-")
