@@ -65,23 +65,12 @@ from fedcore.secagg import (
     Randomness,
     ShareDelivery,
 )
+from fedcore.secagg_wire import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
 from fedcore.tracing import Traces
 from fedcore.transcript import TranscriptOut
-from fedcore.wire import (
-    CohortOut,
-    ComplaintIn,
-    DealingOut,
-    DeliveryOut,
-    ManifestIn,
-    Message,
-    ProblemKind,
-    ReplyError,
-    SignaturesOut,
-    SurvivorsOut,
-    Task,
-)
+from fedcore.wire import ComplaintIn, ManifestIn, Message, ProblemKind, ReplyError, Task
 
 OTHERS_SECONDS: Final = 900.0
 """How much longer than its own training time a client waits for the rest of an exchange."""

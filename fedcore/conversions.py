@@ -23,11 +23,10 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
 )
-from fedcore.wire import (
+from fedcore.secagg_wire import (
     AdvertisementIn,
     AdvertisementOut,
     CohortOut,
-    ComplaintIn,
     ConsistencyIn,
     DealingOut,
     DeliveryOut,
@@ -36,6 +35,7 @@ from fedcore.wire import (
     SurvivorsOut,
     UnmaskIn,
 )
+from fedcore.wire import ComplaintIn
 
 
 def advertisement_to_wire(message: Advertisement) -> AdvertisementIn:

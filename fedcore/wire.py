@@ -1,4 +1,6 @@
-"""The control messages between client and server, as pydantic models; the operator's are in `fedcore.operator_wire`.
+"""The control messages between client and server, as pydantic models.
+
+Those of the protocol's rounds are in `fedcore.secagg_wire`, the operator's in `fedcore.operator_wire`.
 
 Both apps use these models, so the server's OpenAPI schema is what the client really sends. Vectors and models never
 travel in here: they are octet streams, named by their SHA-256. Bytes are base64 in JSON, digests are lower-case hex.
@@ -56,10 +58,6 @@ Bytes = Annotated[
 ]
 Key32 = Annotated[Bytes, Field(min_length=32, max_length=32)]
 Signature64 = Annotated[Bytes, Field(min_length=64, max_length=64)]
-Sealed = Annotated[Bytes, Field(min_length=16, max_length=4096)]
-PublicKey = Annotated[Bytes, Field(min_length=32, max_length=4096)]
-Members = Annotated[Bytes, Field(max_length=MAX_COHORT // 8)]
-"""A subset of a task's cohort: bit i, from the lowest bit of the first byte on, stands for the client at index i."""
 Sha256 = Annotated[str, Field(pattern=SHA256_HEX)]
 ClientId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -406,59 +404,7 @@ class Task(Message):
         return hashlib.sha256(b"fedcore/task/v2\x00" + text.encode("ascii")).digest()
 
 
-# --- the protocol's steps ---------------------------------------------------------------------------------------
-
-
-class AdvertisementIn(Message):
-    """R0: fresh public keys, signed."""
-
-    c_public: PublicKey
-    s_public: PublicKey
-    signature: Signature64
-
-
-class AdvertisementOut(AdvertisementIn):
-    """An advertisement with the client that signed it."""
-
-    client_id: ClientId
-
-
-class CohortOut(Message):
-    """U1 to one client: who advertised, the keys of the client and its neighbours, and the proof of the others'."""
-
-    advertised: Members
-    members: list[AdvertisementOut]
-    proof: list[Key32]
-
-
-class KeySharesIn(Message):
-    """R1: commitments to the self mask seed and to one's own shares, and what is dealt, in the receivers' order.
-
-    That is the ascending one. `shares` are the parcels for every neighbour, `pair_secrets` for those for whom this
-    client chooses; all of one kind have the same length, so nothing stands between them. `signature` covers all of it.
-    """
-
-    commitment: Key32
-    own_commitments: Key32
-    shares: Bytes
-    pair_secrets: Bytes
-    signature: Signature64
-
-
-class DeliveryOut(Message):
-    """U2, and the parcels and pair secrets sealed for this client, by sender."""
-
-    sharers: Members
-    shares: dict[int, Sealed]
-    pair_secrets: dict[int, Sealed]
-
-
-class DealingOut(Message):
-    """What a neighbour signed about its shares, and the hashes that lead from this client's part to the signed root."""
-
-    commitment: Key32
-    signature: Signature64
-    proof: list[Key32] = Field(max_length=64)
+# --- uploads and leaving ----------------------------------------------------------------------------------------
 
 
 class ComplaintIn(Message):
@@ -469,34 +415,6 @@ class ComplaintIn(Message):
     shared: Key32
     proof: Signature64
     mlkem_seed: Annotated[Bytes, Field(max_length=64)]
-
-
-class SurvivorsOut(Message):
-    """U3."""
-
-    survivors: Members
-
-
-class ConsistencyIn(Message):
-    """R3: the signature over (ctx, L1, U2, U3)."""
-
-    signature: Signature64
-
-
-class SignaturesOut(Message):
-    """The consistency signatures, by client; opens R4."""
-
-    signatures: dict[int, Signature64]
-
-
-class UnmaskIn(Message):
-    """R4: shares of the self mask seed for survivors, of the mask root for the dropped, in ascending order of those.
-
-    Each has 33 bytes; of whom a client holds shares follows from the graph.
-    """
-
-    self_shares: Bytes
-    key_shares: Bytes
 
 
 class PartsOut(Message):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
 from fedcore.codec.device import DeviceVector
-from fedcore.codec.encoding import MAX_SCALE, POWERS_FROM, Encoding, FieldSection, ScaleGroup
+from fedcore.codec.encoding import POWERS_FROM, Encoding, FieldSection, ScaleGroup
 from fedcore.codec.fields import (
     KEY_BYTES,
     BlockSummary,
@@ -30,6 +30,7 @@ from fedcore.codec.metrics import MetricValue, encode_metrics, lost_word
 from fedcore.codec.names import names_words
 from fedcore.codec.private import AnyEncoding
 from fedcore.codec.rotation import Rotation, Unit
+from fedcore.codec.settings import MAX_SCALE
 from fedcore.codec.statistics import power_word, size_range, size_word
 from fedcore.errors import EncodingError, UsageError
 from fedcore.state import ModelState, TensorSpec

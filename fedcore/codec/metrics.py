@@ -11,8 +11,9 @@ import numbers
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from fedcore.codec.encoding import CodecSettings, Encoding
+from fedcore.codec.encoding import Encoding
 from fedcore.codec.names import MetricName, check_names, names_text
+from fedcore.codec.settings import CodecSettings
 from fedcore.errors import EncodingError, PeerError
 
 MetricValue = float | Sequence[float]

@@ -25,8 +25,9 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, StrictFloat, StrictInt, Tag
 
-from fedcore.codec.encoding import CodecSettings, Encoding, PlainLayout, hash_of_parts
+from fedcore.codec.encoding import Encoding, PlainLayout, hash_of_parts
 from fedcore.codec.names import MetricName, check_names, names_json, slot_count
+from fedcore.codec.settings import CodecSettings
 from fedcore.errors import EncodingError
 from fedcore.plain_json import NO_OTHER_KEYS
 from fedcore.privacy import PrivacyPlan, Release, grid_scale, noise_bound, share_variance

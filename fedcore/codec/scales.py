@@ -23,19 +23,9 @@ from dataclasses import dataclass
 
 from pydantic import StrictFloat, StrictInt
 
-from fedcore.codec.encoding import (
-    FIRST_BITS,
-    FIRST_SCALE,
-    MAX_SCALE,
-    MIN_SCALE,
-    WIDE_BITS,
-    CodecSettings,
-    Encoding,
-    ScaleGroup,
-    carry_bits,
-    scale_groups,
-)
+from fedcore.codec.encoding import FIRST_BITS, FIRST_SCALE, WIDE_BITS, Encoding, ScaleGroup, carry_bits, scale_groups
 from fedcore.codec.names import MetricName
+from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, CodecSettings
 from fedcore.codec.statistics import POWER, Statistics, power_of_two
 from fedcore.config import NARROW_BITS
 from fedcore.errors import EncodingError, UsageError

@@ -17,25 +17,22 @@ from fedcore.codec import AnyEncoding, Decoded, decode
 from fedcore.errors import PeerError, ProtocolViolation, RoundFailed
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.secagg import Check, Fault, Randomness, ServerRound, ServerStage
-from fedcore.state import ModelState
-from fedcore.system.concurrency import in_thread
-from fedcore.transcript import ExchangeRecord
-from fedcore.watch_wire import SawOut
-from fedcore.wire import (
+from fedcore.secagg_wire import (
     AdvertisementIn,
     CohortOut,
-    ComplaintIn,
     ConsistencyIn,
     DealingOut,
     DeliveryOut,
     KeySharesIn,
-    ManifestIn,
-    Message,
-    ProblemKind,
     SignaturesOut,
     SurvivorsOut,
     UnmaskIn,
 )
+from fedcore.state import ModelState
+from fedcore.system.concurrency import in_thread
+from fedcore.transcript import ExchangeRecord
+from fedcore.watch_wire import SawOut
+from fedcore.wire import ComplaintIn, ManifestIn, Message, ProblemKind
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd, KeptSum
 from server_app.exchanges.exchange import Exchange

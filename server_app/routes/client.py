@@ -9,6 +9,17 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from fedcore.parts import PART_BYTES
+from fedcore.secagg_wire import (
+    AdvertisementIn,
+    CohortOut,
+    ConsistencyIn,
+    DealingOut,
+    DeliveryOut,
+    KeySharesIn,
+    SignaturesOut,
+    SurvivorsOut,
+    UnmaskIn,
+)
 from fedcore.system.version import fedcore_version
 from fedcore.transcript import TranscriptOut
 from fedcore.wire import (
@@ -16,26 +27,17 @@ from fedcore.wire import (
     SHA256_HEX,
     WORK_HEADER,
     WORK_OVER,
-    AdvertisementIn,
     AppOut,
     ClientId,
-    CohortOut,
-    ConsistencyIn,
-    DealingOut,
-    DeliveryOut,
     HeartbeatIn,
     JoinIn,
     JoinOut,
-    KeySharesIn,
     ManifestIn,
     PartsOut,
     PlaceIn,
     ProblemKind,
     RostersOut,
-    SignaturesOut,
-    SurvivorsOut,
     Task,
-    UnmaskIn,
     WithdrawalReason,
     WithdrawIn,
     WorkIn,

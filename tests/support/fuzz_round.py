@@ -19,20 +19,18 @@ from fedcore.errors import PeerError, RoundFailed, UsageError
 from fedcore.exchange import round_parameters
 from fedcore.federation import ClientKit
 from fedcore.secagg import ClientSession, Randomness, ServerRound
-from fedcore.wire import (
+from fedcore.secagg_wire import (
     AdvertisementIn,
     CohortOut,
-    ComplaintIn,
     ConsistencyIn,
     DealingOut,
     DeliveryOut,
     KeySharesIn,
-    Message,
     SignaturesOut,
     SurvivorsOut,
-    Task,
     UnmaskIn,
 )
+from fedcore.wire import ComplaintIn, Message, Task
 
 from .fuzz_seeds import Corpus
 from .fuzzing import Parser

@@ -26,19 +26,15 @@ from fedcore.groups import is_draw, make_place
 from fedcore.http_signing import sign_headers
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import ClientSession, KeyShares, ShareDelivery
+from fedcore.secagg_wire import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.state import ModelState
 from fedcore.wire import (
-    CohortOut,
     ComplaintIn,
-    DealingOut,
-    DeliveryOut,
     JoinIn,
     ManifestIn,
     Message,
     PlaceIn,
     ProblemDocument,
-    SignaturesOut,
-    SurvivorsOut,
     Task,
     WithdrawalReason,
     WithdrawIn,

@@ -52,25 +52,27 @@ from fedcore.secagg import (
     ServerRound,
     apply_masks,
 )
-from fedcore.state import ModelState, sha256_file
-from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
-from fedcore.wire import (
+from fedcore.secagg_wire import (
     AdvertisementIn,
     CohortOut,
     ConsistencyIn,
     DeliveryOut,
+    KeySharesIn,
+    SignaturesOut,
+    SurvivorsOut,
+    UnmaskIn,
+)
+from fedcore.state import ModelState, sha256_file
+from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
+from fedcore.wire import (
     JoinIn,
     JoinOut,
-    KeySharesIn,
     ManifestIn,
     ModelRef,
     PartsOut,
     Protection,
     RostersOut,
-    SignaturesOut,
-    SurvivorsOut,
     Task,
-    UnmaskIn,
     WithdrawIn,
     WorkIn,
 )

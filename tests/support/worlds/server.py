@@ -19,18 +19,10 @@ from fedcore.federation import ClientKit
 from fedcore.parts import update_digest
 from fedcore.secagg import Outcome, ServerRound, apply_masks
 from fedcore.secagg.transitions import ServerStage
+from fedcore.secagg_wire import AdvertisementIn, ConsistencyIn, KeySharesIn, UnmaskIn
 from fedcore.state import ModelState
 from fedcore.transcript import ExchangeRecord, SignedRecord, TranscriptOut, record_hash
-from fedcore.wire import (
-    AdvertisementIn,
-    ConsistencyIn,
-    JoinOut,
-    KeySharesIn,
-    ManifestIn,
-    Message,
-    Task,
-    UnmaskIn,
-)
+from fedcore.wire import JoinOut, ManifestIn, Message, Task
 from support.worlds.asks import Ask, Desk
 
 _ORDER = tuple(ServerStage)

@@ -28,19 +28,9 @@ from fedcore.errors import AppError, EncodingError, ProtocolViolation, Refused
 from fedcore.flower.record_file import StoredValues, write_records
 from fedcore.secagg import Agreement, ClientSession, Fault, KeyShares
 from fedcore.secagg.agreement import KeyPair
+from fedcore.secagg_wire import CohortOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.state import ModelState, sha256_file
-from fedcore.wire import (
-    CohortOut,
-    DeliveryOut,
-    ManifestIn,
-    ModelRef,
-    Protection,
-    ReplyError,
-    SignaturesOut,
-    SurvivorsOut,
-    Task,
-    WithdrawalReason,
-)
+from fedcore.wire import ManifestIn, ModelRef, Protection, ReplyError, Task, WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
 COHORT = (1, 2, 3, 4)

@@ -25,7 +25,8 @@ from client_app.patience import ONCE, Retry
 from client_app.transport import Transport, signer
 from fedcore.errors import ProtocolViolation, Refused, ServerUnreachable, StorageFull, Unauthorized
 from fedcore.federation import ClientKit, provision
-from fedcore.wire import HeartbeatIn, JoinIn, JoinOut, SurvivorsOut
+from fedcore.secagg_wire import SurvivorsOut
+from fedcore.wire import HeartbeatIn, JoinIn, JoinOut
 
 Script = Any  # support.scripted.Scripted
 PATIENCE = 200.0

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedcore.codec import CodecSettings, Encoding, first_encoding, rotation_seed
-from fedcore.codec.encoding import FIELD_BITS, LEAST_LEVELS, levels_of_bits, scale_groups
+from fedcore.codec.encoding import LEAST_LEVELS, levels_of_bits, scale_groups
+from fedcore.codec.settings import FIELD_BITS
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 

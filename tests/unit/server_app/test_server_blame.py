@@ -19,9 +19,10 @@ from fedcore.events import RunOut
 from fedcore.secagg import KeyShares, Part, complaint
 from fedcore.secagg.keys import sign
 from fedcore.secagg.schedule import advertisement_statement
+from fedcore.secagg_wire import AdvertisementIn, SignaturesOut, UnmaskIn
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
-from fedcore.wire import AdvertisementIn, ManifestIn, SignaturesOut, UnmaskIn
+from fedcore.wire import ManifestIn
 from server_app.runs.app_messages import ExchangeRefused, Nodes, Replies
 
 ALL = [1, 2, 3, 4]
