@@ -40,7 +40,8 @@ from support.worlds.wire import Wire  # type: ignore[import-not-found]
 from benchmarks.common import Figure, Report, Table, parser, run, say
 from client_app.agent import Agent, Pauses
 from client_app.answers import KeptAnswer
-from client_app.exchange import Client, prepare_state_dir
+from client_app.client import Client
+from client_app.exchange import prepare_state_dir
 from client_app.held import HeldUpdate
 from client_app.ledger import Ledger
 from client_app.output import Output

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NoReturn
 
+from client_app.client import Client
 from client_app.contribution import show_end, tells_failures
-from client_app.exchange import POLL_PAUSE, Client, exchange_path, take_part
+from client_app.exchange import POLL_PAUSE, exchange_path, take_part
 from client_app.following import Approved, Follower
 from client_app.ledger import ExchangeId
 from client_app.output import clean

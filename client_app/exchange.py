@@ -12,34 +12,27 @@ local work goes on.
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Final, Literal, NoReturn, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.answers import KeptAnswer
+from client_app.client import Client
 from client_app.contribution import seconds_to_pad, show_failure, show_nothing, tells_failures
 from client_app.counted import CountedRounds
-from client_app.eligibility import Eligibility
-from client_app.held import HeldUpdate
-from client_app.ledger import Ledger, note_asked
+from client_app.ledger import note_asked
 from client_app.models import MODELS_FOLDER, Models
-from client_app.output import Output
 from client_app.ranks.messages import LocalAnswer
-from client_app.transcript import Transcript
-from client_app.transport import LONG_POLL_SECONDS, Transport
+from client_app.transport import LONG_POLL_SECONDS
 from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
 from client_app.word_maker import WordMaker
 from fedcore import conversions
-from fedcore.admission.agreed import Agreed
 from fedcore.admission.drawn import answer_draw, check_drawn
 from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
@@ -55,25 +48,18 @@ from fedcore.admission.tasks import (
 from fedcore.codec import AnyEncoding, encode, encode_nothing
 from fedcore.config import JobSettings
 from fedcore.errors import AppError, FedcoreError, ProtocolViolation, Refused, RoundFailed, WorkerDied
-from fedcore.federation import ClientKit
-from fedcore.federation.eligibility import EligibilityRules
 from fedcore.groups import is_draw
 from fedcore.parts import PART_BYTES, update_digest
 from fedcore.secagg import (
     Check,
     ClientSession,
-    Randomness,
     ShareDelivery,
 )
 from fedcore.secagg_wire import CohortOut, DealingOut, DeliveryOut, SignaturesOut, SurvivorsOut
 from fedcore.state import ModelState
 from fedcore.system.concurrency import guarded, in_thread
-from fedcore.tracing import Traces
 from fedcore.transcript import TranscriptOut
 from fedcore.wire import ComplaintIn, ManifestIn, Message, ProblemKind, ReplyError, Task
-
-OTHERS_SECONDS: Final = 900.0
-"""How much longer than its own training time a client waits for the rest of an exchange."""
 
 POLL_PAUSE: Final = 0.05
 """Seconds between two polls, so that a server that does not hold them gets no busy loop out of its clients."""
@@ -85,46 +71,6 @@ _COMPLAINTS: Final = frozenset({Check.SHARE_UNSEALING, Check.UNCOMMITTED_SHARE})
 
 Out = TypeVar("Out", bound=Message)
 Words: TypeAlias = NDArray[np.uint64]
-
-
-class LocalWork(Protocol):
-    """Who runs the ClientApp: `client_app.ranks.group.RankGroup`."""
-
-    async def run(self, task: Task, model: Path | None, out: Path, *, counted: int = 0) -> LocalAnswer:
-        """Run one task for at most `task.seconds`; the new model goes to `out`. counted: as in `ClientRunner`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """What an exchange needs of its client.
-
-    app_sha256: the app that the owner agreed to. agreed: what its pyproject.toml says. state_dir: where models lie
-    while they are needed. kept: what the local work gave last. held: what waits for a sum, of a buffered run.
-    randomness: for the protocol and the stochastic rounding. threads: for masking. gpu_uploads: whether a GPU may round
-    and mask. clock: monotonic seconds. sleep: waits that many of them. eligibility: whether the owner lets the machine
-    train now. traces: where the spans of its work go.
-    """
-
-    kit: ClientKit
-    app_sha256: str
-    agreed: Agreed
-    transport: Transport
-    work: LocalWork
-    ledger: Ledger
-    transcript: Transcript
-    state_dir: Path
-    kept: KeptAnswer
-    held: HeldUpdate
-    output: Output
-    randomness: Randomness = os.urandom
-    threads: int = 1
-    gpu_uploads: bool = True
-    others_seconds: float = OTHERS_SECONDS
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    eligibility: Eligibility = field(default_factory=lambda: Eligibility.of(EligibilityRules()))
-    traces: Traces = field(default_factory=Traces)
 
 
 async def take_part(task: Task, client: Client, unread: ProtocolViolation | None = None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.offers import Offers
 from client_app.patience import BRIEF
 from fedcore.admission.agreed import Agreed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.patience import BRIEF
 from client_app.transport import signer
 from fedcore.errors import ProtocolViolation, Unauthorized

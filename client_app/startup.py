@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from client_app.agent import Agent
 from client_app.answers import KeptAnswer
+from client_app.client import Client
 from client_app.eligibility import Eligibility
-from client_app.exchange import Client, prepare_state_dir
+from client_app.exchange import prepare_state_dir
 from client_app.following import Follower
 from client_app.held import HeldUpdate
 from client_app.http import tls_context

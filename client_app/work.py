@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
+from client_app.client import Client
 from client_app.contribution import show_end, show_nothing, tells_failures
 from client_app.counted import CountedRounds
-from client_app.exchange import Client
 from client_app.held import work_in
 from client_app.ranks.messages import LocalAnswer
 from client_app.withdrawal import withdrawal_for

@@ -1,6 +1,7 @@
 """The public parameters of one exchange, identical on the server and on every client.
 
-`Encoding` adds to what an operator chooses (`settings`) what one exchange needs to know. A vector is `[packed fields | wide words]`, all of them unsigned 64-bit words that add modulo 2^64:
+`Encoding` adds to what an operator chooses (`settings`) what one exchange needs to know. A vector is
+`[packed fields | wide words]`, all of them unsigned 64-bit words that add modulo 2^64:
 
     packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
               a word, the first field in the lowest bits; zero padding in the last word only. Where

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeDone, ExchangeFailed
-from fedcore.exchange import make_draw, make_task
+from fedcore.exchange import make_draw
 from fedcore.groups import Part, groups_of, is_draw, too_few_groups
 from fedcore.needs import cut_for
 from fedcore.plain_exchange import mean_metrics
@@ -25,7 +25,7 @@ from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.runs.reasons import explain
 from server_app.runs.run_context import RunContext
-from server_app.runs.secure_exchanges import SecureExchanges, SecureRequest
+from server_app.runs.secure_exchanges import SecureExchanges, SecureRequest, announce
 from server_app.storage.tables import ExchangeRow
 
 
@@ -114,23 +114,8 @@ class GroupedExchanges:
         """Announce a draw."""
         run, settings = self._run, self._run.plan.settings
         with run.services.roster.held() as roster:
-            version, members = roster.version, len(roster.members)
-        task = make_task(
-            asked.request,
-            settings=settings,
-            run=run.plan.run,
-            exchange=run.state.next_exchange(),
-            attempt=attempt,
-            cohort=cohort,
-            app_sha256=run.plan.app_sha256,
-            run_config=run.plan.run_config,
-            model=asked.announced,
-            encoding=None,
-            least_cohort=run.services.min_cohort,
-            roster=version,
-            members=members,
-            previous=previous,
-        )
+            members = len(roster.members)
+            task = announce(run, asked, roster, cohort=cohort, attempt=attempt, previous=previous, encoding=None)
         cut, needed = cut_for(settings, len(cohort), members, run.services.min_cohort)
         return make_draw(task, cut, needed=needed)
 

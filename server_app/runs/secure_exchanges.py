@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore.attempts import Attempts, attempt_ended
-from fedcore.codec import release_of
+from fedcore.codec import AnyEncoding, release_of
 from fedcore.errors import RoundFailed
 from fedcore.exchange import ExchangeRequest, make_task
 from fedcore.federation import Roster
@@ -51,6 +51,44 @@ class Chosen:
     cohort: Sequence[int]
     buffer: Buffer
     whole: bool = False
+
+
+def announce(
+    run: RunContext,
+    asked: SecureRequest,
+    roster: Roster,
+    *,
+    cohort: Sequence[int],
+    attempt: int,
+    previous: str,
+    encoding: AnyEncoding | None,
+    whole: bool = False,
+    part: Part | None = None,
+    buffer: Buffer | None = None,
+) -> Task:
+    """The task of the run's next exchange, as in `make_task`; with no encoding that of a draw. part: of a draw."""
+    plan = run.plan
+    return make_task(
+        asked.request,
+        settings=plan.settings,
+        run=plan.run,
+        exchange=run.state.next_exchange(),
+        attempt=attempt,
+        cohort=cohort,
+        app_sha256=plan.app_sha256,
+        run_config=plan.run_config,
+        model=asked.announced,
+        encoding=encoding,
+        least_cohort=run.services.min_cohort,
+        roster=roster.version,
+        members=len(roster.members),
+        whole=whole,
+        previous=previous,
+        buffer=buffer,
+        cut=part.cut if part else None,
+        group=part.group if part else None,
+        places=part.places if part else None,
+    )
 
 
 class SecureExchanges:
@@ -183,26 +221,17 @@ class SecureExchanges:
         model = asked.announced.sha256 if asked.announced else ""
         encoding = run.state.encodings.encoding(kind, _layout(request), len(cohort), members, whole=whole, model=model)
         run.state.budget.admit(release_of(encoding))
-        return make_task(
-            request,
-            settings=run.plan.settings,
-            run=run.plan.run,
-            exchange=run.state.next_exchange(),
-            attempt=attempt,
+        return announce(
+            run,
+            asked,
+            roster,
             cohort=cohort,
-            app_sha256=run.plan.app_sha256,
-            run_config=run.plan.run_config,
-            model=asked.announced,
-            encoding=encoding,
-            least_cohort=run.services.min_cohort,
-            roster=roster.version,
-            members=members,
-            whole=whole,
+            attempt=attempt,
             previous=previous,
+            encoding=encoding,
+            whole=whole,
+            part=part,
             buffer=buffer,
-            cut=part.cut if part else None,
-            group=part.group if part else None,
-            places=part.places if part else None,
         )
 
     def _has_room(self, failures: int, n: int) -> bool:

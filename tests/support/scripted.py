@@ -27,7 +27,8 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from client_app.answers import KeptAnswer
-from client_app.exchange import Client, prepare_state_dir
+from client_app.client import Client
+from client_app.exchange import prepare_state_dir
 from client_app.held import HeldUpdate
 from client_app.http import tls_context
 from client_app.ledger import Ledger

@@ -16,7 +16,7 @@ from support.agents import FAST, agent_running, until
 from support.scripted import problem
 
 from client_app.agent import Agent
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.output import Output
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.wire import Task, WithdrawalReason

@@ -14,7 +14,7 @@ from support.agents import FAST, agent_running, until
 from support.scripted import problem
 
 from client_app.agent import Agent
-from client_app.exchange import Client
+from client_app.client import Client
 from fedcore.errors import ProtocolViolation, Refused, Unauthorized
 from fedcore.federation import ClientKit, FederationFolder, Member, Roster
 from fedcore.federation.authority import Authority

@@ -19,7 +19,7 @@ from support.ports import reserved_port
 from support.scripted import problem
 from support.serving import serving
 
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.http import tls_context
 from client_app.patience import ONCE, Patience, Retry
 from client_app.transport import Transport, signer

@@ -17,7 +17,8 @@ from fastapi import Response
 
 from client_app.agent import Agent, Pauses
 from client_app.answers import ANSWER_FOLDER
-from client_app.exchange import Client, take_part
+from client_app.client import Client
+from client_app.exchange import take_part
 from client_app.ledger_entries import Unmasked
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore import conversions

@@ -15,7 +15,8 @@ from support.privacy import CODEC, plan
 from support.scripted import problem
 
 from client_app.agent import Agent, Pauses
-from client_app.exchange import Client, take_part
+from client_app.client import Client
+from client_app.exchange import take_part
 from client_app.ledger_entries import LEDGER_FILE
 from fedcore.codec import CodecSettings, PrivateEncoding, first_encoding, private_encoding
 from fedcore.config import JobSettings

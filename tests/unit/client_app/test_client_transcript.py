@@ -16,7 +16,7 @@ from support.scripted import problem
 from typer.testing import CliRunner
 
 from client_app.agent import Agent, Pauses
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.transcript import TRANSCRIPT_FILE, Transcript
 from fedcore.cli import app
 from fedcore.errors import ConfigurationError

@@ -25,9 +25,10 @@ from support.scripted import PROTECTION, Scripted, Shift
 
 from client_app.agent import Agent, Pauses
 from client_app.answers import KeptAnswer
+from client_app.client import Client
 from client_app.contribution import seconds_to_pad
 from client_app.eligibility import Eligibility, Reading
-from client_app.exchange import Client, prepare_state_dir
+from client_app.exchange import prepare_state_dir
 from client_app.held import HeldUpdate
 from client_app.ledger import Ledger
 from client_app.output import Output

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from client_app.client import Client
 from client_app.counted import COUNTED_FILE, CountedRounds
-from client_app.exchange import Client, take_part
+from client_app.exchange import take_part
 from client_app.ranks.failures import OUT_OF_MEMORY, RankFailed
 from fedcore.errors import ConfigurationError, FedcoreError
 from fedcore.wire import Task

@@ -14,7 +14,8 @@ from support.lost_device import LostDevice
 
 from client_app import exchange as exchange_module
 from client_app import word_maker
-from client_app.exchange import Client, take_part
+from client_app.client import Client
+from client_app.exchange import take_part
 from fedcore.state import ModelState
 
 Script = Any  # support.scripted.Scripted

@@ -12,7 +12,7 @@ import pytest
 from support.agents import agent_running, until
 
 from client_app.answers import KeptAnswer
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.held import HeldUpdate
 from client_app.journal import Journal
 from client_app.ledger import Ledger

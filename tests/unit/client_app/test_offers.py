@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from client_app.agent import Agent
 from client_app.app_difference import difference, unified, visible
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.following import Follower
 from client_app.offers import MOST_OFFERS, Offers
 from client_app.output import Output

@@ -14,7 +14,7 @@ from fastapi import Response
 from support.records import PROTECTION, Notary
 
 from client_app.agent import Agent, Pauses
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.ledger import Ledger
 from client_app.ledger_entries import LEDGER_FILE, Asked, Refused, read_entries
 from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors

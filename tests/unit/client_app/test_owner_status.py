@@ -11,7 +11,7 @@ import pytest
 from support.agents import agent_running, until
 from typer.testing import CliRunner
 
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.ledger import Ledger
 from client_app.ledger_entries import LEDGER_FILE
 from client_app.owner.document import as_html, as_markdown

@@ -18,8 +18,8 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from client_app import transport as transport_module
+from client_app.client import Client
 from client_app.direct import LEAST_BYTES, _Line, reaches_directly
-from client_app.exchange import Client
 from client_app.http import tls_context
 from client_app.patience import ONCE, Retry
 from client_app.transport import Transport, signer

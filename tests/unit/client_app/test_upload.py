@@ -19,7 +19,8 @@ from support.encodings import encoding_to_json
 
 from client_app import exchange as exchange_module
 from client_app import word_maker
-from client_app.exchange import Client, take_part
+from client_app.client import Client
+from client_app.exchange import take_part
 from client_app.upload import read_parts, send_parts
 from fedcore.codec import CodecSettings, first_encoding
 from fedcore.errors import ProtocolViolation, Refused

@@ -13,7 +13,7 @@ import pytest
 from support.agents import agent_running, until
 from support.encodings import encoding_to_json
 
-from client_app.exchange import Client
+from client_app.client import Client
 from client_app.held import HeldUpdate
 from client_app.owner.now import read_now
 from fedcore.codec import CodecSettings, first_encoding

@@ -22,7 +22,8 @@ from support.scripted import Scripted as Script
 from support.scripted import allow, client, federation, kit, kits, ledger, listening_to, log, make_task, script
 from support.serverside import site
 
-from client_app.exchange import Client, take_part
+from client_app.client import Client
+from client_app.exchange import take_part
 from fedcore.errors import ConfigurationError
 from fedcore.federation import provision
 from fedcore.state import ModelState
