@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Executable, func, insert, select, update
@@ -158,18 +159,22 @@ class ExchangeTables:
     ) -> None:
         """Keep what a client sent; ConflictingMessage where it sent something else before."""
         row = {"run": run, "exchange": exchange, "step": step, "client": client, "digest": digest, "body": body}
-        statement = self._database.upsert(ReceiptRow).values(**row)
+
+        async def work(connection: AsyncConnection) -> bytes:
+            return bytes((await connection.execute(self._keep_receipt, row)).scalar_one())
+
+        if await self._database.write(work) != digest:
+            raise ConflictingMessage("this step was answered before with other content")
+
+    @cached_property
+    def _keep_receipt(self) -> Executable:
+        """Made once: a round has five for each client, and to make one takes longer than to carry it out."""
+        statement = self._database.upsert(ReceiptRow)
         # Changes nothing where the row is there already, but returns it: one statement for both cases.
         statement = statement.on_conflict_do_update(
             index_elements=["run", "exchange", "step", "client"], set_={"digest": ReceiptRow.digest}
         )
-        returning = statement.returning(ReceiptRow.digest)
-
-        async def work(connection: AsyncConnection) -> bytes:
-            return bytes((await connection.execute(returning)).scalar_one())
-
-        if await self._database.write(work) != digest:
-            raise ConflictingMessage("this step was answered before with other content")
+        return statement.returning(ReceiptRow.digest)
 
     async def history(self, run: str, exchange: int) -> History:
         """All that an exchange is rebuilt from."""
