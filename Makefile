@@ -28,6 +28,7 @@ install: $(STAMP)  ## make .venv with the locked dependencies and this project
 
 $(BASE): requirements.lock pyproject.toml setup.py
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcore needs Python 3.11 or newer")'
+	@echo "Installing torch and the rest of what fedcore needs into $(VENV), which takes minutes:"
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --no-compile $(TORCH)
 	$(PYTHON) docs/install_locks.py requirements.lock

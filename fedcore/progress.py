@@ -239,8 +239,10 @@ class ProgressView:
         groups = f"{event.groups} groups  " if event.groups > 1 else ""
         if is_query(event.message_type):
             shown = f"  {len(event.metrics)} sums" if event.metrics else ""
+        count = len(event.survivors)
+        clients = f"{count:,} clients" if count != 1 else "1 client "
         self._line(
-            f"round {self._round(event.server_round)}  {event.message_type:<8}  {len(event.survivors):,} clients  "
+            f"round {self._round(event.server_round)}  {event.message_type:<8}  {clients}  "
             f"{groups}{event.seconds:5.1f} s{shown}{epsilon}{self._time_left()}"
         )
         self._tell_dropped()

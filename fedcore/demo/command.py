@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,4 +55,6 @@ def demo(
     show(comparison, job.out, console, as_json=as_json)
     if any(run.status == "failed" for run in comparison.runs):
         raise typer.Exit(FAILED)
-    console.print("next: fedcore demo --open shows a federation as it trains", highlight=False)
+    # As `make demo` leaves it: installed in a folder that no shell looks into.
+    command = "fedcore" if shutil.which("fedcore") else os.path.relpath(Path(sys.executable).with_name("fedcore"))
+    console.print(f"next: {command} demo --open shows a federation as it trains", highlight=False)

@@ -22,7 +22,7 @@ DIGITS = ROOT / "examples" / "digits"
 SCRIPT = ROOT / "tests" / "support" / "flower_simulation.py"
 CLIENTS = 4
 RAY_SECONDS = 1500
-"""Ray starts eight processes, each of which imports torch: a quarter of a minute, or minutes on a busy machine."""
+"""Ray starts its own processes and one that imports torch: a quarter of a minute, or minutes on a busy machine."""
 
 pytestmark = [
     pytest.mark.skipif(

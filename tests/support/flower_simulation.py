@@ -29,6 +29,8 @@ from flwr.supercore.telemetry import EventType
 from fedcore.flower.app import FlowerApp
 
 RUN_ID = 1
+ONE_ACTOR = {"num_cpus": 1, "include_dashboard": False}
+"""What Ray is started with: each further actor would import torch, for seconds of the processor, and train a moment."""
 
 
 def simulate(folder: Path, nodes: int, rounds: int) -> Result:
@@ -57,7 +59,7 @@ def run_app(app: FlowerApp, nodes: int, config: dict[str, Any]) -> None:
     _run_simulation(
         num_supernodes=nodes,
         exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {}},
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": ONE_ACTOR},
         client_app_attr=app.clientapp,
         server_app_attr=app.serverapp,
         server_app_context=Context(RUN_ID, SUPERLINK_NODE_ID, {}, RecordDict(), {**app.run_config, **config}),

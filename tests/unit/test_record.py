@@ -138,6 +138,8 @@ SHOWN = [
     ("ended", {"status": "failed", "reason": "too few"}, "failed: too few"),
     ("exchange", {"exchange": 1, "server_round": 1, "message_type": "train", "attempt": 2}, ""),
     ("stage", {"exchange": 1, "stage": "input", "done": 1, "expected": 2, "seconds": 0.1}, ""),
+    ("exchange-done", {"survivors": ["client-1"]}, "  train     1 client   "),
+    ("exchange-done", {"survivors": ["client-1", "client-2"]}, "  train     2 clients  "),
     ("log", {"line": "[bold] words of the app"}, "run  app: [bold] words of the app"),
     ("warning", {"line": "[bold] words"}, "run  [bold] words"),
 ]

@@ -15,11 +15,11 @@ from fedcore.errors import AppError
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 SCRIPT = """
 import sys, fedcore
-result = fedcore.compare(sys.argv[1], modes="federated,centralized", clients=2, rounds=1, progress=False)
+result = fedcore.compare(sys.argv[1], modes="allreduce,centralized", clients=2, rounds=1, progress=False)
 print(repr(result))
 print(sorted(result.history.columns))
 print(result.metrics.index.tolist())
-print(len(result.model("centralized")), result.model("federated"))
+print(len(result.model("centralized")), len(result.model("allreduce")))
 print([line.get_label() for line in result.plot().lines])
 print("<table" in result._repr_html_())
 print(sorted(path.name for path in result.save(sys.argv[2]).iterdir()))
@@ -36,10 +36,11 @@ def test_a_script_without_a_guard_compares(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said[0].startswith("<fedcore.ComparisonResult: fedcore-digits over 2 sites")
-    assert "federated, centralized" in said[0]
+    assert "allreduce, centralized" in said[0]
     assert "'accuracy'" in said[1]
-    assert said[2] == "[('federated', 42), ('centralized', 42)]"
-    assert said[4] == "['federated', 'centralized']"
+    assert said[2] == "[('allreduce', 42), ('centralized', 42)]"
+    assert said[3] == "4 4"
+    assert said[4] == "['allreduce', 'centralized']"
     assert said[5] == "True"
     assert "report.html" in said[6]
     assert "metrics.csv" in said[6]
