@@ -295,7 +295,7 @@ class Transport:
             await response.aclose()
 
     async def _sent(self, request: httpx.Request) -> httpx.Response:
-        """The head of the answer; without redirects and cookies, which took a twelfth of an agent's time."""
+        """The head of the answer; redirects and cookies, of which there are none, took longer than the rest of this."""
         if self._direct is not None:
             return await self._direct.handle_async_request(request)
         return await self._client.send(request, stream=True)

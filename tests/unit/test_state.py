@@ -338,4 +338,6 @@ def test_released_pages_leave_memory_and_can_be_read_again(tmp_path):
     state.release()
     assert resident_file_bytes() - before < size // 4
     np.testing.assert_array_equal(state["w"], values)
+    state.write_to(MemorySink(state.layout))  # as it goes along
+    assert resident_file_bytes() - before < size // 4
     ModelState.from_arrays({"w": values}).release()

@@ -54,6 +54,19 @@ def test_who_contributes_nothing_changes_the_count_of_failures_alone(encoding: A
         np.testing.assert_array_equal(beside.state[name], value)
 
 
+def test_masks_of_failures_come_off_a_copy_of_a_sum_that_cannot_be_written_to() -> None:
+    total = send(NAMED, 1).words + nothing(NAMED, 7) + send(NAMED, 2).words
+    kept = total.copy()
+    kept.flags.writeable = False
+    mapped, held = (decode(NAMED, words, survivors=3, base=BASE) for words in (kept, total.copy()))
+    np.testing.assert_array_equal(kept, total)
+    assert mapped.failures == 1
+    assert mapped.state is not None
+    assert held.state is not None
+    for name, value in held.state.items():
+        np.testing.assert_array_equal(mapped.state[name], value)
+
+
 def test_words_of_a_failure_go_to_a_given_array() -> None:
     out = np.full(NAMED.words, 2**64 - 1, np.uint64)
     assert encode_nothing(NAMED, randomness=seeded(9), out=out).words is out

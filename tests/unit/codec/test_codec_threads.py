@@ -94,6 +94,17 @@ def test_the_decoded_state_does_not_depend_on_the_threads(bits: int, tmp_path: P
             assert dataclasses.replace(shared, state=None) == dataclasses.replace(alone, state=None)
 
 
+def test_a_mapped_sum_is_released_as_the_model_is() -> None:
+    """However large they are, of neither there are more than two blocks in memory."""
+    blocks = 5
+    base = ModelState.from_arrays({"w": np.zeros(blocks * BLOCK_FIELDS, np.float32)})
+    encoding = encoding_of(16, base.layout)
+    words = encode(encoding, base=base, local=base, examples=9, metrics={}, randomness=stream(1)).words
+    released: list[str] = []
+    decode(encoding, words, survivors=1, base=base, release=lambda: released.append("sum"))
+    assert len(released) == blocks // 2
+
+
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_no_two_pieces_are_rounded_by_the_same_bits(bits: int) -> None:
     base = ModelState.from_arrays({"w": np.zeros(3 * BLOCK_FIELDS, np.float32)})
