@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedcore.errors import EncodingError, PeerError, StorageFull, UsageError
-from fedcore.state import FileSink, Layout, ModelState, TensorSpec, from_float, sha256_file
+from fedcore.state import FileSink, Layout, MemorySink, ModelState, TensorSpec, from_float, sha256_file
 
 
 def spec(name: str = "w", dtype: str = "F32", shape: tuple[int, ...] = (2, 3)) -> TensorSpec:
