@@ -143,13 +143,18 @@ def train(
 
     def all_steps() -> tuple[int, int, Tensor]:
         taken, seen, loss = 0, 0, torch.zeros((), dtype=torch.float64, device=engine.device)
+        on_host, added = engine.device.type == "cpu", 0.0
         engine.model.train()
         with engine.seeded(seed):
             for batch in batches:
-                loss += engine.step(batch, clip_norm=clip_norm, rule=rule)
+                part = engine.step(batch, clip_norm=clip_norm, rule=rule)
+                if on_host:  # the same sum to the last bit, in a tenth of the time
+                    added += part.item()
+                else:  # where a number would be waited for
+                    loss += part
                 taken += 1
                 seen += batch.total
-        return taken, seen, loss
+        return taken, seen, loss + added
 
     taken, seen, loss = within_memory(engine, all_steps, f"training with batch size {batch_size or 'all'}")
     mean = float(engine.total(loss)) / seen

@@ -81,6 +81,8 @@ class Engine(ABC):
         self.config = config
         self.world = world
         self.examples_taken = 0
+        self._share_of: tuple[float, torch.dtype, torch.device, type] | None = None
+        self._last_share = torch.zeros(())
         self._loaders = Loaders(world.device, room=room_for_data(world.device, config.memory_share))
         recipe.loss.check_engine(config, world.size)
         if config.deterministic:
@@ -145,15 +147,22 @@ class Engine(ABC):
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
         self.examples_taken += batch.total
-        micro_batches = batch.split(self.config.micro_batches or 1)
-        losses = []
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            with self._synchronised(number == len(micro_batches)):
+        count, whole = self.config.micro_batches or 1, None
+        for number, micro_batch in enumerate(batch.split(count), start=1):
+            with self._synchronised(number == count):
                 loss = self._loss_sum(micro_batch)
                 # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all of them.
-                loss.backward(torch.full_like(loss, self.data_size / micro_batch.total))  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        return functools.reduce(torch.add, losses)
+                loss.backward(self._share(loss, self.data_size / micro_batch.total))  # type: ignore[no-untyped-call]
+            whole = loss.detach() if whole is None else whole + loss.detach()
+        assert whole is not None
+        return whole
+
+    def _share(self, loss: Tensor, share: float) -> Tensor:
+        """`share` as a gradient of `loss`; steps of one size have the same, unless somebody wrote into it."""
+        wanted = share, loss.dtype, loss.device, type(loss)
+        if self._share_of != wanted or self._last_share._version:
+            self._share_of, self._last_share = wanted, torch.full_like(loss, share)
+        return self._last_share
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale the gradient of the whole model to an L2 norm of at most `max_norm`; returns the norm before."""
@@ -173,11 +182,16 @@ class Engine(ABC):
         return [local(p.detach()).clone() for p in self.parameters()]
 
     def _loss_sum(self, batch: Batch) -> Tensor:
+        if self.config.precision != "bf16":
+            return self._weighed_loss(batch)
         with self._precision():
-            output = self.model(batch.x)
-            if batch.weights is None:
-                return self.recipe.loss.sum(output, batch.y)
-            return (self.recipe.loss(output, batch.y) * batch.weights).sum()
+            return self._weighed_loss(batch)
+
+    def _weighed_loss(self, batch: Batch) -> Tensor:
+        output = self.model(batch.x)
+        if batch.weights is None:
+            return self.recipe.loss.sum(output, batch.y)
+        return (self.recipe.loss(output, batch.y) * batch.weights).sum()
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.config.precision == "bf16":

@@ -100,13 +100,14 @@ def shared_rows(examples: int, size: int, steps: int, *, seed: int, rank: int, r
     done = 0
     while done < steps:
         order = _order(examples, generator, shuffled=size < examples)
-        for rows in torch.split(order, size)[: steps - done]:
-            done += 1
+        for number, rows in enumerate(torch.split(order, size)[: steps - done]):
+            total = min(size, examples - number * size)
             if ranks == 1:
-                yield Rows(slice(None) if size >= examples else rows, len(rows))
+                yield Rows(slice(None) if size >= examples else rows, total)
                 continue
             share = torch.tensor_split(rows, ranks)[rank]
-            yield Rows(share, len(rows)) if len(share) else Rows(rows[:1], len(rows), empty=True)
+            yield Rows(share, total) if len(share) else Rows(rows[:1], total, empty=True)
+        done += math.ceil(examples / size)
 
 
 def own_rows(counts: Sequence[int], size: int, steps: int, *, seed: int, rank: int) -> Iterator[Rows]:
@@ -288,10 +289,10 @@ class Loaders:
         for part in rows:
             if isinstance(part.rows, slice):  # a model may write into what it gets, and nobody into the data
                 own_x, own_y = (t[part.rows].clone(memory_format=torch.contiguous_format) for t in (x, y))
-                yield self._batch(as_features(own_x), own_y, part)
             else:
                 wanted = self._sent(part.rows)
-                yield self._batch(as_features(x.index_select(0, wanted)), y.index_select(0, wanted), part)
+                own_x, own_y = x.index_select(0, wanted), y.index_select(0, wanted)
+            yield self._batch(as_features(own_x), own_y, part)
 
     def _from_host(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
         for part in rows:
