@@ -39,21 +39,18 @@ class Gate:
     def turn(self) -> None:
         """A round is over, unless it is the first that begins; wait for the next."""
         if self._started is not None:
-            wall, processor, trained = (
-                after - before for after, before in zip(self._now(), self._started, strict=True)
-            )
+            now = time.perf_counter(), tree_seconds(), _trained(self._times)
+            wall, processor, trained = (after - before for after, before in zip(now, self._started, strict=True))
             self._say({"wall": wall, "processor": processor, "trained": trained, "memory": tree_memory()})
         else:
             self._say({"ready": True})
         self._lines.readline()
-        self._started = self._now()
+        processor, trained = tree_seconds(), _trained(self._times)  # to ask for these takes milliseconds
+        self._started = time.perf_counter(), processor, trained
 
     def _say(self, told: Mapping[str, Any]) -> None:
         self._lines.write(json.dumps(told) + "\n")
         self._lines.flush()
-
-    def _now(self) -> tuple[float, float, float]:
-        return time.perf_counter(), tree_seconds(), _trained(self._times)
 
 
 def tree_seconds() -> float:

@@ -5,6 +5,7 @@ An unknown key is an error that names the nearest one.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import tomllib
@@ -58,9 +59,15 @@ def override(defaults: Mapping[str, Any], changes: Mapping[str, Any], where: str
     return merged
 
 
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The annotations of a dataclass; to find them takes milliseconds, and each task's settings are read by them."""
+    return typing.get_type_hints(cls)
+
+
 def arguments(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Arguments for the dataclass `cls` from kebab-case keys, each checked against its annotation."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     known = {kebab(name): name for name in hints}
     arguments: dict[str, Any] = {}
     for key, value in values.items():

@@ -193,14 +193,17 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _flower_record(record: StoredRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
     if isinstance(record, StoredArrays):
-        return ArrayRecord({array.name: _flower_array(array) for array in record.arrays})
+        arrays = ArrayRecord()
+        for array in record.arrays:  # ArrayRecord(a dictionary) would make every Array a second time
+            arrays[array.name] = _flower_array(array)
+        return arrays
     kind = MetricRecord if record.kind == "metric" else ConfigRecord
     return kind(cast(Any, dict(record.values)))
 
 
 def _flower_array(array: StoredArray) -> Array:
     header = _npy_header(array.values.dtype, array.values.shape) if array.form == "npy" else b""
-    data = header + array.values.tobytes()
+    data = b"".join((header, array.values.data))  # one copy
     return Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)
 
 

@@ -289,10 +289,10 @@ class Loaders:
         for part in rows:
             if isinstance(part.rows, slice):  # a model may write into what it gets, and nobody into the data
                 own_x, own_y = (t[part.rows].clone(memory_format=torch.contiguous_format) for t in (x, y))
+                yield self._batch(as_features(own_x), own_y, part)
             else:
                 wanted = self._sent(part.rows)
-                own_x, own_y = x.index_select(0, wanted), y.index_select(0, wanted)
-            yield self._batch(as_features(own_x), own_y, part)
+                yield self._batch(as_features(x.index_select(0, wanted)), y.index_select(0, wanted), part)
 
     def _from_host(self, data: Split, rows: Iterator[Rows]) -> Iterator[Batch]:
         for part in rows:
