@@ -147,15 +147,14 @@ class Engine(ABC):
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; returns what `step` does."""
         self.examples_taken += batch.total
-        count, whole = self.config.micro_batches or 1, None
+        count, losses = self.config.micro_batches or 1, []
         for number, micro_batch in enumerate(batch.split(count), start=1):
             with self._synchronised(number == count):
                 loss = self._loss_sum(micro_batch)
                 # Engines average gradients over their data-parallel ranks; the batch's mean is a sum over all of them.
                 loss.backward(self._share(loss, self.data_size / micro_batch.total))  # type: ignore[no-untyped-call]
-            whole = loss.detach() if whole is None else whole + loss.detach()
-        assert whole is not None
-        return whole
+            losses.append(loss.detach())
+        return functools.reduce(torch.add, losses)
 
     def _share(self, loss: Tensor, share: float) -> Tensor:
         """`share` as a gradient of `loss`; steps of one size have the same, unless somebody wrote into it."""
