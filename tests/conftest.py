@@ -48,7 +48,7 @@ LONGEST = (
     "integration/test_groups.py",
     "processes/docs/test_first_pages.py",
     "processes/docs/test_operating_page.py",
-    "processes/api/test_compare_call.py",
+    "processes/docs/test_site.py",
     "integration/test_flower_agreement.py",
     "processes/docs/test_pages.py::test_a_page[docs/tracking.md]",
     "processes/docs/test_pages.py::test_a_page[docs/howto/resuming.md]",
