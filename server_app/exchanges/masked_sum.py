@@ -71,13 +71,21 @@ class MaskedSum:
     async def _growing(self) -> SumFile:
         """What vectors are added to, once the disk has room for it."""
         if self._file is None:
-            make = lambda: in_thread(SumFile.zeros, self._services.spool, self._length)  # noqa: E731
-            file = await until_kept(make, "the sum")
+            file = await until_kept(self._new_file, "the sum")
             if not self._is_open:  # meanwhile
                 file.discard()
                 raise RoundFailed("the exchange has ended, so nothing is added to its sum")
             self._file = file
         return self._file
+
+    async def _new_file(self) -> SumFile:
+        file = SumFile(self._services.spool.create())
+        try:
+            await in_thread(file.allocate, self._length)
+        except BaseException:  # cancelled, too: nobody would know of the file
+            file.discard()
+            raise
+        return file
 
     def vector(self, client: int) -> str:
         """The key of a client's vector."""
@@ -163,8 +171,8 @@ class MaskedSum:
             log.warning("the sum could not be written down: %s", error)
 
     async def _fold(self, path: Path) -> None:
-        file = await self._growing()
         try:
+            file = await self._growing()
             await in_thread(file.add, path, threads=self._services.threads)
         except (OSError, FedcoreError) as error:
             raise RoundFailed(f"a vector could not be added to the sum: {error}") from error

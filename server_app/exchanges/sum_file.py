@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,16 @@ from fedcore.secagg import MaskTerm, apply_masks
 from fedcore.system.files import full_disk_named
 from server_app.exchanges.fold import WORD_BYTES, fold_file, opened, read_words
 from server_app.exchanges.seen import SHOWN
-from server_app.storage.blobs import Spool, discard, write_all
+from server_app.storage.blobs import discard, write_all
 
 _RANGE_WORDS: Final = 1 << 19
 """4 MiB: long enough that all threads share the masks of it."""
+_FULL: Final = "the disk is full; there is no room for a sum"
 _CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
 
 class SumFile:
-    """64-bit words, little endian. path: the file, which is this object's to write to and to remove.
+    """64-bit words, little endian. path: the file, empty at first, which is this object's to write to and to remove.
 
     All but `discard` take a while, and raise OSError.
     """
@@ -38,25 +39,18 @@ class SumFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    @classmethod
-    def zeros(cls, spool: Spool, words: int) -> Self:
-        """A new one with its place on the disk; raises StorageFull where there is none."""
-        path = spool.create()
-        try:
-            with full_disk_named("the disk is full; there is no room for a sum"), opened(path, os.O_RDWR) as file:
-                _allocate(file, words * WORD_BYTES)
-        except BaseException:
-            discard(path)
-            raise
-        return cls(path)
+    def allocate(self, words: int) -> None:
+        """Make an empty file that many zeros, with their place on the disk; raises StorageFull where there is none."""
+        with full_disk_named(_FULL), opened(self.path, os.O_RDWR) as file:
+            _allocate(file, words * WORD_BYTES)
 
     def add(self, vector: Path, *, threads: int) -> None:
         """Add the words in the file `vector`, as `fold_file`."""
         fold_file(vector, self.path, threads=threads)
 
     def apply_masks(self, terms: Sequence[MaskTerm], *, threads: int) -> None:
-        """Add the streams of all terms, as `fedcore.secagg.apply_masks`."""
-        with opened(self.path, os.O_RDWR) as file:
+        """Add the streams of all terms, as `fedcore.secagg.apply_masks`; raises StorageFull where that needs room."""
+        with full_disk_named(_FULL), opened(self.path, os.O_RDWR) as file:
             words = os.fstat(file).st_size // WORD_BYTES
             buffer = np.empty(min(_RANGE_WORDS, words), "<u8")
             for start in range(0, words, _RANGE_WORDS):

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from support.serverside import Site
 
-from fedcore.errors import ConflictingMessage, StorageFull, UsageError
+from fedcore.errors import ConflictingMessage, RoundFailed, StorageFull, UsageError
 from fedcore.events import AppPrinted, stamp
 from fedcore.operator_wire import RunStatus
 from fedcore.secagg import MaskTerm, Secret, apply_masks
 from fedcore.state import ModelState
 from server_app.exchanges import fold, sum_file
+from server_app.exchanges.masked_sum import MaskedSum
 from server_app.exchanges.secure import SecureExchange
 from server_app.exchanges.sum_file import SumFile
 from server_app.storage.blobs import Spool
@@ -104,7 +108,8 @@ async def test_memory_does_not_grow_with_the_cohort(here: Site, model: ModelStat
 def test_a_sum_in_a_file_is_masked_as_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sum_file, "_RANGE_WORDS", 100)
     terms = [MaskTerm(sign=1, seed=Secret(bytes([number]) * 32)) for number in range(3)]
-    here = SumFile.zeros(spool(tmp_path), 250)
+    here = SumFile(spool(tmp_path).create())
+    here.allocate(250)
     np.arange(250, dtype="<u8").tofile(tmp_path / "vector")
     here.add(tmp_path / "vector", threads=1)
     here.apply_masks(terms, threads=2)
@@ -127,12 +132,38 @@ def test_a_sum_has_its_place_on_the_disk_before_anything_is_added(
         raise OSError(code, "no")
 
     monkeypatch.setattr("os.posix_fallocate", fails)
+    here = SumFile(spool(tmp_path).create())
     if code == errno.ENOSPC:
         with pytest.raises(StorageFull, match="no room for a sum"):
-            SumFile.zeros(spool(tmp_path), 8)
-        assert list((tmp_path / "spool").iterdir()) == []
+            here.allocate(8)
     else:
-        assert SumFile.zeros(spool(tmp_path), 8).path.read_bytes() == bytes(64)
+        here.allocate(8)
+        assert here.path.read_bytes() == bytes(64)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "ended"])
+async def test_a_sum_that_nobody_waits_for_leaves_no_file(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(self: SumFile, words: int) -> None:
+        begun.set()
+        go_on.wait()
+
+    monkeypatch.setattr(SumFile, "allocate", slowly)
+    services: Any = SimpleNamespace(spool=spool(tmp_path), randomness=bytes)
+    total = MaskedSum(services, "r1", 1, key="k", words=8)
+    total.open()
+    keeping = asyncio.create_task(total.keep())
+    await asyncio.to_thread(begun.wait)
+    if how == "cancelled":
+        keeping.cancel()
+    total.release()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else RoundFailed):
+        await keeping
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 def spool(folder: Path) -> Spool:
