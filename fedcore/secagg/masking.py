@@ -34,6 +34,8 @@ CHUNK_WORDS = CHUNK_BYTES // WORD_BYTES
 BLOCK_WORDS = 256 * 1024 // WORD_BYTES
 """Words handled at once: vector block, zeros and keystream (256 KiB each) fit in a second-level cache, and a call is
 long enough for threads to pay off."""
+_REST_WORDS = BLOCK_WORDS // 8
+"""A rest of up to so many words goes with the block before it: calls for it alone would cost more than its words."""
 GROUP_TERMS = 256
 """Streams open at the same time, so that thousands of masks do not hold thousands of cipher states."""
 WORKER_BYTES = 1024 * 1024
@@ -41,7 +43,8 @@ WORKER_BYTES = 1024 * 1024
 _SHARES = 4
 """Ranges for each thread, so that a slow one does not keep the others waiting."""
 
-_ZEROS = memoryview(bytes(BLOCK_WORDS * WORD_BYTES))
+_MOST_WORDS = BLOCK_WORDS + _REST_WORDS
+_ZEROS = memoryview(bytes(_MOST_WORDS * WORD_BYTES))
 _Work = TypeVar("_Work")
 _Result = TypeVar("_Result")
 
@@ -160,13 +163,22 @@ def _cut(count: int, parts: int, *, unit: int) -> Iterator[tuple[int, int]]:
     return pairwise(borders)
 
 
+def _blocks(count: int) -> Iterator[tuple[int, int]]:
+    """The ranges of `count` words that are handled at once."""
+    start = 0
+    while start < count:
+        stop = count if count - start <= _MOST_WORDS else start + BLOCK_WORDS
+        yield start, stop
+        start = stop
+
+
 class _Worker:
     """One thread's means to add `terms`: a buffer for keystream, and streams that stay open where they are few."""
 
     def __init__(self, terms: Sequence[MaskTerm]) -> None:
         self._terms = terms
         self._few = [_Stream(term) for term in terms] if len(terms) <= GROUP_TERMS else None
-        self._keystream = np.empty(BLOCK_WORDS, dtype="<u8")
+        self._keystream = np.empty(_MOST_WORDS, dtype="<u8")
 
     def add(self, words: NDArray[np.uint64], offset: int) -> None:
         """Add all streams to `words`, which begin at word `offset`; cut at chunk borders, where the nonce changes."""
@@ -187,8 +199,8 @@ class _Worker:
 
     def _add_segment(self, words: NDArray[np.uint64], streams: Sequence[_Stream], position: int) -> None:
         """Add streams to words that lie within one chunk and begin at word `position`."""
-        for start in range(0, words.size, BLOCK_WORDS):
-            block = words[start : start + BLOCK_WORDS]
+        for start, stop in _blocks(words.size):
+            block = words[start:stop]
             mask = self._keystream[: block.size]
             # The cipher wants bytes; these views serve all streams of the block.
             zeros, target = _ZEROS[: block.nbytes], mask.view(np.uint8).data
