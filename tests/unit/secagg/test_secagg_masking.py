@@ -92,7 +92,10 @@ def test_ranges_of_any_cut_join_to_the_whole(start, cuts):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])
-@pytest.mark.parametrize("size", [1, 7, BLOCK_WORDS, BLOCK_WORDS + 1, 9 * BLOCK_WORDS // 8 + 10, 9 * BLOCK_WORDS // 8 + 11, 5 * BLOCK_WORDS + 3])
+@pytest.mark.parametrize(
+    "size",
+    [1, 7, BLOCK_WORDS, BLOCK_WORDS + 1, 9 * BLOCK_WORDS // 8 + 10, 9 * BLOCK_WORDS // 8 + 11, 5 * BLOCK_WORDS + 3],
+)
 def test_threads_and_sizes(drbg, threads, size):
     terms = _terms(drbg, 3)
     one, many = np.arange(size, dtype=np.uint64), np.arange(size, dtype=np.uint64)
