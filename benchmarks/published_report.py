@@ -46,12 +46,19 @@ class Result:
         """Whether it is within 50 per cent of the published figure."""
         if not self.cell.published:
             return "-"
+        if self.is_open:
+            return "open, cut"
         if self.ratio is None:
-            cut = any(not outcome.answers(run) for run, outcome in self.kept)
-            return "open, cut" if cut else "**no**, not reached"
+            return "**no**, not reached"
         if self.ratio < 1 - _WITHIN:
             return "better"
         return "yes" if self.ratio <= 1 + _WITHIN else "**no**"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run was cut before it came within 50 per cent, which the rest of it may do: its best only grows."""
+        cut = any(not outcome.answers(run) for run, outcome in self.kept)
+        return cut and (self.ratio is None or self.ratio > 1 + _WITHIN)
 
 
 def report(
@@ -69,7 +76,7 @@ def report(
         figures = [
             Figure(name=f"ratio_{_slug(result.cell.name)}", value=result.ratio, aim=1 + _WITHIN)
             for result in results
-            if result.ratio is not None and result.kept[0][0].aggregation != "plain"
+            if result.ratio is not None and not result.is_open and result.kept[0][0].aggregation != "plain"
         ]
     absent = [cell.name for cell in cells if not any(run.name == cell.name for run, _ in kept)]
     return Report(
