@@ -375,7 +375,8 @@ class Task(Message):
     def updates_of(self, clients: Iterable[int]) -> Updates:
         """The updates that these clients of the cohort put into a sum, and what each of them counts there."""
         if self.buffer is None:
-            return dict.fromkeys(((client, self.model_sha256) for client in clients), 1.0)
+            model = self.model_sha256
+            return dict.fromkeys(((client, model) for client in clients), 1.0)
         starts, rule = dict(zip(self.cohort, self.buffer.starts, strict=True)), self.settings.get("staleness")
         newest = self.buffer.newest
         return {

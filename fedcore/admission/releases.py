@@ -24,7 +24,6 @@ sums of all queries count together, whatever they ask (docs/adr/0023).
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Set
 from dataclasses import replace
 from typing import Final
@@ -82,12 +81,11 @@ def agree(
     chain: the transcript that the task goes on from. here: who takes part, as their keys that were signed show.
     """
     scales, bounds = _scales_and_bounds(encoding)
-    updates = task.updates_of(survivors)
     asked = Released(
         run=task.run,
         exchange=task.exchange,
         purpose=task.purpose,
-        model=_name_of(updates) if task.buffer is not None else task.asked_of,
+        model=_name_of(task.updates_of(survivors)) if task.buffer is not None else task.asked_of,
         survivors=ids_to_text(survivors),
         scales=scales,
         bounds=bounds,
@@ -97,7 +95,7 @@ def agree(
         if not task.queries:  # numbers are not rounded to scales
             _check_scales(earlier, asked)
         if task.trains:
-            _check_once(task, updates, chain)
+            _check_once(task, survivors, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
         summed = chain.sums(asked.purpose, asked.model, here=here if task.queries else None)
         known = {ids_from_text(released.survivors) for released in earlier} | summed
@@ -112,11 +110,12 @@ def _name_of(updates: Updates) -> str:
     return hashlib.sha256(b"fedcore/updates/v1\x00" + text.encode("ascii")).hexdigest()
 
 
-def _check_once(task: Task, updates: Updates, chain: Chain) -> None:
+def _check_once(task: Task, survivors: Collection[int], chain: Chain) -> None:
     """Refuse a second sum with an update of a buffered exchange, this one or an earlier one."""
-    for link in chain.links:
-        if link.purpose != task.purpose or not (link.buffered or task.buffer is not None):
-            continue
+    alike = [link for link in chain.links if link.purpose == task.purpose]
+    links = [link for link in alike if link.buffered or task.buffer is not None]
+    updates = task.updates_of(survivors) if links else {}
+    for link in links:
         summed = link.updates
         again = updates.keys() & summed.keys()
         if again and not (link.buffered and task.buffer is not None and summed == updates):
@@ -129,11 +128,11 @@ def _check_once(task: Task, updates: Updates, chain: Chain) -> None:
 
 def smallest_group(sums: Iterable[frozenset[int]]) -> int:
     """The size of the smallest group into which these sets of survivors cut their members; 0 where there are none."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, survivors in enumerate(sums):
-        for member in survivors:
-            places[member].append(place)
-    return min(Counter(map(tuple, places.values())).values(), default=0)
+    groups: list[frozenset[int]] = []
+    for survivors in sums:
+        cut = [part for group in groups for part in (group & survivors, group - survivors)]
+        groups = [part for part in (*cut, survivors.difference(*groups)) if part]
+    return min(map(len, groups), default=0)
 
 
 def _check_groups(

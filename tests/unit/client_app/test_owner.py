@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import Response
+from hypothesis import given
+from hypothesis import strategies as st
 from support.records import PROTECTION, Notary
 
 from client_app.agent import Agent, Pauses
@@ -235,6 +238,12 @@ class TestReleases:
     )
     def test_the_smallest_group_that_sums_can_tell_apart(self, sums: list[Collection[int]], smallest: int) -> None:
         assert smallest_group(map(frozenset, sums)) == smallest
+
+    @given(st.lists(st.frozensets(st.integers(1, 9)), max_size=6))
+    def test_a_group_is_of_members_that_are_in_the_same_of_the_sums(self, sums: list[frozenset[int]]) -> None:
+        members = {member for survivors in sums for member in survivors}
+        groups = Counter(tuple(member in survivors for survivors in sums) for member in members)
+        assert smallest_group(sums) == min(groups.values(), default=0)
 
     def test_sums_far_apart_in_pairs_are_refused_together(self, make: Make, ledger: Ledger) -> None:
         """Four sums that differ by three clients or more give the update of client 1."""
