@@ -32,6 +32,9 @@ SERVER_SETTINGS: Final = frozenset(
 )  # fmt: skip
 """Settings of a run that a client need not know, or sees in other fields of its task. All others bind it."""
 
+BUFFERED_SETTINGS: Final = {"buffer-size": 0, "concurrency": 0, "staleness": "sqrt", "max-staleness": 10}
+"""What only a run with asynchrony = "buffered" reads, and what it is where nobody says so."""
+
 MOST_STALENESS: Final = 100
 """Most models that an update may have begun before the newest: one counts at most ten times as much as another then."""
 
@@ -237,8 +240,9 @@ class JobSettings:
                 "age, so a sum of very old ones and a new one would be that of the new one"
             )
         if not self.buffered:
-            if only := [kebab(name) for name in ("buffer_size", "concurrency") if getattr(self, name)]:
-                raise ConfigurationError(f'{only[0]} is for asynchrony = "buffered"; otherwise the strategy decides it')
+            for name in BUFFERED_SETTINGS:
+                if self.to_mapping()[name] != BUFFERED_SETTINGS[name]:
+                    raise ConfigurationError(f'{name} is for asynchrony = "buffered"; a round has no use for it')
             return
         if self.aggregation != "secure":
             raise ConfigurationError('asynchrony = "buffered" needs aggregation = "secure": a buffer is a secure sum')
@@ -249,7 +253,7 @@ class JobSettings:
                 )
         if self.groups > 1:
             raise ConfigurationError(
-                'groups cannot be used with asynchrony = "buffered": a buffer is too small to be cut'
+                'groups cannot be used with asynchrony = "buffered": who is ready would decide who is with whom'
             )
 
     def _check_groups(self) -> None:
@@ -264,10 +268,6 @@ class JobSettings:
         if self.private:
             raise ConfigurationError(
                 "groups cannot be used with differential privacy: the noise is made for one sum over the whole cohort"
-            )
-        if self.buffered:
-            raise ConfigurationError(
-                'groups cannot be used with asynchrony = "buffered": who is ready would decide who is with whom'
             )
         if self.over_selection:
             raise ConfigurationError(

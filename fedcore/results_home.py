@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
+from fedcore.errors import ConfigurationError
 from fedcore.operator_wire import RESULTS_FILE
 from fedcore.progress import metrics_text
-from fedcore.system.files import check_replaceable, write_file
+from fedcore.system.files import check_makeable, check_replaceable, write_file
 from fedcore.system.left_files import LeftFiles
 
 
@@ -33,10 +34,13 @@ class Home:
         """Where the model's card goes."""
         return self.model.with_name(f"{self.model.stem}.card.md")
 
-    def check_free(self, *, force: bool) -> None:
-        """Refuse to write over what is there; raises ConfigurationError."""
+    def check_free(self, *, force: bool, option: str = "--out") -> None:
+        """Refuse to write over what is there, and a place that no model can be saved to; raises ConfigurationError."""
+        if self.model.is_dir():
+            raise ConfigurationError(f"{option}: {self.model} is a folder; name the file for the model")
+        check_makeable(self.model, option=option)
         for path in (self.model, self.results, self.files, self.card):
-            check_replaceable(path, force=force)
+            check_replaceable(path, force=force, option=option)
 
     def place_of(self, path: str) -> Path:
         """Where a file of a run goes: `results.json`, or `files/...` as the app named it, which is a plain path."""

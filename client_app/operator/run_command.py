@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -85,11 +84,6 @@ def _check_source(
 
 def check_out(out: Path, *, force: bool) -> None:
     """Refuse a path that no model can be saved to now, and not after hours of training."""
-    if out.is_dir():
-        raise ConfigurationError(f"--out: {out} is a folder; name the file for the model")
     from fedcore.results_home import Home
 
     Home.beside(out).check_free(force=force)
-    parent = next(path for path in out.absolute().parents if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"--out: no file can be made in {parent}; name another place for the model")

@@ -70,7 +70,7 @@ Vary = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=V1,V2",
-        help="Several runs, one for each value of a key of the run config or of [tool.fedcore]; repeatable.",
+        help="Several runs, one for each value of a key of the run config or of \\[tool.fedcore]; repeatable.",
     ),
 ]
 DeviceWords = Annotated[
@@ -216,27 +216,35 @@ def _points(wanted: Wanted, seeds: str, vary: list[str] | None, seed: int) -> li
 def _several(
     wanted: Wanted, outputs: Outputs, state: Path | None, points: list[Point], once: Once, *, as_json: bool
 ) -> bool:
-    """One run for each point, and the table of all; whether one was ended by its privacy budget.
+    """One run for each point, and the table of all, or of those before one that failed.
 
-    All are checked before the first begins.
+    Their settings and places are checked before the first begins. Returns whether one was ended by its privacy budget.
     """
-    from fedcore.simulation.several import row_of
-
     runs = [(point, wanted.at(point), outputs.at(point)) for point in points]
     for _, each, places in runs:
         places.check(each.settings)
-    summaries, spent = [], False
-    for number, (point, each, places) in enumerate(runs, start=1):
-        typer.echo(f"run {number} of {len(runs)}: {point.name}", err=True)
-        record, summary = once(each, places, point.seed, point.place(state, folder=True))
-        summaries.append({"seed": point.seed, "values": dict(point.values), **summary})
-        spent = spent or bool(record.reason)
+    summaries: list[dict[str, Any]] = []
+    spent = False
+    try:
+        for number, (point, each, places) in enumerate(runs, start=1):
+            typer.echo(f"run {number} of {len(runs)}: {point.name}", err=True)
+            record, summary = once(each, places, point.seed, point.place(state, folder=True))
+            summaries.append({"seed": point.seed, "values": dict(point.values), **summary})
+            spent = spent or bool(record.reason)
+    finally:
+        if summaries:
+            _print_several(summaries, as_json=as_json)
+    return spent
+
+
+def _print_several(summaries: list[dict[str, Any]], *, as_json: bool) -> None:
+    from fedcore.simulation.several import row_of
+
     rows = [
         row_of(values, found, [one["seed"] for one in found])
         for values, found in ((found[0]["values"], found) for found in _by_values(summaries))
     ]
     print_json({"runs": summaries, "table": rows}) if as_json else _print_table(rows)
-    return spent
 
 
 def _by_values(summaries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -11,6 +11,7 @@ and the Contexts of the clients that worked for them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -63,29 +64,18 @@ class StateFolder:
     def open(cls, path: Path, what: Mapping[str, str]) -> StateFolder:
         """Begin a run in a folder, or take up the one that is there; raises ConfigurationError where it is another.
 
-        what: tells one run from another, each entry a word or a hash.
+        what: tells one run from another, each entry a word or a hash. A run that ended
+        before its first exchange leaves its folder to any other.
         """
         path = path.absolute()  # ServerApps run in a folder of their own
-        path.mkdir(parents=True, exist_ok=True)
-        lock = Lock(path, taken=f"--state: another simulation is at work in {path}")
-        file = path / RUN_FILE
-        if not file.exists():
-            if any(path.iterdir()):
-                raise ConfigurationError(f"--state: {path} holds something else than the state of a simulation")
-            (path / "steps").mkdir()
-            write_file(
-                file, json.dumps({"secret": secrets.token_hex(32), "what": dict(what)}), mode=0o600, durable=True
-            )
         try:
-            found = json.loads(file.read_text())
-            secret, kept = bytes.fromhex(found["secret"]), dict(found["what"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(f"--state: {file} cannot be read: {error!r}") from None
-        if differs := [name for name in {**kept, **what} if kept.get(name) != what.get(name)]:
-            raise ConfigurationError(
-                f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or take up the "
-                "run with the options that it began with"
-            )
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"--state: {path} cannot be a folder: {error.strerror}") from None
+        with contextlib.ExitStack() as stack:
+            lock = stack.enter_context(Lock(path, taken=f"--state: another simulation is at work in {path}"))
+            secret = _secret_of(path, what)
+            stack.pop_all()
         return cls(path=path, secret=secret, _lock=lock)
 
     def __enter__(self) -> Self:
@@ -99,6 +89,42 @@ class StateFolder:
     def steps(self) -> Path:
         """Where the answers are."""
         return self.path / "steps"
+
+
+def _secret_of(path: Path, what: Mapping[str, str]) -> bytes:
+    """The secret of the run that a folder is of, and this run's own from here on where it is of none."""
+    file = path / RUN_FILE
+    if not file.exists():
+        if any(path.iterdir()):
+            raise ConfigurationError(f"--state: {path} holds something else than the state of a simulation")
+        return _begin(path, what)
+    try:
+        found = json.loads(file.read_text())
+        secret, kept = bytes.fromhex(found["secret"]), dict(found["what"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"--state: {file} cannot be read: {error!r}") from None
+    if not (differs := [name for name in {**kept, **what} if kept.get(name) != what.get(name)]):
+        return secret
+    if _did_nothing(path / "steps"):
+        return _begin(path, what)
+    raise ConfigurationError(
+        f"--state: {path} holds another run: {', '.join(differs)} differ. Name another folder, or take up the "
+        "run with the options that it began with"
+    )
+
+
+def _begin(path: Path, what: Mapping[str, str]) -> bytes:
+    shutil.rmtree(path / "steps", ignore_errors=True)
+    (path / "steps").mkdir()
+    secret = secrets.token_bytes(32)
+    write_file(path / RUN_FILE, json.dumps({"secret": secret.hex(), "what": dict(what)}), mode=0o600, durable=True)
+    return secret
+
+
+def _did_nothing(steps: Path) -> bool:
+    """Whether a run was over before its first exchange, since it was refused, say."""
+    answers = (json.loads(file.read_text()) for file in steps.glob("*.json"))
+    return all(answer["request"]["op"] == "nodes" for answer in answers)
 
 
 @dataclass(slots=True)

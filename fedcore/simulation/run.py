@@ -126,7 +126,14 @@ class Simulation:
             raise ConfigurationError("secure aggregation needs at least 2 clients: the sum of one is its own update")
         self._home = Path.cwd()
         self._fates = self.fates or RandomDrops(self.drop, self.seed)
-        self._take_crew()
+        with contextlib.ExitStack() as stack:
+            self._take_crew()
+            if self._kept_in is not None:
+                stack.enter_context(self._kept_in)
+            self._make_parts()
+            stack.pop_all()  # the folder stays this run's
+
+    def _make_parts(self) -> None:
         identities = self._meet_owners()
         if self.clients > 1:  # one alone is no federation, and every client of one is centralized training
             check_needs(self.settings, self.clients, self._least)

@@ -94,7 +94,6 @@ class Outputs:
     def check(self, settings: JobSettings) -> None:
         """Refuse what can come to nothing before the run; raises ConfigurationError."""
         from fedcore.results_home import Home
-        from fedcore.system.files import check_place
 
         if self.report is not None:
             from fedcore.compare.simulated import check_report_place
@@ -107,7 +106,7 @@ class Outputs:
                 raise ConfigurationError(
                     "--best: nothing says which model is the best; --set best-model=eval_acc:max, say"
                 )
-            check_place(self.best, force=self.force, option="--best")
+            Home.beside(self.best).check_free(force=self.force, option="--best")
 
     def at(self, point: Point) -> Outputs:
         """The same for one of several runs: each in a folder of its own."""
@@ -159,5 +158,6 @@ class Outputs:
             write_model(state, self.out, model_facts(simulation, record))
             yield "model", self.out
         if self.best is not None and simulation.best is not None:
+            self.best.parent.mkdir(parents=True, exist_ok=True)
             write_model(simulation.best.state, self.best, best_facts(simulation, record, simulation.best))
             yield "best", self.best

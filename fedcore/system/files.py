@@ -63,6 +63,16 @@ def check_place(path: Path, *, force: bool, option: str = "--out") -> None:
         raise ConfigurationError(f"{option}: there is no folder {path.absolute().parent}")
 
 
+def check_makeable(path: Path, *, option: str = "--out") -> None:
+    """Refuse a place where no file or folder can be made, now and not after hours of work; its folders may be missing.
+
+    Raises ConfigurationError that names the option.
+    """
+    parent = next(above for above in path.absolute().parents if above.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"{option}: no file can be made in {parent}; name another place")
+
+
 def remove_tree(folder: Path) -> None:
     """Remove a folder, or a file, also one whose owner may not write to it; raises OSError for what stays."""
     if not folder.is_dir() or folder.is_symlink():

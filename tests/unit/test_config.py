@@ -43,6 +43,8 @@ def test_noise_or_a_budget_makes_a_run_private() -> None:
         ({"dp-noise-multiplier": 1}, "needs clip-norm"),
         ({"asynchrony": "always"}, "one of none, buffered"),
         ({"buffer-size": 3}, 'buffer-size is for asynchrony = "buffered"'),
+        ({"max-staleness": 3}, 'max-staleness is for asynchrony = "buffered"'),
+        ({"staleness": "constant"}, 'staleness is for asynchrony = "buffered"'),
         ({"concurrency": 3}, 'concurrency is for asynchrony = "buffered"'),
         ({"asynchrony": "buffered", "aggregation": "plain"}, 'needs aggregation = "secure"'),
         ({"asynchrony": "buffered", "over-selection": 0.1}, "over-selection cannot be used"),

@@ -19,7 +19,7 @@ from fedcore.compare.workers.models import START_SECONDS, everywhere, first_of
 from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.compare.workers.schedule import Schedule
-from fedcore.config import JobSettings
+from fedcore.config import BUFFERED_SETTINGS, JobSettings
 from fedcore.errors import AppError, ConfigurationError
 from fedcore.events import EventSink, ExchangeDone
 from fedcore.flower.telling import ToldTest
@@ -29,8 +29,6 @@ from fedcore.state import sha256_file
 TOGETHER: Final = "dp-epsilon or dp-noise-multiplier and the mode {} go together: name both or neither"
 # What the mode, or another option of the command, decides.
 _DECIDED = {"aggregation", "min-clients", "asynchrony"}
-BUFFERED: Final = frozenset({"buffer-size", "concurrency", "staleness", "max-staleness"})
-"""Settings of asynchronous trainings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class Federated(Mode):
         return self.protection == "plain"
 
     def setting_names(self) -> frozenset[str]:
-        names = JobSettings().to_mapping().keys() - _DECIDED - BUFFERED
+        names = JobSettings().to_mapping().keys() - _DECIDED - BUFFERED_SETTINGS.keys()
         return frozenset(name for name in names if self.private or not name.startswith("dp-"))
 
     def settings(self, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
@@ -76,7 +74,7 @@ class Federated(Mode):
     def _rounds(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """How trainings are waited for, whatever the app says."""
         del settings
-        return {"asynchrony": "none", "buffer-size": 0, "concurrency": 0}
+        return {"asynchrony": "none", **BUFFERED_SETTINGS}
 
     @property
     def warm_group(self) -> str:

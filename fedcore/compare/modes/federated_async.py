@@ -18,12 +18,12 @@ from fedcore.buffered import buffer_size
 from fedcore.compare.federation import Federation
 from fedcore.compare.measure.clock import paces
 from fedcore.compare.modes.base import Trained
-from fedcore.compare.modes.federated import BUFFERED, Federated, describe, result_of
+from fedcore.compare.modes.federated import Federated, describe, result_of
 from fedcore.compare.results import Point, Staleness
 from fedcore.compare.run import INITIAL_FILE, MODEL_FILE, PlannedRun
 from fedcore.compare.workers.models import everywhere
 from fedcore.compare.workers.processes import Workers
-from fedcore.config import ROUNDS_KEY, JobSettings
+from fedcore.config import BUFFERED_SETTINGS, ROUNDS_KEY, JobSettings
 from fedcore.events import EventSink, ExchangeDone
 from fedcore.federation import Policy
 
@@ -36,7 +36,7 @@ class FederatedAsync(Federated):
     """FedBuff over real processes (`fedcore.buffered`); those of its models that were caught are evaluated."""
 
     def setting_names(self) -> frozenset[str]:
-        return super().setting_names() | BUFFERED
+        return super().setting_names() | BUFFERED_SETTINGS.keys()
 
     def settings(self, settings: Mapping[str, Any], *, sites: int) -> dict[str, Any]:
         """With a buffer of a half of the sites, or as few as a sum may be made of, where nobody says another size."""

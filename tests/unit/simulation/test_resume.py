@@ -105,6 +105,20 @@ class TestSecure:
         with pytest.raises(ConfigurationError, match="a run without rounds cannot be kept"):
             simulation(tmp_path / "run", [], settings=BUFFERED)
 
+    def test_a_run_that_never_began_leaves_its_folder_to_another(self, tmp_path: Path) -> None:
+        place = tmp_path / "run"
+        with pytest.raises(ConfigurationError, match="groups = 5 needs 15 clients"):
+            simulation(place, [], settings={"groups": 5})
+        run_to_its_end(place, 0)  # nobody holds it any more
+        with pytest.raises(ConfigurationError, match=r"holds another run: app, .*settings differ"):
+            simulation(place, [], settings={"w-max": 99})
+        run_to_its_end(place, 0)
+
+    def test_a_place_that_cannot_be_a_folder_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigurationError, match=r"--state: .*file cannot be a folder"):
+            simulation(tmp_path / "file", [])
+
     def test_two_at_once_are_refused(self, tmp_path: Path) -> None:
         first = simulation(tmp_path / "run", [])
         with pytest.raises(ConfigurationError, match="another simulation is at work"):

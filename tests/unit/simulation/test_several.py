@@ -86,3 +86,13 @@ def test_nothing_runs_where_one_of_several_cannot(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*COMMAND, "--seeds", "1,2", "--out", str(tmp_path / "m.safetensors")])
     assert done.exit_code == 2
     assert not (tmp_path / "seed=1").exists()
+
+
+def test_one_that_fails_leaves_the_table_of_those_before(tmp_path: Path) -> None:
+    best = ["--set", "best-model=eval_loss:min", "--best", str(tmp_path / "new" / "best.safetensors")]
+    words = [*COMMAND, "--run-config", "num-server-rounds=1", "--vary", "groups=1,2", "--json", *best]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "groups = 2 needs" in done.stderr
+    assert [row["values"] for row in json.loads(done.stdout)["table"]] == [{"groups": 1}]
+    assert [path.parent.parent.name for path in tmp_path.rglob("best.safetensors")] == ["new"]

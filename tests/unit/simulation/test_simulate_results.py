@@ -15,6 +15,7 @@ from support.reporting_app import reporting_app
 from typer.testing import CliRunner
 
 from fedcore.cli import app
+from fedcore.errors import ConfigurationError
 from fedcore.flower.output import quiet_flower
 from fedcore.flower.results import results_of
 from fedcore.progress import metrics_text
@@ -105,11 +106,20 @@ def test_a_run_that_found_nothing_leaves_no_results() -> None:
 
 @pytest.mark.parametrize("taken", ["m.safetensors", "m.results.json", "m.files", "m.card.md"])
 def test_nothing_is_written_over(tmp_path: Path, taken: str) -> None:
-    (tmp_path / taken).mkdir()
+    (tmp_path / taken).touch()
     home = Home.beside(tmp_path / "m.safetensors")
     with pytest.raises(Exception, match=f"{taken} exists already"):
         home.check_free(force=False)
     home.check_free(force=True)
+
+
+@pytest.mark.parametrize("place", ["file/m.safetensors", "folder"])
+def test_where_no_model_can_be_saved_is_known_before_the_run(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    Home.beside(tmp_path / "new" / "m.safetensors").check_free(force=False)
+    with pytest.raises(ConfigurationError, match=r"--best: (no file can be made in|.* is a folder)"):
+        Home.beside(tmp_path / place).check_free(force=True, option="--best")
 
 
 def test_lists_show_what_is_in_them() -> None:
