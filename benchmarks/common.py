@@ -140,7 +140,7 @@ def data_parser(description: str) -> argparse.ArgumentParser:
 
 
 def run(measure: Callable[[argparse.Namespace], Report], arguments: argparse.Namespace) -> int:
-    """Measure and show; returns the exit status. A missed aim is a result, not an error."""
+    """Measure and show; returns the exit status, 130 after Ctrl-C. A missed aim is a result, not an error."""
     if getattr(arguments, "data_dir", None) is not None:
         os.environ[DATA_VARIABLE] = str(arguments.data_dir.absolute())
     try:
@@ -148,6 +148,9 @@ def run(measure: Callable[[argparse.Namespace], Report], arguments: argparse.Nam
     except FedcoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        say("stopped; what it had started has ended")
+        return 130
     text = keep(report, arguments)
     print(json.dumps(report.to_json(), indent=2) if arguments.json else text)
     return 0

@@ -99,11 +99,7 @@ def main() -> int:
     options.add_argument("--parameters", type=float, action="append", help="size of the model (default 1e6 and 1e7)")
     options.add_argument("--rounds", type=int, help=f"measured rounds of a run and one more (default {ROUNDS})")
     options.add_argument("--repeats", type=int, default=1, help="how often each framework has its turn (default 1)")
-    try:
-        return run(measure, options.parse_args())
-    except KeyboardInterrupt:
-        say("stopped; all processes have ended")
-        return 130
+    return run(measure, options.parse_args())
 
 
 def measure(arguments: argparse.Namespace) -> Report:

@@ -59,7 +59,8 @@ def check(
             return _report(str(app) if isinstance(app, str | Path) else "the app", clients, findings, {})
         findings.folder = loaded.folder
         config = _config(loaded, run_config or {}, findings)
-        chosen = collected_settings({**loaded.settings.to_mapping(), **(settings or {})}, "settings", findings)
+        wanted = {**loaded.settings.to_mapping(), **(settings or {})}
+        chosen = collected_settings(wanted, "settings", findings, otherwise=loaded.settings)
         facts = _checked(loaded, clients, policy, config, chosen, findings, dry_round=dry_round)
     return _report(loaded.name, clients, findings, facts)
 
@@ -87,8 +88,13 @@ def _loaded(
     return None
 
 
-def collected_settings(values: Mapping[str, Any], where: str, findings: Findings) -> JobSettings:
-    """Settings without those that are refused, each of which is noted, and with what two of them contradict."""
+def collected_settings(
+    values: Mapping[str, Any], where: str, findings: Findings, *, otherwise: JobSettings | None = None
+) -> JobSettings:
+    """Settings without those that are refused, each of which is noted, and with what two of them contradict.
+
+    otherwise: what is looked at where they contradict each other; None for the defaults.
+    """
     good = dict(values)
     for key, value in values.items():
         try:
@@ -102,7 +108,7 @@ def collected_settings(values: Mapping[str, Any], where: str, findings: Findings
         return JobSettings.from_mapping(good, where=where)
     except ConfigurationError as error:
         findings.error("settings", str(error))
-        return JobSettings()
+        return otherwise or JobSettings()
 
 
 def _config(app: FlowerApp, given: Mapping[str, Scalar], findings: Findings) -> dict[str, Scalar]:

@@ -68,6 +68,14 @@ def test_an_error_is_one_line_and_an_exit_status(capsys):
     assert shown.err == "error: the file is missing\n"
 
 
+def test_ctrl_c_is_one_line_and_status_130(capsys):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    assert run(stop, argparse.Namespace(json=False, save=None)) == 130
+    assert capsys.readouterr().err == "stopped; what it had started has ended\n"
+
+
 def test_the_spread_is_that_of_a_sample():
     assert mean_and_spread([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
     assert mean_and_spread([4.0]) == (4.0, 0.0)

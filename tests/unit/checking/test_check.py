@@ -28,6 +28,7 @@ from server_app.runs.plan import RunPlan
 ROOT = Path(__file__).parents[3]
 STEADY = ROOT / "tests" / "apps" / "steady"
 LEGACY = ROOT / "tests" / "apps" / "legacy"
+DIGITS = ROOT / "examples" / "digits"
 
 
 @pytest.fixture
@@ -83,6 +84,7 @@ STRATEGIES = [{"strategy": name} for name in ("FedMedian", "Krum", "QFedAvg")]
         (TINY, {"dp-epsilon": 1.0, "clip-norm": 1.0}, {}),
         (TINY, {"dp-epsilon": 0.001, "clip-norm": 1.0, "dp-noise-multiplier": 0.5}, {}),
         (TINY, {"aggregation": "plain"}, {}),
+        (TINY, {"aggregation": "plain", "upload-fraction": 0.25}, {}),
         (TINY, {"w-max": 2**60}, {}),
         (TINY, {"train-seconds": 90_000.0}, {}),
         (TINY, {"key-agreement": "x25519"}, {}),
@@ -105,6 +107,15 @@ def test_what_a_deployment_refuses_is_found_in_its_words(
     report = fedcore.check(source, clients=4, policy="stock", settings=settings, run_config=run_config)
     found = [one.text for one in report.errors]
     assert [text for text in found if _core(text) == _core(words)], (words, found)
+
+
+def test_settings_that_contradict_each_other_are_not_taken_for_the_defaults():
+    """What the app itself says of other settings is still what its owners agreed to."""
+    report = fedcore.check(DIGITS, settings={"aggregation": "plain", "upload-fraction": 0.25}, dry_round=False)
+    assert [one.text for one in report.errors] == [
+        'upload-fraction needs aggregation = "secure": a plain reply is sent as the app made it'
+    ]
+    assert not report.warnings
 
 
 def _core(text: str) -> str:
