@@ -214,7 +214,7 @@ class ServerKit:
             metrics_listen=_listen(path, values.get("metrics-listen", "")),
             traces=values.get("traces", ""),
             trust_proxy=_proxies(path, values.get("trust-proxy", [])),
-            accel_location=_location(path, values.get("accel-location", "")),
+            accel_location=_location(path, values),
             keep_runs=_limit(path, values, "keep-runs"),
             keep_days=_limit(path, values, "keep-days"),
         )
@@ -289,10 +289,16 @@ def _proxies(path: Path, texts: list[Any]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _location(path: Path, text: str) -> str:
+def _location(path: Path, values: Mapping[str, Any]) -> str:
+    text: str = values.get("accel-location", "")
     if text and not re.fullmatch(r"/([A-Za-z0-9_-]+/)+", text):
         what = 'mend the line, for example accel-location = "/fedcore-files/"'
         raise broken(path, "accel-location must be a location of nginx that begins and ends with a slash", what)
+    if text and not values.get("trust-proxy"):
+        what = 'name that nginx, for example trust-proxy = ["10.0.0.2"]'
+        raise broken(
+            path, "accel-location needs trust-proxy: only an nginx that is named there is told where files lie", what
+        )
     return text
 
 

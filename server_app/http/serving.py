@@ -29,6 +29,7 @@ from server_app.http.application import Application, make_application
 from server_app.http.door import Door, Visit
 from server_app.http.head_limits import GuardedProtocol
 from server_app.http.polling import Bell
+from server_app.http.proxies import BehindProxies
 from server_app.http.strangers import networks
 from server_app.operation.certificate import ServedCertificate
 from server_app.operation.watch import watch
@@ -172,7 +173,7 @@ def _configuration(kit: ServerKit, settings: ServerSettings, application: Applic
         {"header_bytes": settings.header_bytes, "header_seconds": settings.header_seconds},
     )
     return uvicorn.Config(
-        application.asgi,
+        BehindProxies(application.asgi, kit.trust_proxy) if kit.trust_proxy else application.asgi,
         http=protocol,
         ws="none",
         loop="uvloop",
@@ -180,8 +181,7 @@ def _configuration(kit: ServerKit, settings: ServerSettings, application: Applic
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=bool(kit.trust_proxy),
-        forwarded_allow_ips=list(kit.trust_proxy),  # uvicorn's own default trusts whoever is on this machine
+        proxy_headers=False,  # uvicorn's own default trusts whoever is on this machine
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from fedcore.wire import DELTA_BASE, ModelRef
 from server_app.http.guard import SCOPE_KEY
+from server_app.http.proxies import PROXY_KEY
 from server_app.settings import ServerSettings
 
 OCTETS = "application/octet-stream"
@@ -28,7 +29,7 @@ class OctetsResponse(FileResponse):
     With eight clients, pieces of 1 MiB took 15 MiB more at the server than these, and no less time.
 
     Where nginx stands in front and shares the data folder (`accel-location`), an answer without a body names the file,
-    and nginx sends it by sendfile(2) (X-Accel-Redirect).
+    and nginx sends it by sendfile(2) (X-Accel-Redirect). Who comes past nginx gets the file from here.
     """
 
     chunk_size = 1 << 18
@@ -36,7 +37,7 @@ class OctetsResponse(FileResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the file, or have it sent."""
         named = _accelerated(Path(self.path), scope["app"].state.services.settings)
-        if named is None or scope["method"] != "GET":
+        if named is None or scope["method"] != "GET" or not scope.get(PROXY_KEY):
             await super().__call__(scope, receive, send)
             return
         size = await asyncio.to_thread(lambda: Path(self.path).stat().st_size)

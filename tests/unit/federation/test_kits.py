@@ -79,6 +79,15 @@ def test_a_servers_least_cohort_is_that_of_the_policies_unless_it_says_otherwise
         ServerKit.load(federation)
 
 
+def test_files_are_named_to_an_nginx_that_is_named_alone(federation):
+    path = federation / "server" / "server.toml"
+    edit(path, "port = 8443", 'port = 8443\naccel-location = "/fedcore-files/"')
+    with pytest.raises(KitError, match="accel-location needs trust-proxy"):
+        ServerKit.load(federation)
+    edit(path, "port = 8443", 'port = 8443\ntrust-proxy = ["10.0.0.2"]')
+    assert ServerKit.load(federation).accel_location == "/fedcore-files/"
+
+
 @pytest.mark.parametrize("within", ["", "operator"])
 def test_operator_kit(federation, within):
     kit = OperatorKit.load(federation / within)
