@@ -23,7 +23,7 @@ from fedcore.flower.tensor_app import LocalResult
 from fedcore.privacy import Accountant, PrivacyBudget
 from fedcore.simulation import Simulation
 from fedcore.simulation.models import model_ref
-from fedcore.simulation.rounds import encoded
+from fedcore.simulation.sessions import encoded
 from fedcore.state import ModelState
 from fedcore.wire import MetricValue, Task, is_query, is_training
 
@@ -127,7 +127,7 @@ class DryRound(Simulation):
         n, base = len(request.nodes), request.model if is_training(request.message_type) else None
         if encoding is not None:
             with self.findings.expecting("the ClientApp's reply"):
-                total = encoded(encoding, request.model, result) * np.uint64(n)
+                total = encoded(encoding, request.model, result.state(), result.examples, result.metrics) * np.uint64(n)
                 try:
                     found = decode(encoding, total, survivors=n, base=base, sums=task.queries)
                 except UpdateTooLarge as error:  # a round would repeat it with wider scales

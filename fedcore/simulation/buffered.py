@@ -25,7 +25,7 @@ from fedcore.simulation.clock import EventQueue
 from fedcore.simulation.crew import Crew
 from fedcore.simulation.device_words import Distribution, DrawnDevices
 from fedcore.simulation.devices import Devices, Work, work_of
-from fedcore.simulation.rounds import Start
+from fedcore.simulation.sessions import Start
 from fedcore.simulation.waiting import VirtualTime
 from fedcore.state import ModelState
 from fedcore.wire import Task, Version

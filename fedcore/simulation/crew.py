@@ -45,6 +45,11 @@ class Crew(Protocol):
     A context manager, which closes it.
     """
 
+    @property
+    def processes(self) -> int:
+        """How many processes on this machine it has, beside this one."""
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
@@ -100,6 +105,11 @@ class OneByOne:
         self._runners = Runners(app=self.app, clients=self.clients, folder=folder, shared=False)
         self._at_once = ClientsAtOnce(runner=self.runner, at_once=self.at_once)
         self.runner(1)  # an app that cannot be loaded is known before the run begins
+
+    @property
+    def processes(self) -> int:
+        """None."""
+        return 0
 
     def __enter__(self) -> OneByOne:
         return self

@@ -53,6 +53,11 @@ class NotedCrew:
         """As `Crew`."""
         self.crew.hears(warn)
 
+    @property
+    def processes(self) -> int:
+        """As `Crew`."""
+        return self.crew.processes
+
     def __enter__(self) -> Self:
         return self
 

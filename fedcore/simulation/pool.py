@@ -73,6 +73,11 @@ class ProcessCrew:
             self.app, clients=self.clients, states=states, at_once=self.at_once, count=count, threads=_threads(count)
         )
 
+    @property
+    def processes(self) -> int:
+        """The workers."""
+        return self._homes.workers
+
     def __enter__(self) -> ProcessCrew:
         return self
 

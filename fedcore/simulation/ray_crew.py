@@ -73,6 +73,11 @@ class RayCrew:
             _start(ray, self.workers)
         self._files = ray.put(dict(AppBundle.from_folder(self.app.folder).files))
 
+    @property
+    def processes(self) -> int:
+        """None: they are Ray's, wherever they are."""
+        return 0
+
     def __enter__(self) -> RayCrew:
         return self
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -14,22 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.admission.simulated import AdmittedExchange
-from fedcore.codec import AnyEncoding, encode
+from fedcore.codec import AnyEncoding
 from fedcore.flower.tensor_app import LocalResult
-from fedcore.secagg import ClientSession, ServerRound, Survivors, apply_masks
+from fedcore.secagg import ServerRound, Survivors, apply_masks
+from fedcore.simulation.sessions import Sessions, Start, Update
 from fedcore.state import ModelState
 
 STEPS: Final = ("advertise", "share", "input", "consistency", "unmask")
 SIMULATED: Final = "simulated dropout"
 Work: TypeAlias = Callable[[Sequence[int]], Iterable[tuple[int, LocalResult]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The model that a client trained from, and what its update is multiplied by, from 0 to 1."""
-
-    model: ModelState | None
-    factor: float = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +32,7 @@ class MemoryRound:
 
     admitted: AdmittedExchange
     server: ServerRound
-    sessions: dict[int, ClientSession]
+    sessions: Sessions
     doomed: Mapping[int, str]
     on_dropout: Callable[[int, str, str], None]
     late: Callable[[Mapping[int, int]], Mapping[int, str]] | None = None
@@ -58,36 +48,29 @@ class MemoryRound:
 
         starts: what clients trained from, where that is not `model`.
         """
-        for client in self._present("advertise"):
-            self.server.receive_advertisement(self.sessions[client].advertise())
+        for advertisement in self.sessions.advertise(self._present("advertise")):
+            self.server.receive_advertisement(advertisement)
         self.server.close_stage()
-        for client in self._present("share"):
-            self.server.receive_shares(self.sessions[client].share_keys(self.server.advertised(client)))
+        for shares in self.sessions.share_keys(self._present("share"), self.server.advertised):
+            self.server.receive_shares(shares)
         self.server.close_stage()
         total = np.zeros(encoding.words, np.uint64)
         present = self._present("input")
-        for client in present:
-            self.sessions[client].receive_shares(self.server.delivery(client))
-        threads = os.cpu_count() or 1
-        waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes]]] = deque()
-
-        def add_first() -> None:
-            client, words, digest = waiting.popleft()
-            self.server.receive_input(client, digest.result())
-            np.add(total, words, out=total)
-
-        with ThreadPoolExecutor(threads, thread_name_prefix="mask") as pool:
-            for client, result in work(self._in_time(present, work)):
-                start = Start(model=model) if starts is None else starts[client]
-                words = encoded(encoding, start.model, result, factor=start.factor)
-                self.admitted.before_upload(client, self.sessions[client].heard)
-                waiting.append((client, words, pool.submit(_masked, self.sessions[client], words)))
-                if len(waiting) > threads:
-                    add_first()
-            while waiting:
-                add_first()
+        self.sessions.receive_shares(present, self.server.delivery)
+        updates = self._updates(model, work(self._in_time(present, work)), starts)
+        for client, digest in self.sessions.masked(encoding, updates, total):
+            self.server.receive_input(client, digest)
         self.server.close_stage()
         return total
+
+    def _updates(
+        self, model: ModelState | None, results: Iterable[tuple[int, LocalResult]], starts: Mapping[int, Start] | None
+    ) -> Iterator[Update]:
+        """What the clients are about to send, each with its owner's consent."""
+        for client, result in results:
+            start = Start(model=model) if starts is None else starts[client]
+            self.admitted.before_upload(client, self.sessions.heard(client))
+            yield Update(client=client, start=start, result=result)
 
     def _in_time(self, present: Sequence[int], work: Work) -> Sequence[int]:
         """Those whose update counts; where anybody may be late, all have trained before that is known."""
@@ -104,8 +87,8 @@ class MemoryRound:
         survivors = self.server.survivors()
         self._sign(survivors)
         signatures = self.server.signatures()
-        for client in self._present("unmask"):
-            self.server.receive_unmask(self.sessions[client].unmask(signatures))
+        for shares in self.sessions.unmask(self._present("unmask"), signatures):
+            self.server.receive_unmask(shares)
         self.server.close_stage()
         apply_masks(total, self.server.mask_terms(), threads=os.cpu_count() or 1)
         return survivors.survivors
@@ -114,17 +97,24 @@ class MemoryRound:
         """R3: from the first signature on the exchange is in the transcript, whatever becomes of it."""
         signers: list[int] = []
         try:
-            for client in self._present("consistency"):
-                if refusal := self.admitted.before_signature(client, survivors.survivors):
-                    self.server.drop(client)
-                    self.on_dropout(client, "consistency", f"withdrew: {refusal}")
-                    continue
-                self.server.receive_consistency(self.sessions[client].sign_survivors(survivors))
-                signers.append(client)
+            for signature in self.sessions.sign_survivors(self._willing(survivors), survivors):
+                self.server.receive_consistency(signature)
+                signers.append(signature.client_id)
             self.server.close_stage()
         finally:
             if signers:
-                self.admitted.record(self.sessions[signers[0]].outcome, signers)
+                self.admitted.record(self.sessions.outcome(signers[0]), signers)
+
+    def _willing(self, survivors: Survivors) -> list[int]:
+        """Whose owner lets it sign; the others leave."""
+        willing = []
+        for client in self._present("consistency"):
+            if refusal := self.admitted.before_signature(client, survivors.survivors):
+                self.server.drop(client)
+                self.on_dropout(client, "consistency", f"withdrew: {refusal}")
+            else:
+                willing.append(client)
+        return willing
 
     def _present(self, step: str) -> list[int]:
         """Those who answer this step; the doomed are reported once and leave."""
@@ -133,24 +123,3 @@ class MemoryRound:
                 self.server.drop(client)
                 self.on_dropout(client, step, SIMULATED)
         return sorted(self.server.expected)
-
-
-def _masked(session: ClientSession, words: NDArray[np.uint64]) -> bytes:
-    """Mask a vector in place, most of which holds no lock of Python's; SHA-256 of what is sent."""
-    session.mask(words)
-    return hashlib.sha256(words.data).digest()
-
-
-def encoded(
-    encoding: AnyEncoding, model: ModelState | None, result: LocalResult, *, factor: float = 1.0
-) -> NDArray[np.uint64]:
-    """What a client sends before it is masked, uint64 [words]; `factor` as in `encode`."""
-    return encode(
-        encoding,
-        base=model if encoding.layout else None,
-        local=result.state(),
-        examples=result.examples,
-        metrics=result.metrics,
-        randomness=os.urandom,
-        factor=factor,
-    ).words

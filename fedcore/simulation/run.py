@@ -59,6 +59,7 @@ from fedcore.simulation.owners import RUN, client_name, key_of, owners_of
 from fedcore.simulation.plain import PlainSimulation
 from fedcore.simulation.resume import Heard, Resumable, StateFolder, identity_of
 from fedcore.simulation.secure import SecureSums
+from fedcore.simulation.session_processes import SessionProcesses
 from fedcore.simulation.sums import refused_run
 from fedcore.simulation.waiting import VirtualTime
 from fedcore.state import ModelState
@@ -236,6 +237,7 @@ class Simulation:
                 backend.begin()
             if self._cohorts.floor is not None:
                 stack.callback(self._cohorts.floor.close)
+            self._spread_sessions(stack)
             stack.enter_context(contextlib.chdir(self.folder or self._home))
             outcome = run_server_app(
                 self.app,
@@ -256,6 +258,11 @@ class Simulation:
         self._models.warn_unjudged()
         self.emit(RunEnded(status=RunStatus.FINISHED, reason=outcome.stopped))
         return outcome
+
+    def _spread_sessions(self, stack: contextlib.ExitStack) -> None:
+        """As many processes for the clients' secure sessions as there are for their apps, where there are several."""
+        if self.settings.aggregation == "secure" and self._crew.processes > 1:
+            self._sums.processes = stack.enter_context(SessionProcesses(self._crew.processes))
 
     def refuse(self, error: AppError) -> None:
         """Code of the app wants more than the mean of a secure sum: the run ends."""

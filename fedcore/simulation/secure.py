@@ -25,7 +25,7 @@ from fedcore.groups import Part
 from fedcore.plain_exchange import mean_metrics
 from fedcore.privacy import PrivacyBudget
 from fedcore.quorum import failures_for
-from fedcore.secagg import BothEnds, ClientSession, Exchange, RoundParameters, ServerRound, Verify, verifies
+from fedcore.secagg import RoundParameters, ServerRound, Verify, verifies
 from fedcore.simulation.buffered import Floor
 from fedcore.simulation.crew import Crew
 from fedcore.simulation.downloads import Downloads
@@ -33,6 +33,8 @@ from fedcore.simulation.fates import Fates
 from fedcore.simulation.models import model_ref
 from fedcore.simulation.owners import FEDERATION, RUN, client_name
 from fedcore.simulation.rounds import SIMULATED, MemoryRound
+from fedcore.simulation.session_processes import SessionProcesses, SessionsThere
+from fedcore.simulation.sessions import Members, Sessions, SessionsHere
 from fedcore.simulation.sums import Summed, refused_run
 from fedcore.simulation.waiting import UpdateStage, VirtualTime
 from fedcore.state import ModelState
@@ -70,7 +72,7 @@ class SecureSums:
     """The secure sums of one simulated run, of a cohort or of one group of it.
 
     plan: how updates are encoded. account: the noise that was spent. virtual: the virtual clock, None without one.
-    downloads: how models get to the clients.
+    downloads: how models get to the clients. processes: those that hold the clients' sessions; None for this one.
     count: attempts so far, and draws. told: the configurations that went with the last training.
     """
 
@@ -87,6 +89,7 @@ class SecureSums:
     downloads: Downloads
     emit: EventSink
     clock: Callable[[], float]
+    processes: SessionProcesses | None = None
     count: int = field(default=0, init=False)
     told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, init=False)
 
@@ -151,11 +154,10 @@ class SecureSums:
         admitted = self.owners.admit(task, request.model)
         parameters = self._parameters(task)
         stage = self._stage(task, attempt, max(self.downloads.bytes_to(i, request.model) for i in task.cohort))
-        # Thousands of clients in one process would check the same signatures, and agree on each key from both its ends.
-        verify, agree = cache(verifies), BothEnds()
+        verify = cache(verifies)
         round_ = MemoryRound(
             server=ServerRound(parameters=parameters, roster=self.owners.roster.keys, verify=verify),
-            sessions={i: self._session(i, parameters, verify, agree) for i in task.cohort},
+            sessions=self._sessions(parameters, task, verify),
             doomed=self.fates.doomed(task.cohort),
             admitted=admitted,
             on_dropout=partial(self.dropped, stage),
@@ -241,17 +243,15 @@ class SecureSums:
             return None
         return UpdateStage(time=self.virtual, task=task, down=down, enough=attempt.enough, trained=attempt.trained)
 
-    def _session(self, client: int, parameters: RoundParameters, verify: Verify, agree: Exchange) -> ClientSession:
-        return ClientSession(
+    def _sessions(self, parameters: RoundParameters, task: Task, verify: Verify) -> Sessions:
+        members = Members(
             parameters=parameters,
-            client_id=client,
-            identity=self.identities[client],
+            identities={client: self.identities[client] for client in task.cohort},
             roster=self.owners.roster.keys,
             min_cohort=self.owners.policy.min_cohort,
             min_threshold=self.owners.policy.min_threshold,
-            verify=verify,
-            agree=agree,
         )
+        return SessionsHere(members, verify) if self.processes is None else SessionsThere(members, self.processes)
 
     def _parameters(self, task: Task) -> RoundParameters:
         model_hash = bytes.fromhex(task.model.sha256) if task.model else None

@@ -60,6 +60,11 @@ class WatchedCrew:
         """As `Crew`."""
         self.crew.take_up(states)
 
+    @property
+    def processes(self) -> int:
+        """As `Crew`."""
+        return self.crew.processes
+
     def __enter__(self) -> Self:
         return self
 

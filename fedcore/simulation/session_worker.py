@@ -1,0 +1,84 @@
+"""A process that holds the sessions of some of a simulated round's clients.
+
+    python -m fedcore.simulation.session_worker DESCRIPTOR
+
+DESCRIPTOR is that of a socket to the simulation, which nobody else has. Both ends are one program of one user, so
+orders and answers are pickled, as `multiprocessing` does it. A session never is: it is made here, and nothing of it
+leaves but what a client sends. When the socket closes, the process ends with the order that it is at.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from fedcore.simulation.session_shard import Order, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The answer to an order that came to nothing: an exception, taken apart, since not all can be pickled whole."""
+
+    kind: type[Exception]
+    args: tuple[Any, ...]
+    values: Mapping[str, Any]
+    trace: str
+
+    @classmethod
+    def by(cls, error: Exception) -> Raised:
+        """Of the exception that is being handled."""
+        return cls(type(error), error.args, dict(vars(error)), traceback.format_exc())
+
+    def error(self) -> Exception:
+        """The exception as it was, and as a note where it was raised."""
+        error = self.kind.__new__(self.kind)
+        error.args = self.args
+        vars(error).update(self.values)
+        error.add_note(f"in a process that holds sessions:\n{self.trace}")
+        return error
+
+
+def serve(connection: Connection) -> None:
+    """Do what is ordered until the other end is closed.
+
+    A thread takes the orders, so that who sends one never waits for somebody to take the answer to the last.
+    """
+    orders: SimpleQueue[Order | None] = SimpleQueue()
+    threading.Thread(target=_take, args=(connection, orders), name="orders", daemon=True).start()
+    shard = Shard()
+    while (order := orders.get()) is not None:
+        try:
+            answer = order(shard)
+        except Exception as error:
+            answer = Raised.by(error)
+        try:
+            connection.send(answer)
+        except OSError:
+            return
+
+
+def _take(connection: Connection, orders: SimpleQueue[Order | None]) -> None:
+    try:
+        while True:
+            orders.put(connection.recv())
+    except (EOFError, OSError):
+        orders.put(None)
+
+
+def main() -> None:
+    """Be such a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever simulates ends it
+    serve(Connection(int(sys.argv[1])))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

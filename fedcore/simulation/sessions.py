@@ -1,0 +1,218 @@
+"""The client sessions of one simulated secure round, step by step; and all of them in this process.
+
+`session_processes` has the same spread over processes: what the sessions of thousands compute then falls on all cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from fedcore.codec import AnyEncoding, encode
+from fedcore.secagg import (
+    AdvertisedCohort,
+    Advertisement,
+    BothEnds,
+    ClientSession,
+    ConsistencySignature,
+    KeyShares,
+    Outcome,
+    RoundParameters,
+    ShareDelivery,
+    SignatureSet,
+    Survivors,
+    UnmaskShares,
+    Verify,
+)
+from fedcore.state import ModelState
+from fedcore.wire import MetricValue
+
+if TYPE_CHECKING:
+    from fedcore.flower.tensor_app import LocalResult  # a process that holds sessions alone needs no Flower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """Whose sessions a round has, and what all of them were told.
+
+    identities: client -> its key, of the round's cohort. roster, min_cohort, min_threshold: as `ClientSession`.
+    """
+
+    parameters: RoundParameters
+    identities: Mapping[int, Ed25519PrivateKey]
+    roster: Mapping[int, bytes]
+    min_cohort: int
+    min_threshold: int
+
+    def sessions(self, verify: Verify) -> dict[int, ClientSession]:
+        """A session for each; they check a signature once, and agree on a key once where both ends are here."""
+        agree = BothEnds()
+        return {
+            client: ClientSession(
+                parameters=self.parameters,
+                client_id=client,
+                identity=identity,
+                roster=self.roster,
+                min_cohort=self.min_cohort,
+                min_threshold=self.min_threshold,
+                verify=verify,
+                agree=agree,
+            )
+            for client, identity in self.identities.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The model that a client trained from, and what its update is multiplied by, from 0 to 1."""
+
+    model: ModelState | None
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What a client's app gave, and what it began from."""
+
+    client: int
+    start: Start
+    result: LocalResult
+
+
+class Sessions(Protocol):
+    """Each method is a step of `ClientSession`, for several of them; what they answer comes in any order."""
+
+    def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
+        """R0."""
+        ...
+
+    def share_keys(self, clients: Sequence[int], advertised: Callable[[int], AdvertisedCohort]) -> Iterator[KeyShares]:
+        """R1. advertised: what the server shows each."""
+        ...
+
+    def receive_shares(self, clients: Sequence[int], delivery: Callable[[int], ShareDelivery]) -> None:
+        """R1. delivery: what the server delivers to each."""
+        ...
+
+    def heard(self, client: int) -> frozenset[int]:
+        """Whose keys a client has verified; after `receive_shares`."""
+        ...
+
+    def masked(
+        self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
+    ) -> Iterator[tuple[int, bytes]]:
+        """R2: each client with the SHA-256 of its masked vector; when it ends, all vectors were added to `total`."""
+        ...
+
+    def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> Iterator[ConsistencySignature]:
+        """R3."""
+        ...
+
+    def outcome(self, client: int) -> Outcome:
+        """What a client has signed in R3."""
+        ...
+
+    def unmask(self, clients: Sequence[int], signatures: SignatureSet) -> Iterator[UnmaskShares]:
+        """R4."""
+        ...
+
+
+class SessionsHere:
+    """`Sessions` in this process; masks are made in threads. verify: as `ClientSession` has it."""
+
+    def __init__(self, members: Members, verify: Verify) -> None:
+        self._sessions = members.sessions(verify)
+
+    def advertise(self, clients: Sequence[int]) -> Iterator[Advertisement]:
+        """As `Sessions`."""
+        for client in clients:
+            yield self._sessions[client].advertise()
+
+    def share_keys(self, clients: Sequence[int], advertised: Callable[[int], AdvertisedCohort]) -> Iterator[KeyShares]:
+        """As `Sessions`."""
+        for client in clients:
+            yield self._sessions[client].share_keys(advertised(client))
+
+    def receive_shares(self, clients: Sequence[int], delivery: Callable[[int], ShareDelivery]) -> None:
+        """As `Sessions`."""
+        for client in clients:
+            self._sessions[client].receive_shares(delivery(client))
+
+    def heard(self, client: int) -> frozenset[int]:
+        """As `Sessions`."""
+        return self._sessions[client].heard
+
+    def masked(
+        self, encoding: AnyEncoding, updates: Iterable[Update], total: NDArray[np.uint64]
+    ) -> Iterator[tuple[int, bytes]]:
+        """As `Sessions`; in the order of the updates."""
+        threads = os.cpu_count() or 1
+        waiting: deque[tuple[int, NDArray[np.uint64], Future[bytes]]] = deque()
+
+        def first() -> tuple[int, bytes]:
+            client, words, digest = waiting.popleft()
+            found = client, digest.result()
+            np.add(total, words, out=total)
+            return found
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="mask") as pool:
+            for update in updates:
+                result, start = update.result, update.start
+                words = encoded(
+                    encoding, start.model, result.state(), result.examples, result.metrics, factor=start.factor
+                )
+                waiting.append((update.client, words, pool.submit(masked, self._sessions[update.client], words)))
+                if len(waiting) > threads:
+                    yield first()
+            while waiting:
+                yield first()
+
+    def sign_survivors(self, clients: Sequence[int], survivors: Survivors) -> Iterator[ConsistencySignature]:
+        """As `Sessions`."""
+        for client in clients:
+            yield self._sessions[client].sign_survivors(survivors)
+
+    def outcome(self, client: int) -> Outcome:
+        """As `Sessions`."""
+        return self._sessions[client].outcome
+
+    def unmask(self, clients: Sequence[int], signatures: SignatureSet) -> Iterator[UnmaskShares]:
+        """As `Sessions`."""
+        for client in clients:
+            yield self._sessions[client].unmask(signatures)
+
+
+def encoded(
+    encoding: AnyEncoding,
+    model: ModelState | None,
+    local: ModelState | None,
+    examples: int,
+    metrics: Mapping[str, MetricValue],
+    *,
+    factor: float = 1.0,
+) -> NDArray[np.uint64]:
+    """What a client sends before it is masked, uint64 [words]. local: its new model; `factor` as in `encode`."""
+    return encode(
+        encoding,
+        base=model if encoding.layout else None,
+        local=local,
+        examples=examples,
+        metrics=metrics,
+        randomness=os.urandom,
+        factor=factor,
+    ).words
+
+
+def masked(session: ClientSession, words: NDArray[np.uint64]) -> bytes:
+    """Mask a vector in place, most of which holds no lock of Python's; SHA-256 of what is sent."""
+    session.mask(words)
+    return hashlib.sha256(words.data).digest()
