@@ -242,7 +242,7 @@ def _begin(members: Members, clients: Sequence[int]) -> Order:
         Shard.begin,
         parameters=members.parameters,
         identities={client: members.identities[client].private_bytes_raw() for client in clients},
-        roster=members.roster,
+        roster=dict(members.roster),
         min_cohort=members.min_cohort,
         min_threshold=members.min_threshold,
     )
