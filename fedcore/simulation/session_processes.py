@@ -36,8 +36,7 @@ from fedcore.secagg import (
     Survivors,
     UnmaskShares,
 )
-from fedcore.simulation.session_shard import Order, Shard
-from fedcore.simulation.session_worker import Raised
+from fedcore.simulation.session_shard import Order, Raised, Shard
 from fedcore.simulation.sessions import Members, Update
 from fedcore.state import FileSink, ModelState
 

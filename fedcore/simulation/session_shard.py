@@ -5,7 +5,9 @@ What is asked of it is an `Order`: one of its methods with arguments.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +36,29 @@ from fedcore.state import ModelState
 from fedcore.wire import MetricValue
 
 Order: TypeAlias = Callable[["Shard"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The answer to an order that came to nothing: an exception, taken apart, since not all can be pickled whole."""
+
+    kind: type[Exception]
+    args: tuple[Any, ...]
+    values: Mapping[str, Any]
+    trace: str
+
+    @classmethod
+    def by(cls, error: Exception) -> Raised:
+        """Of the exception that is being handled."""
+        return cls(type(error), error.args, dict(vars(error)), traceback.format_exc())
+
+    def error(self) -> Exception:
+        """The exception as it was, and as a note where it was raised."""
+        error = self.kind.__new__(self.kind)
+        error.args = self.args
+        vars(error).update(self.values)
+        error.add_note(f"in a process that holds sessions:\n{self.trace}")
+        return error
 
 
 class Shard:

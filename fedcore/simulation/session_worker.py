@@ -13,37 +13,10 @@ import os
 import signal
 import sys
 import threading
-import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any
 
-from fedcore.simulation.session_shard import Order, Shard
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The answer to an order that came to nothing: an exception, taken apart, since not all can be pickled whole."""
-
-    kind: type[Exception]
-    args: tuple[Any, ...]
-    values: Mapping[str, Any]
-    trace: str
-
-    @classmethod
-    def by(cls, error: Exception) -> Raised:
-        """Of the exception that is being handled."""
-        return cls(type(error), error.args, dict(vars(error)), traceback.format_exc())
-
-    def error(self) -> Exception:
-        """The exception as it was, and as a note where it was raised."""
-        error = self.kind.__new__(self.kind)
-        error.args = self.args
-        vars(error).update(self.values)
-        error.add_note(f"in a process that holds sessions:\n{self.trace}")
-        return error
+from fedcore.simulation.session_shard import Order, Raised, Shard
 
 
 def serve(connection: Connection) -> None:
