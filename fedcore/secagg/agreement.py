@@ -51,7 +51,7 @@ def exchange(private: X25519PrivateKey, own: bytes, peer: bytes) -> bytes:
 
 
 class BothEnds:
-    """`exchange` for a process that holds both ends of every pair, as a simulation does: one operation serves both.
+    """`exchange` for a process that holds both ends of pairs, as a simulation does: one operation serves both.
 
     Each secret is kept until the other end has asked for it, and no longer; every end asks once (`KeyPair`).
     """
