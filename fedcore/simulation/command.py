@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -195,15 +197,32 @@ def simulate(
         with crew_of(trains, wanted.app, wanted.clients, workers, clients_at_once) as crew:
             return carried_out(wanted, outputs, track, crew, parts)
 
-    if seeds or vary:
-        spent = _several(wanted, outputs, state, _points(wanted, seeds, vary, seed), once, as_json=as_json)
-    else:
-        outputs.check(wanted.settings)
-        record, summary = once(wanted, outputs, seed, state)
-        print_json(summary) if as_json else _print_metrics(record, summary)
-        spent = bool(record.reason)
+    with _interruptible(state):
+        if seeds or vary:
+            spent = _several(wanted, outputs, state, _points(wanted, seeds, vary, seed), once, as_json=as_json)
+        else:
+            outputs.check(wanted.settings)
+            record, summary = once(wanted, outputs, seed, state)
+            print_json(summary) if as_json else _print_metrics(record, summary)
+            spent = bool(record.reason)
     if spent:  # finished, but by its privacy budget
         raise typer.Exit(BudgetSpent.exit_code)
+
+
+@contextlib.contextmanager
+def _interruptible(state: Path | None) -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, do what Ctrl-C does: workers end, temporary files go. Say how to go on."""
+    heard = threading.current_thread() is threading.main_thread()  # no other thread may say what a signal does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if heard else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        if state is not None:
+            typer.echo(f"interrupted; the same command goes on with what is kept in {state}", err=True)
+        raise
+    finally:
+        if heard:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _points(wanted: Wanted, seeds: str, vary: list[str] | None, seed: int) -> list[Point]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -96,3 +99,20 @@ def test_one_that_fails_leaves_the_table_of_those_before(tmp_path: Path) -> None
     assert "groups = 2 needs" in done.stderr
     assert [row["values"] for row in json.loads(done.stdout)["table"]] == [{"groups": 1}]
     assert [path.parent.parent.name for path in tmp_path.rglob("best.safetensors")] == ["new"]
+
+
+def test_what_a_scheduler_ends_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object, **__: object) -> None:
+        assert list(temporary.iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("fedcore.simulation.run.run_server_app", killed)
+    before = signal.getsignal(signal.SIGTERM)
+    with tempfile.TemporaryDirectory() as name:  # tmp_path is too long for a socket
+        temporary = Path(name)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        done = CliRunner().invoke(app, [*COMMAND, "--state", str(tmp_path / "state")])
+        assert not list(temporary.iterdir())
+    assert done.exit_code == 130, done.output
+    assert "interrupted; the same command goes on" in done.stderr
+    assert signal.getsignal(signal.SIGTERM) == before
