@@ -29,8 +29,8 @@ def compare(
     partition: Annotated[
         str,
         typer.Option(
-            help="How the app divides its data: iid, dirichlet:ALPHA, shards:COUNT, labels:COUNT, natural, or another of "
-            "docs/partitions.md.",
+            help="How the app divides its data: iid, dirichlet:ALPHA, shards:COUNT, labels:COUNT, natural, or another "
+            "of docs/partitions.md.",
             autocompletion=completion.partitions,
         ),
     ] = "",
