@@ -41,9 +41,9 @@ LEFT_OUT = frozenset({(NVFLARE, SECURE, 10**7)})
 
 NOTES = (
     "A round lasts from the median client's beginning of its work to the same in the next round. Bytes are those of "
-    "the TLS connections between clients and server, counted by a relay in between, with all requests in them; each "
-    "run's first download lies before. Memory is the proportional set size of the server's processes, and of one "
-    "client's, at its highest of all samples.",
+    "the TLS connections between clients and server, counted by a relay in between, with all requests in them: up of "
+    "the same rounds, down of the whole run, over the number of its rounds. Memory is the proportional set size of the "
+    "server's processes, and of one client's, at its highest of all samples.",
     "The same in all: the update (one constant added), the sizes, one thread for each process's arithmetic, the "
     "machine, TLS to the server, the relay. Not the same: our clients and FLARE's prove who they are (signed requests; "
     "mutual TLS), Flower's SuperNodes are let in unknown, its default. Flower starts a process for each message, ours "

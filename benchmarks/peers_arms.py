@@ -74,8 +74,9 @@ class Opener(Protocol):
     def __call__(self, folder: Path, *, clients: int) -> contextlib.AbstractContextManager[Arm]: ...
 
 
-def measured(job: Job, begins: Sequence[Sequence[float]], watch: Watch) -> Measured:
-    """begins: for each client, when its work began in each round, in seconds of the wall clock.
+def measured(job: Job, begins: Sequence[Sequence[float]], watch: Watch, *, before: int = 0) -> Measured:
+    """begins: for each client, when its work began in each round, in seconds of the wall clock. before: rounds of the
+    run before these.
 
     Raises EnvironmentFailure where a client missed a round or the run had but one: then there is nothing to measure.
     """
@@ -85,12 +86,12 @@ def measured(job: Job, begins: Sequence[Sequence[float]], watch: Watch) -> Measu
             f"the clients were to work in {job.rounds} rounds each, at least 2; they did in {counts}"
         )
     starts = [median(times) for times in zip(*begins, strict=True)]
-    up, down = watch.bytes_between(starts[0], starts[-1])
-    shares = (job.rounds - 1) * job.clients
+    # A download lies before a beginning, and of a few rounds chance would decide which: all of them count.
+    up, down = watch.bytes_up(starts[0], starts[-1]), watch.bytes_down()
     return Measured(
         seconds=tuple(after - before for before, after in pairwise(starts)),
-        up=up / shares,
-        down=down / shares,
+        up=up / (job.rounds - 1) / job.clients,
+        down=down / (before + job.rounds) / job.clients,
         server_peak=watch.server_peak,
         client_peak=watch.client_peak,
     )
@@ -150,7 +151,7 @@ class Ours:
                 )
             except RunFailed as error:
                 raise EnvironmentFailure(str(error)) from error
-        return measured(job, [times[1:] for times in work.since()], watch)
+        return measured(job, [times[1:] for times in work.since()], watch, before=1)
 
 
 @contextlib.contextmanager

@@ -136,10 +136,13 @@ class Watch:
         if self._thread is not None:
             self._thread.join()
 
-    def bytes_between(self, start: float, end: float) -> tuple[int, int]:
-        """Bytes up and down between two times of the wall clock, to one sample."""
-        (up, down), (up_after, down_after) = self._at(start), self._at(end)
-        return up_after - up, down_after - down
+    def bytes_up(self, start: float, end: float) -> int:
+        """Bytes up between two times of the wall clock, to one sample."""
+        return self._at(end)[0] - self._at(start)[0]
+
+    def bytes_down(self) -> int:
+        """Bytes down in all, to one sample."""
+        return self._bytes[-1][1] - self._bytes[0][1]
 
     def _at(self, moment: float) -> tuple[int, int]:
         return self._bytes[max(0, bisect_right(self._times, moment) - 1)]

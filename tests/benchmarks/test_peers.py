@@ -17,8 +17,11 @@ JOB = Job(kind=PLAIN, parameters=1000, rounds=3, clients=2)
 class FixedWatch(Watch):
     """Ten bytes up and twenty down a second."""
 
-    def bytes_between(self, start, end):
-        return round(10 * (end - start)), round(20 * (end - start))
+    def bytes_up(self, start, end):
+        return round(10 * (end - start))
+
+    def bytes_down(self):
+        return 600
 
 
 def watch():
@@ -67,8 +70,9 @@ def test_the_relay_closes_what_finds_no_server_and_ends_with_its_block():
 def test_a_round_goes_from_the_median_beginning_to_the_next():
     found = measured(JOB, [[10.0, 20.0, 31.0], [12.0, 22.0, 33.0]], watch())
     assert found.seconds == pytest.approx((10.0, 11.0))
-    # 21 seconds, two rounds, two clients.
-    assert (found.up, found.down) == (pytest.approx(210 / 4), pytest.approx(420 / 4))
+    # 21 seconds, two rounds, two clients; and three models came down.
+    assert (found.up, found.down) == (pytest.approx(210 / 4), pytest.approx(600 / 6))
+    assert measured(JOB, [[10.0, 20.0, 31.0]] * 2, watch(), before=1).down == pytest.approx(600 / 8)
 
 
 @pytest.mark.parametrize("begins", [[[1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0], [1.0, 2.0]], [[], []]])
