@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedcore.errors import PeerError, UsageError
 from fedcore.state import (
@@ -57,6 +58,14 @@ def test_the_bound_holds_at_every_magnitude(scale: float) -> None:
     base, model = values(1, scale), values(1, scale) + values(2, scale * 1e-3)
     sent = rounded(ModelState.from_arrays({"w": base}), ModelState.from_arrays({"w": model}))["w"]
     assert (np.abs(sent.astype(np.float64) - model) <= bound(base, model, sent)).all()
+
+
+def test_what_is_sent_is_the_base_and_the_difference_as_bfloat16_in_one_sum() -> None:
+    """Whoever had other bits would fetch the whole model instead, and nothing else would tell."""
+    base, model = values(1, 1e-3), values(2)
+    difference = torch.from_numpy(model - base).to(torch.bfloat16).to(torch.float32).numpy()
+    sent = rounded(ModelState.from_arrays({"w": base}), ModelState.from_arrays({"w": model}))["w"]
+    np.testing.assert_array_equal(sent, base + difference)
 
 
 def test_errors_do_not_add_up() -> None:
