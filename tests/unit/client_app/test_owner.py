@@ -26,8 +26,9 @@ from fedcore.admission.agreed import Agreed
 from fedcore.admission.owner import Released, ids_to_text
 from fedcore.admission.releases import MOST_SCALES, agree, smallest_group
 from fedcore.admission.tasks import check_frequency, check_task
-from fedcore.codec import CodecSettings, first_encoding
+from fedcore.codec import CodecSettings, first_encoding, rotation_seed
 from fedcore.config import JobSettings
+from fedcore.encoding_plan import codec_settings
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import ClientKit, Member, Policy, Roster
 from fedcore.quorum import protection_for, quorum_for
@@ -88,6 +89,21 @@ class TestConfig:
         for changes in ({"w_max": 50}, {"w_max": 100, "metric_max": 0.5}, {"w_max": 100, "clip_norm": 1.0}):
             encoding = first_encoding(CodecSettings(**changes), make().encoding.layout, 4)  # type: ignore
             assert refusal(make(encoding=encoding), kits[1]).check == "encoding-off-settings"
+
+    def test_a_rotation_that_the_server_chose(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        """In two bases of its choice it would learn one update twice."""
+        settings, task = replace(SETTINGS, field_bits=8, upload_fraction=0.25), make()
+        codec, layout = codec_settings(settings, "train", 4), task.encoding.layout  # type: ignore[union-attr]
+        assert task.model is not None
+        for model, is_refused in ((task.model.sha256, False), ("00" * 32, True)):
+            encoding = first_encoding(codec, layout, 4, rotation=rotation_seed(model))
+            asked = make(settings=settings.for_clients(), encoding=encoding)
+            if is_refused:
+                refused = refusal(asked, kits[1], allow_config={"*": True})
+                assert refused.check == "encoding-off-settings"
+                assert "rotated in another way" in str(refused)
+            else:
+                check(asked, kits[1], allow_config={"*": True})
 
     def test_settings_that_are_not_all_there(self, make: Make, kits: dict[int, ClientKit]) -> None:
         less = {key: value for key, value in SETTINGS.for_clients().items() if key != "w-max"}
