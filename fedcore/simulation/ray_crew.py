@@ -40,7 +40,7 @@ class RayCrew:
     """Runs the clients of a simulation as tasks of Ray; a context manager, at whose end a Ray that it started is gone.
 
     It joins the Ray that this process has or RAY_ADDRESS names, and starts one otherwise. workers: how many tasks run
-    at once on a Ray that it starts; 0 for as many as there are cores. at_once: 0 or 1, since each client is a task.
+    at once on a Ray that it starts, ConfigurationError for another; 0 for as many as there are cores. at_once: 0 or 1, since each client is a task.
     """
 
     app: FlowerApp
@@ -62,6 +62,11 @@ class RayCrew:
             import ray
         except ImportError:
             raise ConfigurationError("Ray is not installed: pip install 'fedcore[simulation]'") from None
+        if self.workers and (ray.is_initialized() or os.environ.get("RAY_ADDRESS")):
+            raise ConfigurationError(
+                f"{self.workers} workers are for a Ray that fedcore starts; the one that is joined here decides itself "
+                "how many tasks run at once. Leave --workers out"
+            )
         with OneByOne(app=self.app, clients=self.clients) as here:
             if here.runner(1).stays_in_process:
                 raise ConfigurationError(

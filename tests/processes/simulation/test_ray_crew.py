@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.tiny import TINY
 
-from fedcore.errors import AppError
+from fedcore.errors import AppError, ConfigurationError
 from fedcore.events import RunEvent
 from fedcore.simulation.crew import Crew, OneByOne
 from fedcore.simulation.ray_crew import RayCrew
@@ -43,3 +43,9 @@ def test_runs_on_ray(ray: Crew, monkeypatch: pytest.MonkeyPatch):
     assert [len(event.survivors) for event in done] == [CLIENTS] * 4
     with of(RayCrew, TINY) as failing, pytest.raises(AppError, match="client 4 raised ValueError: patient 17"):
         simulated(failing, TINY, "secure", faulty_partition=3, fault="raise")
+
+
+def test_workers_are_refused_for_a_ray_that_is_joined(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="3 workers are for a Ray that fedcore starts"):
+        of(RayCrew, COUNTING, workers=3)
