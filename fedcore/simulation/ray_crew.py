@@ -40,7 +40,8 @@ class RayCrew:
     """Runs the clients of a simulation as tasks of Ray; a context manager, at whose end a Ray that it started is gone.
 
     It joins the Ray that this process has or RAY_ADDRESS names, and starts one otherwise. workers: how many tasks run
-    at once on a Ray that it starts, ConfigurationError for another; 0 for as many as there are cores. at_once: 0 or 1, since each client is a task.
+    at once on a Ray that it starts, ConfigurationError for another; 0 for as many as there are cores. at_once: 0 or 1,
+    since each client is a task.
     """
 
     app: FlowerApp
