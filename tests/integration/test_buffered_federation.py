@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
+import pytest
 from support.deployment import Deployment, Ended, wait_until
 from support.tiny import NAMES, load_problem, step_of
 
@@ -49,7 +51,16 @@ def owner_of(name: str, federation: Deployment, *, allow_differencing: bool) -> 
         federation.stop(name)
 
 
-def test_a_run_does_not_wait_for_its_slowest_client_and_no_update_is_summed_twice(federation: Deployment) -> None:
+@pytest.fixture
+def untouched(tmp_path: Path) -> Iterator[Deployment]:
+    """A federation without a past: in that of all tests the first model is in the sums of others."""
+    with Deployment.open(tmp_path) as deployment:
+        deployment.start()
+        yield deployment
+
+
+def test_a_run_does_not_wait_for_its_slowest_client_and_no_update_is_summed_twice(untouched: Deployment) -> None:
+    federation = untouched
     run = federation.submit(gated=True, gated_partition=3, num_server_rounds=3, settings=BUFFERED)
     done = run.finish()  # while client 4 is at the gate
     run.go_on()
