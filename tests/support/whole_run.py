@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
+from fedcore.errors import StorageUnavailable
 from fedcore.events import RunOut
 from fedcore.federation import ClientKit, FederationFolder
 from fedcore.flower.app import AppBundle
@@ -200,13 +201,16 @@ class WholeRun:
         """The answer of whichever process gives one."""
         while True:
             here = self._here
-            if here is not None and not self.lives[-1].dead.is_set():
+            if here is not None and not (life := self.lives[-1]).dead.is_set():
                 try:
                     return await ask(here)
                 except httpx.TransportError:
                     pass
                 except RuntimeError:  # its client is closed a moment after it died
                     if not here.http.is_closed:
+                        raise
+                except StorageUnavailable:  # so is its database, which the harness reads past the client
+                    if not life.dead.is_set():
                         raise
                 except Failure as refused:
                     if refused.problem.kind not in _PASSES:
