@@ -237,7 +237,7 @@ def _cuts(kept: Sequence[Kept], absent: Sequence[str]) -> list[str]:
     """What was cut, in words."""
     cuts = ["ratio: of rounds to the target, or of errors (100 - accuracy); within 50 % is 0.5 to 1.5"]
     short = [
-        f"{run.name} ({out.rounds} of {run.rounds} rounds)"
+        f"{run.name}, {run.aggregation} ({out.rounds} of {run.rounds} rounds)"
         for run, out in kept
         if not (out.failure or out.answers(run))
     ]
