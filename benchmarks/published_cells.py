@@ -423,6 +423,9 @@ TABLES: Final[Mapping[str, TableOf]] = {
         notes=(
             "the same seed: initial weights, parts, who trains, and the order of the examples; what differs is the "
             "rounding of the fields",
+            "two labels a client: the models of the plain and of a secure mean differ in the last bit of float32 after "
+            "round 1, and an epoch of a client makes up to 2.8 % of its update of that, as it makes up to 0.5 % of "
+            "noise of 1e-7 of each weight; so curves part from round 2 on, those of two widths too",
         ),
     ),
 }

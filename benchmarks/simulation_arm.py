@@ -101,6 +101,7 @@ def fedcore(gate: Gate, told: Mapping[str, Any]) -> None:
         workers=told.get("workers", 0),
         clients_at_once=told.get("at_once", 0),
         aggregation=told["aggregation"],
+        drop=told.get("drop", 0.0),
         run_config={**told["config"], "num-server-rounds": ROUNDS},
         settings=told.get("settings"),
         progress=False,
