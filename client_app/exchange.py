@@ -32,7 +32,7 @@ from client_app.transport import LONG_POLL_SECONDS
 from client_app.upload import Parts, cut_parts, read_parts, send_missing_parts, send_parts
 from client_app.withdrawal import BadDealing, plain_error
 from client_app.word_maker import WordMaker
-from fedcore import conversions
+from fedcore import conversions, units
 from fedcore.admission.drawn import answer_draw, check_drawn
 from fedcore.admission.messages import check_message
 from fedcore.admission.releases import agree
@@ -213,7 +213,7 @@ class _Exchange:
         path = models.path(reference.sha256)
         if not await in_thread(models.has, reference.sha256):
             came = await models.fetch(reference, self.client.transport, self._path("model"))
-            self._say("model", f"received {_size(came)}", started)
+            self._say("model", f"received {units.size(came)}", started)
         try:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
         except FedcoreError as error:
@@ -429,7 +429,7 @@ class _Exchange:
         form: Literal["masked", "readable"] = "masked" if self.task.aggregation == "secure" else "readable"
         await in_thread(self.client.ledger.send, self.task.run, self.task.exchange, form, size)
         digest = await send_parts(self.client.transport, self._path("update/parts"), parts, size=size)
-        self._say("upload", f"{done} {_size(size)}", started)
+        self._say("upload", f"{done} {units.size(size)}", started)
         return digest
 
     async def _end_upload(self, manifest: ManifestIn, parts: Callable[[], Parts]) -> None:
@@ -465,10 +465,6 @@ def prepare_state_dir(folder: Path) -> Path:
 def _without_file(error: ReplyError) -> ManifestIn:
     """The reply of a client that has an error in place of records."""
     return ManifestIn(digest=update_digest(0, ()).hex(), size=0, error=error)
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
 
 
 def _metrics_text(local: LocalAnswer) -> str:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fedcore.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
 from fedcore.operator_wire import ClientState, RunClientOut
+from fedcore.units import size
 
 MOST_ROWS: Final = 16
 _NARROW: Final = 64
@@ -138,8 +139,4 @@ def _by_number(name: str) -> tuple[str, int]:
 
 
 def _size(count: int) -> str:
-    if not count:
-        return "-"
-    if count >= 1e9:
-        return f"{count / 1e9:.1f} GB"
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+    return size(count) if count else "-"

@@ -10,6 +10,7 @@ from typing import Any, Final
 from client_app.output import clean
 from client_app.owner.status import Apps, RunSeen, Status
 from fedcore.admission.refusals import SENTENCES
+from fedcore.units import size
 
 MOST_RUNS: Final = 50
 """Runs in a table, the newest first; JSON has all of them."""
@@ -86,14 +87,6 @@ def meaning(check: str) -> str:
         "transcript-forged": "a record's signatures do not hold",
     }
     return known.get(check) or (sentence if "{" not in sentence else _general(sentence))
-
-
-def size(count: int) -> str:
-    """Bytes for a person."""
-    for unit, limit in (("B", 1e3), ("kB", 1e6), ("MB", 1e9)):
-        if count < limit:
-            return f"{count / (limit / 1e3):.{0 if unit == 'B' else 1}f} {unit}"
-    return f"{count / 1e9:.2f} GB"
 
 
 def moment(seconds: float | datetime) -> str:

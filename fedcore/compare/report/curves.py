@@ -33,9 +33,9 @@ from fedcore.compare.report.summary import (
     count,
     duration,
     finished,
-    size,
 )
 from fedcore.compare.results import Point, RunResult
+from fedcore.units import size
 
 CURVES, SWEEPS = "curves", "sweeps"
 # A scale of powers of ten, where the costliest mode takes this many times what the cheapest takes.

@@ -22,10 +22,10 @@ from fedcore.compare.report.summary import (
     mean_sd,
     per_worker,
     point_text,
-    size,
 )
 from fedcore.compare.results import RunResult
 from fedcore.progress import epsilon_line
+from fedcore.units import size
 
 Runs: TypeAlias = Mapping[str, Sequence[RunResult]]
 _ROUNDS_NAMED: Final = 8

@@ -53,17 +53,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def size(value: float) -> str:
-    """Bytes, in decimal units."""
-    if value < 1000:
-        return f"{value:.0f} B"
-    for unit in ("kB", "MB"):
-        value /= 1000
-        if value < 999.95:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1000:.1f} GB"
-
-
 def duration(value: float) -> str:
     """Seconds, in a suitable unit."""
     if value < 0.001:

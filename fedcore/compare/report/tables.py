@@ -30,10 +30,10 @@ from fedcore.compare.report.summary import (
     mean_sd,
     numbers,
     point_text,
-    size,
     summarize,
 )
 from fedcore.record import metric_like
+from fedcore.units import size
 
 _CAPTION = (
     "Metrics of the last model {where}{spread}. Seen by: who can read what a single site sends. "

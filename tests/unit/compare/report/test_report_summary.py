@@ -12,7 +12,7 @@ from fedcore.compare.report import Comparison, merge
 from fedcore.compare.report.fairness import FairnessCheck, broken, fairness
 from fedcore.compare.report.files import Report, page
 from fedcore.compare.report.story import headline
-from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, size, summarize
+from fedcore.compare.report.summary import Spread, best_points, duration, mean_sd, percent, summarize
 from fedcore.compare.report.tables import main_table, sums_table
 from fedcore.compare.results import LostWorker, Point, RunResult, SiteResult
 
@@ -37,10 +37,6 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        (size(999), "999 B"),
-        (size(1500), "1.5 kB"),
-        (size(999_960), "1.0 MB"),
-        (size(3.2e9), "3.2 GB"),
         (duration(1e-5), "10.0 µs"),
         (duration(0.0123), "12.3 ms"),
         (duration(99.9), "99.9 s"),
