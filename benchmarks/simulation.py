@@ -240,7 +240,7 @@ def beside_pfl(found: Found, arguments: argparse.Namespace) -> None:
 
 
 def secure_thousands(found: Found, arguments: argparse.Namespace) -> None:
-    """A secure sum over all clients, of whom 5 % drop out: the second round of a run, since a first has wider fields."""
+    """A secure sum over all clients, of whom 5 % drop out: a run's second round, since the first has wider fields."""
     clients = arguments.clients or (200 if arguments.quick else SECURE_CLIENTS)
     told = simulated(
         NOOP,
