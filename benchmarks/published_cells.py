@@ -144,8 +144,7 @@ def _niid(published: Mapping[tuple[str, str, str], tuple[float, float]]) -> tupl
 # --- 3: Synthetic(alpha, beta), every strategy at the hospitals ----------------------------------------------------
 
 
-# 4 and 6 draw about 12,000 samples, near the mean, 13,600; the others about half as many.
-_IID_SEEDS = (4, 6, 42, 43, 44)
+_IID_SEEDS = (42, 43, 44)
 
 
 def _synthetic(alpha: float, mu: float, late: float, drop: bool, published: tuple[float, ...] = ()) -> Cell:
@@ -368,8 +367,9 @@ TABLES: Final[Mapping[str, TableOf]] = {
             "30 devices, 10 in each of 200 rounds, 20 epochs, batch 10, lr 0.01; late ones are left out, or do 1 to 19 "
             "epochs; accuracy is the mean over the last ten rounds, on the test samples of all devices",
             "the paper has figures only; beside ours stands a rebuild in NumPy over 3 seeds, whose data were drawn by "
-            "other seeds than ours, and data sets of one kind differ by some points, of Synthetic IID by how many "
-            "samples a seed draws: 13,600 in the mean, about 12,000 by seeds 4 and 6, half as many by the others",
+            "other seeds than ours, and data sets of one kind differ by some points",
+            "Synthetic IID, mu = 0: seeds 42 to 44 draw 5,500 to 6,800 samples, where 13,600 are the mean. Looked at after "
+            "that miss, and not in the figure: seeds 4 and 6 (--seeds 4 6), chosen because they draw 12,000, come to 91.2 %",
         ),
     ),
     "heart": TableOf(
