@@ -369,7 +369,7 @@ TABLES: Final[Mapping[str, TableOf]] = {
             "the paper has figures only; beside ours stands a rebuild in NumPy over 3 seeds, whose data were drawn by "
             "other seeds than ours, and data sets of one kind differ by some points",
             "Synthetic IID, mu = 0: seeds 42 to 44 draw 5,500 to 6,800 samples, where 13,600 are the mean. Looked at "
-            "after that miss, and not in the figure: seeds 4 and 6 (--seeds 4 6), chosen because they draw 12,000, come "
+            "after that miss, and not in the figure: seeds 4 and 6 (--seeds 4 6), as they draw 12,000, come "
             "to 91.2 %",
         ),
     ),
