@@ -25,17 +25,15 @@ from client_app.ledger_entries import (
     Entry,
     Left,
     Refused,
-    Returned,
     Sent,
-    Spent,
     Worked,
     read_entries,
 )
 from client_app.output import clean
+from client_app.spending import Spending, spent_by_run
 from fedcore.admission.owner import Released, ids_from_text
 from fedcore.errors import ConfigurationError
-from fedcore.federation import ClientKit, Policy
-from fedcore.privacy import Accountant, Release
+from fedcore.federation import ClientKit
 
 WORK: Final = "work"
 """The message type of work for a later sum, which is no exchange."""
@@ -91,16 +89,6 @@ class AuditedExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
-    """Epsilon of all noised sums together, at the policy's delta. allowed, left: None where no bound is set."""
-
-    epsilon: float
-    delta: float
-    allowed: float | None
-    left: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """What the ledger of one client says."""
 
@@ -123,7 +111,7 @@ def audit(kit: Path, state_dir: Path | None = None) -> Audit:
         client=loaded.name,
         federation=loaded.federation,
         exchanges=tuple(exchanges_of(entries)),
-        spending=spending_of(entries, loaded.policy),
+        spending=spent_by_run(entries, loaded.policy)[0],
     )
 
 
@@ -154,27 +142,8 @@ def _work(entry: Worked) -> AuditedExchange:
     return AuditedExchange(message_type=WORK, aggregation="secure", **told)
 
 
-def releases_of(entries: Iterable[Entry]) -> dict[tuple[str, int], Release]:
-    """The noised sums of which it is not proven that they stayed closed, by run and exchange."""
-    spent = {}
-    for entry in entries:
-        if isinstance(entry, Spent):
-            spent[entry.run, entry.exchange] = entry.attempt.release
-        elif isinstance(entry, Returned):
-            spent.pop((entry.run, entry.exchange), None)
-    return spent
-
-
-def spending_of(entries: Iterable[Entry], policy: Policy) -> Spending:
-    """Epsilon of all these sums together."""
-    epsilon = Accountant(releases_of(entries).values()).epsilon(policy.delta)
-    allowed = policy.max_epsilon or None
-    left = max(allowed - epsilon, 0.0) if allowed else None
-    return Spending(epsilon=epsilon, delta=policy.delta, allowed=allowed, left=left)
-
-
 def audit_json(found: Audit) -> str:
-    """Every exchange, and what was spent."""
+    """Every exchange, and what was spent; an epsilon without a bound as null."""
     return json.dumps(asdict(found), indent=2)
 
 
@@ -185,8 +154,7 @@ def print_audit(found: Audit, console: Console) -> None:
     if any(exchange.check for exchange in found.exchanges):
         console.print(_refusals(found.exchanges))
     spending = found.spending
-    left = f", {spending.left:.4g} of {spending.allowed:g} left" if spending.allowed else ", no bound is set"
-    console.print(f"epsilon spent: {spending.epsilon:.4g} at delta {spending.delta:g}{left}")
+    console.print(f"spent: {spending}; {spending.limit}")
 
 
 def _runs(exchanges: Iterable[AuditedExchange]) -> Table:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -17,12 +16,13 @@ from rich.table import Table
 from client_app.journal import whole_lines
 from client_app.operator.client import OperatorClient
 from client_app.output import clean
+from client_app.spending import Spending, spending_of
 from client_app.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.codec import release_of
 from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
-from fedcore.privacy import Accountant, Release
+from fedcore.privacy import Release
 from fedcore.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
 from fedcore.wire import Task
 
@@ -70,15 +70,13 @@ class Findings:
     anchor: str = ""
     lines: list[Line] = field(default_factory=list)
     open: list[tuple[tuple[str, str], str]] = field(default_factory=list)
-    releases: dict[str, Counter[Release]] = field(default_factory=dict)
+    releases: dict[str, list[Release | None]] = field(default_factory=dict)
 
     def add(self, task: Task, signed: SignedRecord, name: str, delta: float) -> None:
         """A record that was checked."""
         release = release_of(task.encoding) if task.encoding is not None else None
         self.federation = signed.record.federation
-        noised = self.releases.setdefault(task.run, Counter())
-        if release is not None:
-            noised[release] += 1
+        self.releases.setdefault(task.run, []).append(release)
         self.lines.append(
             Line(
                 record=name,
@@ -93,21 +91,17 @@ class Findings:
                 survivors=len(signed.record.survivors),
                 signers=sorted(signed.signatures),
                 complete=signed.complete,
-                epsilon=Accountant((release,)).epsilon(delta) if release is not None else None,
+                epsilon=_spending([release], delta).epsilon,
             )
         )
 
-    def runs(self, delta: float) -> list[dict[str, Any]]:
-        """Of every run how many exchanges there were, and the epsilon of a client that was in all of them."""
-        counts = Counter(line.run for line in self.lines)
-        return [
-            {"run": run, "exchanges": count, "epsilon": _epsilon([self.releases[run]], delta)}
-            for run, count in counts.items()
-        ]
+    def runs(self, delta: float) -> dict[str, Spending]:
+        """What each run spent of a client that was in all of its exchanges."""
+        return {run: _spending(releases, delta) for run, releases in self.releases.items()}
 
-    def epsilon(self, delta: float) -> float | None:
-        """That of a client that was in all exchanges of all runs; None without noise."""
-        return _epsilon(self.releases.values(), delta)
+    def spending(self, delta: float) -> Spending:
+        """That of a client that was in all exchanges of all runs."""
+        return _spending((release for run in self.releases.values() for release in run), delta)
 
 
 def report(source: Source, *, delta: float, every: bool, as_json: bool) -> None:
@@ -191,14 +185,10 @@ def _place(link: Link, findings: Findings) -> None:
             )
 
 
-def _epsilon(releases: Iterable[Counter[Release]], delta: float) -> float | None:
-    noised = sum(releases, Counter[Release]())
-    if not noised:
-        return None
-    accountant = Accountant()
-    for release, times in noised.items():
-        accountant.add(release, times)
-    return accountant.epsilon(delta)
+def _spending(releases: Iterable[Release | None], delta: float) -> Spending:
+    """None stands for a sum without noise."""
+    found = list(releases)
+    return spending_of((release for release in found if release is not None), found.count(None), delta=delta)
 
 
 def _print_json(findings: Findings, delta: float, error: ProtocolViolation | None) -> None:
@@ -209,8 +199,11 @@ def _print_json(findings: Findings, delta: float, error: ProtocolViolation | Non
         "federation": findings.federation,
         "anchor": findings.anchor,
         "delta": delta,
-        "epsilon": findings.epsilon(delta),
-        "runs": findings.runs(delta),
+        "epsilon": findings.spending(delta).epsilon,
+        "runs": [
+            {"run": run, "exchanges": len(findings.releases[run]), "epsilon": spending.epsilon}
+            for run, spending in findings.runs(delta).items()
+        ],
         "exchanges": [asdict(line) for line in findings.lines],
         "open": len(findings.open),
     }
@@ -223,11 +216,10 @@ def _print(findings: Findings, delta: float, every: bool) -> None:
         console.print(f"begins after the record {findings.anchor[:12]}…, which was taken as it was")
     if every and findings.lines:
         console.print(_table(findings.lines))
-    for run in findings.runs(delta):
-        noise = f", epsilon {run['epsilon']:.4g} at delta {delta:g}" if run["epsilon"] is not None else ""
-        console.print(f"run {_text(run['run'])}: {run['exchanges']} exchanges{noise}")
-    if (total := findings.epsilon(delta)) is not None:
-        console.print(f"epsilon of a client in all of them: {total:.4g} at delta {delta:g}")
+    for run, spending in findings.runs(delta).items():
+        console.print(f"run {_text(run)}: {len(findings.releases[run])} exchanges, {spending}")
+    if findings.lines:
+        console.print(f"a client in all of them: {findings.spending(delta)}")
     if findings.open:
         console.print(f"{len(findings.open)} signed by this client whose place is not known yet")
     console.print(f"{len(findings.lines)} records{f' of {_text(findings.federation)}' if findings.federation else ''}")

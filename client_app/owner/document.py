@@ -123,7 +123,7 @@ def _left(status: Status) -> Section:
         f"In {masked + readable} exchanges {up:,} bytes were sent and {down:,} received. The size of a masked update "
         "follows from the task, not from the data.",
         "A sum may still say something about all who are in it together. Where the owner's rules ask for differential "
-        "privacy, noise bounds that, and epsilon below counts it.",
+        "privacy, noise bounds that, and epsilon below counts it; without noise nothing does.",
     )
     table = Table(headings=("what left this machine", "how often", "in which form"), rows=rows)
     return Section(name="left", title="What left this machine", text=text, table=table)

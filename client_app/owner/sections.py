@@ -97,11 +97,6 @@ def moment(seconds: float | datetime) -> str:
     return f"{when.astimezone():%Y-%m-%d %H:%M}"
 
 
-def epsilon(value: float | None) -> str:
-    """Epsilon to four digits."""
-    return "-" if value is None else f"{value:.4g}"
-
-
 def counted(count: int, what: str) -> str:
     """A number of things."""
     return f"{count} {what}{'' if count == 1 else 's'}"
@@ -182,7 +177,7 @@ def _run(run: RunSeen) -> tuple[str, ...]:
         str(run.refused),
         size(run.up),
         size(run.down),
-        epsilon(run.epsilon),
+        run.spending.in_short,
     )
 
 
@@ -199,15 +194,8 @@ def _refusals(status: Status) -> Section:
 
 def _spent(status: Status) -> Section:
     spending = status.spending
-    spent = f"epsilon {spending.epsilon:.4g} at delta {spending.delta:g}, all runs together"
-    if spending.allowed is None:
-        return Section(name="epsilon", title="Privacy budget", text=(f"Spent: {spent}. policy.toml sets no limit.",))
-    left = (
-        f"{spending.left:.4g} of {spending.allowed:g} left"
-        if spending.left
-        else f"nothing of {spending.allowed:g} left"
-    )
-    return Section(name="epsilon", title="Privacy budget", text=(f"Spent: {spent}; {left}.",), bad=not spending.left)
+    text = f"Spent, all runs together: {spending}; {spending.limit}."
+    return Section(name="epsilon", title="Privacy budget", text=(text,), bad=spending.left == 0)
 
 
 def _ends(status: Status) -> Section:

@@ -6,28 +6,27 @@ Nothing is asked of the server, and nothing in here came out of the data: the le
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from client_app.audit import AuditedExchange, Spending, exchanges_of, read_ledger, releases_of, spending_of
+from client_app.audit import AuditedExchange, exchanges_of, read_ledger
 from client_app.journal import whole_lines
 from client_app.ledger_entries import LEDGER_FILE
 from client_app.offers import Offers
 from client_app.offers_command import both_bundles
 from client_app.owner.hours import rules_text, windows
 from client_app.owner.now import Now, is_running, read_now
+from client_app.spending import Spending, spending_of, spent_by_run
 from client_app.transcript import TRANSCRIPT_FILE, read_entries
 from fedcore.errors import FedcoreError
 from fedcore.federation import ClientKit
 from fedcore.federation.files import read_certificate
 from fedcore.federation.identity import IDENTITY_FILE, next_identity
-from fedcore.privacy import Accountant, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class RunSeen:
 
     first, last: seconds since 1970. apps: their hashes. kinds: how often each message type was asked for. masked,
     readable: how many updates began to leave, in which form. summed: to how many sums this client agreed, with at least
-    `others` more clients in them. epsilon: of this run's noised sums alone.
+    `others` more clients in them. spending: of this run alone.
     """
 
     run: str
@@ -51,7 +50,7 @@ class RunSeen:
     refused: int
     up: int
     down: int
-    epsilon: float | None
+    spending: Spending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +146,7 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
     entries = read_ledger(ledger) if ledger.exists() else ()
     exchanges = exchanges_of(entries)
     running, now = is_running(state), read_now(state)
+    spent, by_run = spent_by_run(entries, kit.policy)
     return Status(
         made=at,
         client=kit.name,
@@ -155,9 +155,9 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
         kit=kit.folder,
         running=running,
         now=now,
-        runs=tuple(_runs(exchanges, releases_of(entries), kit.policy.delta)),
+        runs=tuple(_runs(exchanges, by_run, kit.policy.delta)),
         refusals=tuple(_refusals(exchanges)),
-        spending=spending_of(entries, kit.policy),
+        spending=spent,
         training=_training(kit, now if running else None, at),
         expiries=tuple(_expiries(kit)),
         apps=_apps(kit, state),
@@ -166,9 +166,8 @@ def read_status(folder: Path, state_dir: Path | None, *, at: datetime | None = N
     )
 
 
-def _runs(
-    exchanges: Iterable[AuditedExchange], releases: dict[tuple[str, int], Release], delta: float
-) -> Iterable[RunSeen]:
+def _runs(exchanges: Iterable[AuditedExchange], spent: Mapping[str, Spending], delta: float) -> Iterable[RunSeen]:
+    nothing = spending_of((), 0, delta=delta)
     by_run: dict[str, list[AuditedExchange]] = {}
     for exchange in exchanges:
         by_run.setdefault(exchange.run, []).append(exchange)
@@ -176,7 +175,6 @@ def _runs(
         times = [exchange.at for exchange in asked if exchange.at]
         outcomes = Counter(exchange.outcome for exchange in asked)
         forms = Counter(exchange.sent for exchange in asked)
-        noised = Counter(release for (of, _), release in releases.items() if of == run)
         yield RunSeen(
             run=run,
             first=min(times, default=0.0),
@@ -190,16 +188,8 @@ def _runs(
             refused=sum(bool(exchange.check) for exchange in asked),
             up=sum(exchange.up for exchange in asked),
             down=sum(exchange.down for exchange in asked),
-            epsilon=_epsilon(tuple(noised.items()), delta) if noised else None,
+            spending=spent.get(run, nothing),
         )
-
-
-@lru_cache(maxsize=4096)
-def _epsilon(noised: tuple[tuple[Release, int], ...], delta: float) -> float:
-    accountant = Accountant()
-    for release, times in noised:
-        accountant.add(release, times)
-    return accountant.epsilon(delta)
 
 
 def _refusals(exchanges: Iterable[AuditedExchange]) -> Iterable[Refusal]:

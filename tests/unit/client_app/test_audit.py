@@ -69,7 +69,15 @@ def test_the_ledger_as_json(busy: Path) -> None:
         assert refused["changed"] == {"fedcore.w-max": "50"}
     assert four["outcome"] == "readable"
     spent = Accountant((RELEASE,)).epsilon(1e-5)
-    assert found["spending"] == {"epsilon": spent, "delta": 1e-5, "allowed": 8.0, "left": 8.0 - spent}
+    assert found["spending"] == {
+        "noised": 1,
+        "noiseless": 0,
+        "epsilon": spent,
+        "noised_epsilon": spent,
+        "delta": 1e-5,
+        "allowed": 8.0,
+        "left": 8.0 - spent,
+    }
 
 
 def test_the_ledger_as_tables(busy: Path) -> None:
@@ -80,7 +88,7 @@ def test_the_ledger_as_tables(busy: Path) -> None:
     assert "[red]nosy" in shown, "what the server named is no markup"
     assert "fedcore.w-max=50" in shown
     assert "config-not-allowed" in shown
-    assert "epsilon spent" in shown
+    assert "spent: epsilon 2.622" in shown
 
 
 def test_an_exchange_that_was_repeated(kit: Path) -> None:

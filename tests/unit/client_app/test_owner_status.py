@@ -63,9 +63,10 @@ def test_runs_bytes_refusals_and_epsilon(kit: Path, state: Path) -> None:
     first, nosy, plain = found.runs
     assert (first.masked, first.readable, first.summed, first.others) == (1, 0, 1, 2)
     assert (first.up, first.down) == (5_000, 900_000)
-    assert first.epsilon == found.spending.epsilon == Accountant((RELEASE,)).epsilon(1e-5)
-    assert (nosy.masked, nosy.refused, nosy.epsilon) == (0, 1, None), "what is refused is not counted as sent"
-    assert (plain.masked, plain.readable) == (0, 1)
+    assert first.spending.epsilon == found.spending.noised_epsilon == Accountant((RELEASE,)).epsilon(1e-5)
+    assert (nosy.masked, nosy.refused, nosy.spending.epsilon) == (0, 1, 0), "what is refused is not counted as sent"
+    assert (plain.masked, plain.readable, plain.spending.epsilon) == (0, 1, None)
+    assert found.spending.epsilon is None
     assert [(refusal.check, refusal.times) for refusal in found.refusals] == [("config-not-allowed", 1)]
     assert found.spending.allowed == 8.0
 

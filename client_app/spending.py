@@ -1,0 +1,128 @@
+"""What differential privacy bounds of all that left a client, and how it is said: one answer for whoever shows it.
+
+Epsilon bounds what is told about the client as a whole. An update without noise of the client's has no such bound,
+however many others are in its sum, and so neither has all that left together. The noise that statistics may add for
+each record (`fedcore.privacy.site_noise`) protects records, not the client, and is no part of this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from client_app.ledger_entries import Entry, Returned, Sent, Spent
+from fedcore.admission.owner import Released
+from fedcore.federation import Policy
+from fedcore.privacy import Accountant, Release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """What was spent.
+
+    noised
+        Updates with noise of which it is not proven that they stayed masked.
+    noiseless
+        Updates without noise that began to leave.
+    epsilon
+        Of all of them together; None where nothing bounds it, which one without noise is enough for.
+    noised_epsilon
+        Of those with noise alone, which is what `max-epsilon` counts.
+    allowed, left
+        By the owner's policy, of `noised_epsilon`; None where it sets no limit.
+    """
+
+    noised: int
+    noiseless: int
+    epsilon: float | None
+    noised_epsilon: float
+    delta: float
+    allowed: float | None = None
+    left: float | None = None
+
+    def __str__(self) -> str:
+        if not self.noised and not self.noiseless:
+            return "nothing was released"
+        if not self.noised:
+            return "no noise was added: epsilon has no bound"
+        bounded = f"epsilon {self.noised_epsilon:.4g} at delta {self.delta:g}"
+        if not self.noiseless:
+            return bounded
+        of = self.noised + self.noiseless
+        return (
+            f"no noise was added to {self.noiseless} of {of} updates: epsilon has no bound ({bounded} for the others)"
+        )
+
+    @property
+    def limit(self) -> str:
+        """What the owner's limit leaves."""
+        if self.allowed is None or self.left is None:
+            return "policy.toml sets no limit"
+        left = f"{self.left:.4g}" if self.left else "nothing"
+        others = ", which counts updates with noise alone" if self.noiseless else ""
+        return f"{left} of {self.allowed:g} left{others}"
+
+    @property
+    def in_short(self) -> str:
+        """For a cell of a table."""
+        if not self.noised and not self.noiseless:
+            return "-"
+        return "no bound" if self.epsilon is None else f"{self.epsilon:.4g}"
+
+
+def spending_of(noised: Iterable[Release], noiseless: int, *, delta: float, allowed: float = 0.0) -> Spending:
+    """What these sums and so many without noise spent. allowed: by the owner's policy, 0 for no limit."""
+    releases = Counter(noised)
+    epsilon = _epsilon(tuple(releases.items()), delta)
+    return Spending(
+        noised=releases.total(),
+        noiseless=noiseless,
+        epsilon=None if noiseless else epsilon,
+        noised_epsilon=epsilon,
+        delta=delta,
+        allowed=allowed or None,
+        left=max(allowed - epsilon, 0.0) if allowed else None,
+    )
+
+
+def spent_by_run(entries: Iterable[Entry], policy: Policy) -> tuple[Spending, dict[str, Spending]]:
+    """What a ledger's client spent in all, and in each run in which something left."""
+    noised, noiseless = _left(entries)
+    runs = {run for run, _ in (*noised, *noiseless)}
+    each = {
+        run: spending_of(
+            (release for (of, _), release in noised.items() if of == run),
+            sum(of == run for of, _ in noiseless),
+            delta=policy.delta,
+        )
+        for run in runs
+    }
+    return spending_of(noised.values(), len(noiseless), delta=policy.delta, allowed=policy.max_epsilon), each
+
+
+def _left(entries: Iterable[Entry]) -> tuple[dict[tuple[str, int], Release], set[tuple[str, int]]]:
+    """By run and exchange: noised sums that may have been opened, and those that an update without noise began for."""
+    noised: dict[tuple[str, int], Release] = {}
+    began: set[tuple[str, int]] = set()
+    returned: set[tuple[str, int]] = set()
+    for entry in entries:
+        key = (entry.run, entry.exchange)
+        match entry:
+            case Spent():
+                noised[key] = entry.attempt.release
+            case Returned():
+                noised.pop(key, None)
+                returned.add(key)
+            case Sent() | Released():  # ledgers of earlier versions have no line of what was sent
+                began.add(key)
+    return noised, began - noised.keys() - returned
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(noised: tuple[tuple[Release, int], ...], delta: float) -> float:
+    accountant = Accountant()
+    for release, times in noised:
+        accountant.add(release, times)
+    return accountant.epsilon(delta)
