@@ -13,10 +13,16 @@ class Shown:
         self._exchanges: list[Exchange] = []
 
     def add(self, exchange: Exchange) -> None:
-        """One more is led. Of what has ended, only what the same request has led to is kept."""
-        of_now = exchange.context.step, exchange.task.run
+        """One more is led. Of what has ended, only what the same request has led to is kept.
+
+        A restored exchange replaces the object that was put down when the ServerApp died: nobody ends that one any more.
+        """
+        run, number, step = exchange.task.run, exchange.task.exchange, exchange.context.step
         self._exchanges = [
-            one for one in self._exchanges if not one.stages.over or (one.context.step, one.task.run) == of_now
+            one
+            for one in self._exchanges
+            if (one.task.run, one.task.exchange) != (run, number)
+            and (not one.stages.over or (one.task.run, one.context.step) == (run, step))
         ]
         self._exchanges.append(exchange)
 
