@@ -263,7 +263,7 @@ class RunWorker:
         services = self._services
         rows = await services.store.exchanges_of(plan.run)
         state = RunState(plan.settings, services.min_cohort)
-        state.count = event_log.last_exchange
+        state.count = max([event_log.last_exchange, *(row.exchange for row in rows)])
         state.take_rows([row for row in rows if row.step <= journal.answered])
         clients = CohortSelection(services, plan, event_log)
         clients.exclude(state.blamed)

@@ -216,3 +216,17 @@ def test_a_run_goes_on_in_the_round_in_which_its_server_was_killed(federation: D
     assert done.status == 0, done.stderr
     assert_sum_is_of(done, NAMES)
     assert list((federation.federation.folder / "server" / "data" / "spool").iterdir()) == []
+
+
+def test_a_run_goes_on_in_the_round_in_which_its_app_was_killed_and_the_next_begins(federation: Deployment) -> None:
+    run = federation.submit(gated=True)
+    run.wait_for_training()
+    (app,) = federation.server_apps()
+    app.kill()
+    run.wait_until_resumed(1)
+    waiting = federation.submit()
+    run.go_on()
+    done = run.finish()
+    assert done.status == 0, done.stderr
+    assert_sum_is_of(done, NAMES)
+    assert waiting.finish().status == 0

@@ -24,6 +24,7 @@ from fedcore.transcript import Chain, TranscriptOut, keys_of
 from fedcore.watch_wire import MarksOut
 from fedcore.wire import PlaceIn
 from server_app.runs.app_messages import ExchangeRefused, Replies
+from server_app.runs.app_process import AppKilled
 
 CLIENTS = 6
 ALL = list(range(1, CLIENTS + 1))
@@ -308,6 +309,32 @@ async def test_a_server_that_was_killed_goes_on_with_the_draw_and_with_every_gro
     assert len(events_of(ended, "exchange")) == 1
     assert len(events_of(ended, "group")) == 2
     assert len(events_of(ended, "exchange-done")) == 1
+
+
+async def test_groups_whose_app_was_killed_go_on_and_a_further_attempt_has_a_number_of_its_own(
+    here: Site, model: ModelState
+) -> None:
+    run, app = await here.begin(GROUPED)
+    asked = asyncio.create_task(app.exchange(model, ALL))
+    members = list(here.members.values())
+    await draw(members)
+    groups = await enter(members)
+    app.death = AppKilled("signal 9")
+    app.crashed.set()
+    await until(lambda: len(here.apps) == 2 and here.apps[1].start is not None)
+    await end(asked)
+    asked = asyncio.create_task(here.apps[1].exchange(model, ALL))
+    await until(lambda: [one.is_led for one in here.application.queue.shown.open_of(run)] == [True, True])
+    await groups[1][0].withdraw()
+    again = await enter(groups[1])
+    assert {member.task.exchange for member in again[1] if member.task} == {4}
+    await asyncio.gather(*(member.secure() for member in members))
+    answer = await asked
+    assert isinstance(answer, Replies), answer
+    assert len(answer.replies) == 2
+    ended = await here.finish(run, here.apps[1], model)
+    assert (ended.status, ended.rounds) == ("finished", 1)
+    assert [event["exchange"] for event in events_of(ended, "group")] == [2, 3, 4]
 
 
 async def test_what_cannot_be_is_refused_before_it_starts(here: Site) -> None:
