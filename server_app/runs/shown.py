@@ -15,7 +15,7 @@ class Shown:
     def add(self, exchange: Exchange) -> None:
         """One more is led. Of what has ended, only what the same request has led to is kept.
 
-        A restored exchange replaces the object that was put down when the ServerApp died: nobody ends that one any more.
+        A restored exchange replaces the object that was put down when the ServerApp died, which nobody ends.
         """
         run, number, step = exchange.task.run, exchange.task.exchange, exchange.context.step
         self._exchanges = [
