@@ -10,6 +10,7 @@ from typing import Any, Final
 from client_app.output import clean
 from client_app.owner.status import Apps, RunSeen, Status
 from fedcore.admission.refusals import SENTENCES
+from fedcore.admission.releases import DIFFERENCING
 from fedcore.units import size
 
 MOST_RUNS: Final = 50
@@ -80,6 +81,7 @@ def meaning(check: str) -> str:
         "not-eligible": "the owner's hours, power or load rules did not let the machine train",
         "app-mismatch": "the run wants another app than the installed one; nothing of it ran",
         "restarted": "the agent was ended in the middle of the exchange",
+        DIFFERENCING: "with earlier sums it could tell what fewer clients than min-cohort gave (allow-differencing)",
         "timeout": "the server did not bring the exchange to its end",
         "app-failed": "the app failed on this machine; the agent's log says why",
         "transcript-fork": "the server's transcript hides something that this client signed or knows",

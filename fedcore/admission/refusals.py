@@ -6,9 +6,9 @@ was asked and what its owner allows. The sentences are made here, by the server 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from fedcore.admission import tasks
 from fedcore.admission.agreed import CONFIG_NOT_ALLOWED
@@ -17,7 +17,22 @@ from fedcore.errors import ProtocolViolation
 from fedcore.secagg import Check
 from fedcore.wire import WithdrawIn
 
+Refusal: TypeAlias = WithdrawIn | ProtocolViolation
+
 _MOST_SHOWN: Final = 3
+_MOST_NAMED: Final = 50
+
+_NO_OTHER_WAY: Final = (
+    "Where neither can be, each of these owners has to agree: allow-differencing = true in policy.toml, and start the "
+    "client again. It costs that the client no longer looks at what sums tell together: whoever reads two that differ "
+    "in one client can subtract them and has what that client gave"
+)
+QUERY_DIFFERENCING: Final = (
+    "the sums of statistics, of all runs together, could tell that over {asked} clients, the clients' policies demand "
+    "{allowed} (min-cohort, and those that may collude). Ask the same clients as before; once members came or left, "
+    "they cannot be the same. " + _NO_OTHER_WAY
+)
+"""In place of the sentence of `differencing`, where clients were asked for numbers and not of a model."""
 
 SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -54,8 +69,8 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         ),
         DIFFERENCING: (
             "the sums of this model could together tell that over {asked} clients, the clients' policies demand "
-            "{allowed} (min-cohort, and those that may collude); start from another model, or ask the same clients as "
-            "before"
+            "{allowed} (min-cohort, and those that may collude); start from another model (another seed, or "
+            "--initial-model), or ask the same clients as before. " + _NO_OTHER_WAY
         ),
         tasks.NOISE_SHARES: "the noise is shared out among {asked} clients, a sum is sure to hold that of {allowed}",
         tasks.TOO_LITTLE_NOISE: (
@@ -84,28 +99,38 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
 """By check; those with numbers are `fedcore.wire.NUMBERED_CHECKS`."""
 
 
-def describe(refusal: WithdrawIn | ProtocolViolation) -> str:
-    """One refusal as an operator reads it: the check, what it failed on, and a sentence."""
+def describe(refusal: Refusal, *, queries: bool = False) -> str:
+    """One refusal as an operator reads it: the check, what it failed on, and a sentence. queries: as `Task.queries`."""
     name = f"{refusal.check} {refusal.subject}".rstrip()
     sentence = SENTENCES.get(refusal.check, "")
+    if queries and refusal.check == DIFFERENCING:
+        sentence = QUERY_DIFFERENCING
     if refusal.asked is None or refusal.allowed is None:
         return name if not sentence or "{asked}" in sentence else f"{name}: {sentence}"
     return f"{name}: {sentence.format(asked=_number(refusal.asked), allowed=_number(refusal.allowed))}"
 
 
-def refused_by_all(refusals: Iterable[WithdrawIn | ProtocolViolation]) -> str:
+def refused_by_all(refusals: Iterable[Refusal], *, queries: bool = False) -> str:
     """Why no client takes part in an exchange."""
-    return f"every client refused: {_some(refusals)}"
+    texts = sorted({describe(refusal, queries=queries) for refusal in refusals})
+    return f"every client refused: {_some(texts)}"
 
 
-def refused_by_some(refusals: Iterable[WithdrawIn | ProtocolViolation]) -> str:
-    """Why some clients do not take part; "" where no check says so."""
-    named = [refusal for refusal in refusals if refusal.check in SENTENCES]
-    return f"{len(named)} refused: {_some(named)}" if named else ""
+def refused_by_some(refusals: Mapping[str, Refusal], *, queries: bool = False) -> str:
+    """Why some clients, by name, do not take part; "" where no check says so."""
+    by_text: dict[str, list[str]] = {}
+    for name, refusal in refusals.items():
+        if refusal.check in SENTENCES:
+            by_text.setdefault(describe(refusal, queries=queries), []).append(name)
+    return _some([f"{len(who)} refused ({_names(who)}): {text}" for text, who in sorted(by_text.items())])
 
 
-def _some(refusals: Iterable[WithdrawIn | ProtocolViolation]) -> str:
-    texts = sorted({describe(refusal) for refusal in refusals})
+def _names(who: Sequence[str]) -> str:
+    more = f" and {len(who) - _MOST_NAMED} more" if len(who) > _MOST_NAMED else ""
+    return ", ".join(sorted(who)[:_MOST_NAMED]) + more
+
+
+def _some(texts: Sequence[str]) -> str:
     more = f"; and {len(texts) - _MOST_SHOWN} more" if len(texts) > _MOST_SHOWN else ""
     return "; ".join(texts[:_MOST_SHOWN]) + more
 

@@ -141,12 +141,15 @@ def _check_groups(
     size = smallest_group({*known, asked})
     if size < min_cohort + corrupt:
         demanded = f"{min_cohort}, and {corrupt} more that may help the server" if corrupt else str(min_cohort)
-        remedy = "Ask for" if queries else "Start from another model, or ask for"
+        remedy = "Ask" if queries else "Start from another model, or ask"
         raise ProtocolViolation(
             DIFFERENCING,
             f"this sum and the {len(known - {asked})} others of {'queries' if queries else 'the same model'}, of this "
             f"client and in the transcript, could together give that over a group of {size} clients; the policy "
-            f"demands {demanded}. {remedy} the same clients as before",
+            f"demands {demanded}. {remedy} the same clients as before. To take part all the same, its owner would have "
+            "to write allow-differencing = true in policy.toml and start the client again: then it no longer looks at "
+            "what sums tell together, and whoever reads two that differ in one client can subtract them and has what "
+            "that client gave",
             asked=size,
             allowed=min_cohort + corrupt,
         )

@@ -198,10 +198,14 @@ class SimulatedOwners:
 
     def explain(self, error: RoundFailed) -> str:
         """Why the last exchange failed, with what its owners refused."""
-        refusals = self._admitted.refusals if self._admitted else []
+        if (last := self._admitted) is None:
+            return str(error)
         if self.all_refused:
-            return refused_by_all(refusals)
-        return "; ".join(filter(None, (str(error), refused_by_some(refusals))))
+            return refused_by_all(last.refusals.values(), queries=last.task.queries)
+        refusals = {
+            member.name: last.refusals[member.id] for member in self.roster.members if member.id in last.refusals
+        }
+        return "; ".join(filter(None, (str(error), refused_by_some(refusals, queries=last.task.queries))))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,7 +218,7 @@ class AdmittedExchange:
     chain: Chain
     histories: Mapping[int, MemoryHistory]
     encoding: AnyEncoding | None = None
-    refusals: list[ProtocolViolation] = field(default_factory=list)
+    refusals: dict[int, ProtocolViolation] = field(default_factory=dict)
 
     def check_sum(self) -> None:
         """The scales of the sum keep their rule, and it costs nobody more epsilon than is left."""
@@ -243,8 +247,8 @@ class AdmittedExchange:
             history = self.histories[client]
             agree(self.task, self.encoding, survivors, self.policy, history, self.chain, here=survivors)
         except ProtocolViolation as refusal:
-            self.refusals.append(refusal)
-            return describe(refusal)
+            self.refusals[client] = refusal
+            return describe(refusal, queries=self.task.queries)
         return ""
 
     def record(self, outcome: Outcome, signers: Collection[int]) -> None:

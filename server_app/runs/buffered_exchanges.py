@@ -93,8 +93,8 @@ class BufferedExchanges:
                 attempt_ended(error, str(error), task.exchange, task.server_round, len(end.survivors), again=again)
             )
             if not again:
-                raise RoundFailed(explain(error, end, run.plan.settings)) from error
-            last = explain(error, end, run.plan.settings)
+                raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error
+            last = explain(error, end, task, run.plan.settings, run.services.names)
         raise AssertionError("there is always another number")
 
     # --- versions -------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class GroupedExchanges:
             self._note_failure(task, end.failure.reason, retry=again)
             if not again:
                 error = end.failure.error()
-                raise RoundFailed(explain(error, end, settings)) from error
+                raise RoundFailed(explain(error, end, task, settings, run.services.names)) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _draw_once(self, asked: SecureRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
@@ -134,7 +134,7 @@ class GroupedExchanges:
                 return _Sum(task, end)
             await run.close(task, end)
             failure = end.failure.error()
-            reason = explain(failure, end, run.plan.settings)
+            reason = explain(failure, end, task, run.plan.settings, run.services.names)
             again = attempts.go_on(failure, task.cohort, end.survivors, free=bool(end.blamed)) and end.common is None
             run.note_group_end(task, end, reason=str(failure), retry=again)
             if not again:

@@ -49,7 +49,7 @@ class PlainExchanges:
                 ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=str(error), retry=again)
             )
             if not again:
-                raise RoundFailed(explain(error, end, run.plan.settings)) from error
+                raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _attempt(self, request: PlainRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:

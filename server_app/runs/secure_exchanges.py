@@ -121,7 +121,7 @@ class SecureExchanges:
                 attempt_ended(error, str(error), task.exchange, task.server_round, len(end.survivors), again=again)
             )
             if not again:
-                raise RoundFailed(explain(error, end, run.plan.settings)) from error
+                raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error
         raise AssertionError("there is always another number")
 
     def attempts(self) -> Attempts:

@@ -261,7 +261,10 @@ async def test_refusals_of_some_stand_beside_what_they_led_to(here: Site, model:
         await member.leave(said)
     answer = await asked
     assert isinstance(answer, ExchangeRefused)
-    assert "; 2 refused: config-not-allowed lr: the run sets it otherwise than the app" in answer.reason
+    assert (
+        "; 2 refused (client-1, client-2): config-not-allowed lr: the run sets it otherwise than the app"
+        in answer.reason
+    )
 
 
 async def test_plain_exchange_hands_over_every_update(here: Site, model: ModelState) -> None:
