@@ -7,7 +7,7 @@ from typing import Final
 from client_app.eligibility import NotEligible
 from client_app.ranks.failures import AppFailed, RankFailed
 from fedcore.admission import tasks
-from fedcore.admission.agreed import CONFIG_NOT_ALLOWED
+from fedcore.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
 from fedcore.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
 from fedcore.errors import (
     AppError,
@@ -40,6 +40,7 @@ _OVER: Final = frozenset(
 _POLICY: Final = frozenset(
     {
         CONFIG_NOT_ALLOWED,
+        MESSAGE_NOT_ALLOWED,
         tasks.MODEL_TOO_LARGE,
         tasks.TOO_MANY_TENSORS,
         tasks.TOO_LONG,

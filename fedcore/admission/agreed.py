@@ -3,6 +3,11 @@
 Whoever can set a number in a run can ask a question with it: how a client answers for one value and for another tells
 on which side of it something about its data lies. So what a run may set is the owner's to say. The app's own config and
 settings are covered by its hash; every other value needs `allow-config` in policy.toml.
+
+A message carries what the app's strategy puts into it, from one round to the next: a learning rate that is halved, say.
+Which values these are follows from code that the owner agreed to, if the server runs it. So a message may say otherwise
+than the run, under keys of the run config as under others; but where the owner has a rule for a key, it binds the
+message as well, whoever sends it. ADR 16 says what that leaves to a server that lies.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.wire import Scalar, Task
 
 CONFIG_NOT_ALLOWED: Final = "config-not-allowed"
+MESSAGE_NOT_ALLOWED: Final = "message-not-allowed"
 _SHOWN: Final = 80
 """Characters of a value that are shown or kept."""
 
@@ -36,25 +42,61 @@ _MISSING: Final = _Missing()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A value that the server sent other than the app says. where: what sets it."""
+    """A value of a run that is other than the app's."""
 
     key: str
     asked: Any
     agreed: Any
-    where: str = "the run"
 
     def allowed(self, policy: Policy) -> bool:
         """Whether the owner's policy has a rule for the key that the value fits."""
-        rule = policy.allow_config.get(self.key, policy.allow_config.get(ANY_KEY))
+        rule = _rule(self.key, policy)
         return rule is not None and _fits(self.asked, rule)
 
     def refusal(self) -> ProtocolViolation:
         """Names the key, what was asked, what the app says, and what would allow it."""
         return ProtocolViolation(
             CONFIG_NOT_ALLOWED,
-            f"{self.where} sets {self.key!r} to {_text(self.asked)}, the installed app says {_text(self.agreed)}; its "
+            f"the run sets {self.key!r} to {_text(self.asked)}, the installed app says {_text(self.agreed)}; its "
             f"owner would have to write {_remedy(self.key, self.asked)} in policy.toml",
             subject="" if self.asked is _MISSING else _printable(self.key),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A value that a message carries, and the run's under the same key, which may be none."""
+
+    key: str
+    asked: Any
+    run: Any
+
+    @property
+    def differs(self) -> bool:
+        """Whether the run has another value under this key."""
+        return self.run is not _MISSING and not _same(self.asked, self.run)
+
+    def allowed(self, policy: Policy) -> bool:
+        """Whether it is the run's value, or fits the owner's rule for the key, if there is one.
+
+        The rule for all keys speaks of those of the run config.
+        """
+        if self.run is _MISSING:
+            rule = policy.allow_config.get(self.key)
+        else:
+            rule = _rule(self.key, policy) if self.differs else None
+        return rule is None or _fits(self.asked, rule)
+
+    def refusal(self, policy: Policy) -> ProtocolViolation:
+        """Names who sent what, what the run says, the owner's rule, and what would help."""
+        key = _printable(self.key)
+        return ProtocolViolation(
+            MESSAGE_NOT_ALLOWED,
+            f"the strategy's message sets {self.key!r} to {_text(self.asked)}, the run says {_text(self.run)}; "
+            f"policy.toml has allow-config.{json.dumps(self.key)} = {json.dumps(_rule(self.key, policy))}. Have the "
+            f"strategy send what fits that, or the owner would have to write {_remedy(self.key, self.asked)}",
+            # Both values are the server's own words.
+            subject=f"{key[:30]}={_text(self.asked)} (run: {_text(self.run)})" if key else "",
         )
 
 
@@ -70,14 +112,12 @@ class Agreed:
         """What installing `app` agrees to."""
         return cls(run_config=app.run_config, settings=app.settings)
 
-    def changes(self, task: Task) -> Iterator[Change]:
-        """Every value of the task that is other than the app's: run config, settings, then configs of the message."""
-        yield from self.changes_of_run(task.run_config, task.settings)
+    def said(self, task: Task) -> Iterator[Said]:
+        """Every value that the task's message carries."""
         for config in task.configs.values():
             for key, value in sorted(config.items()):
-                expected = task.run_config.get(key, self.run_config.get(key, _MISSING))
-                if expected is not _MISSING and not _same(value, expected):
-                    yield Change(key=key, asked=value, agreed=self.run_config.get(key, _MISSING), where="a message")
+                run = task.run_config.get(key, self.run_config.get(key, _MISSING))
+                yield Said(key=key, asked=value, run=run)
 
     def changes_of_run(self, run_config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Change]:
         """Every value of a run that is other than the app's. settings: those for clients."""
@@ -86,9 +126,12 @@ class Agreed:
 
     def check(self, task: Task, policy: Policy) -> JobSettings:
         """The settings that hold for the client; raises ProtocolViolation for what its owner does not allow."""
-        for change in self.changes(task):
+        for change in self.changes_of_run(task.run_config, task.settings):
             if not change.allowed(policy):
                 raise change.refusal()
+        for said in self.said(task):
+            if not said.allowed(policy):
+                raise said.refusal(policy)
         try:
             settings = JobSettings.from_mapping(task.settings, where="the task's settings")
         except ConfigurationError as error:
@@ -98,8 +141,13 @@ class Agreed:
         return settings
 
     def changed(self, task: Task) -> dict[str, str]:
-        """The changes for the ledger: key -> what was asked, cut short. No more than twenty."""
-        listed = [(_printable(change.key), _text(change.asked)) for change in self.changes(task)]
+        """For the ledger: key -> what was asked other than agreed, cut short. No more than twenty.
+
+        A key that a message sets otherwise than the run has "(message)" behind it.
+        """
+        changes = self.changes_of_run(task.run_config, task.settings)
+        listed = [(_printable(change.key), _text(change.asked)) for change in changes]
+        listed += [(f"{_printable(it.key)} (message)", _text(it.asked)) for it in self.said(task) if it.differs]
         more = {"...": f"{len(listed) - 20} more"} if len(listed) > 20 else {}
         return dict(listed[:20]) | more
 
@@ -109,6 +157,11 @@ def _differences(asked: Mapping[str, Any], agreed: Mapping[str, Any], prefix: st
         mine, theirs = agreed.get(key, _MISSING), asked.get(key, _MISSING)
         if not _same(theirs, mine):
             yield Change(key=prefix + key, asked=theirs, agreed=mine)
+
+
+def _rule(key: str, policy: Policy) -> ConfigRule | None:
+    """The owner's rule for a key, or else that for all keys."""
+    return policy.allow_config.get(key, policy.allow_config.get(ANY_KEY))
 
 
 def _same(one: Any, two: Any) -> bool:
@@ -122,7 +175,7 @@ def _fits(value: Any, rule: ConfigRule) -> bool:
     if type(value) is str:
         return value in rule
     if type(value) is list:
-        return all(type(item) is str and item in rule for item in value)
+        return isinstance(rule[0], str) and all(type(item) is str and item in rule for item in value)
     low, high = rule if len(rule) == 2 else (None, None)
     if type(value) not in (int, float) or isinstance(low, str | None) or isinstance(high, str | None):
         return False

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from fedcore.admission import tasks
-from fedcore.admission.agreed import CONFIG_NOT_ALLOWED
+from fedcore.admission.agreed import CONFIG_NOT_ALLOWED, MESSAGE_NOT_ALLOWED
 from fedcore.admission.releases import DIFFERENCING, TOO_MANY_RELEASES
 from fedcore.errors import ProtocolViolation
 from fedcore.secagg import Check
@@ -93,6 +93,10 @@ SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         CONFIG_NOT_ALLOWED: (
             "the run sets it otherwise than the app that the owners installed; leave it as it is, or they write a line "
             "allow-config for it into policy.toml, which their own logs show"
+        ),
+        MESSAGE_NOT_ALLOWED: (
+            "the strategy's message sets it to what the clients' policies do not allow (allow-config), whatever the "
+            "run says; have the strategy send what they allow, as their own logs show, or their owners widen it"
         ),
     }
 )

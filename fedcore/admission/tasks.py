@@ -6,6 +6,7 @@ The names of the checks are fixed, as in `fedcore.secagg.Check`; these come befo
 | ----------------------- | ------------------------------------------------------------------------------ |
 | app-mismatch            | running an app that the owner did not install                                  |
 | config-not-allowed      | a question in a number: config or settings other than the app's (`agreed`)     |
+| message-not-allowed     | the same in a message, under a key for which the owner has a rule (`agreed`)   |
 | model-too-large         | a model that fills the disk                                                    |
 | too-many-tensors        | an encoding that takes for ever to read                                        |
 | too-long                | local work without an end                                                      |

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.commands import forked
 from support.deployment import Deployment
+from support.flower_rows import APPS, PLAIN_TOLERANCE, SECURE_TOLERANCE, difference, last_result
 from support.tiny import TINY
 
 from fedcore.compare.local_federation import LocalFederation
+from fedcore.federation import Policy
+from fedcore.federation.policy_text import policy_text
 
 OTHERS = ["client-1", "client-2", "client-4"]
 SECRET = "patient 17 is in this message"
@@ -93,6 +98,27 @@ def test_a_client_with_another_app_is_not_asked(federation: Deployment) -> None:
     assert dropped["client"] == "client-3"
     assert "another app is installed there" in dropped["reason"]
     assert done.of("exchange-done")[0]["survivors"] == OTHERS
+
+
+def test_a_message_may_change_what_a_run_may_not(tmp_path: Path) -> None:
+    """The strategy of the agreed app halves a key of the run config, of which no owner has a rule."""
+    app = Path(shutil.copytree(APPS, tmp_path / "app"))
+    project = (app / "pyproject.toml").read_text().replace('"FedAvg"', '"HalvingAvg"')
+    (app / "pyproject.toml").write_text(project.replace('"quickstart:', '"schedules:'))
+    kept = json.loads((APPS / "results.json").read_text())["flower"]
+    # Stock but for what the tests' federations set.
+    stock = replace(Policy.default(4), allow_plain=True, allow_config={"fedcore.train-seconds": True})
+    with Deployment.open(tmp_path, clients=4) as federation:
+        federation.app = app
+        for name in federation.federation.client_names():
+            (federation.kit(name) / "policy.toml").write_text(policy_text(stock), encoding="utf-8")
+        federation.start()
+        for mode, tolerance in (("secure", SECURE_TOLERANCE), ("plain", PLAIN_TOLERANCE)):
+            done = federation.submit(settings={"min-clients": 4, "aggregation": mode}).finish()
+            assert done.status == 0, done.stderr
+            found = last_result("\n".join(event["line"] for event in done.of("log")))
+            wanted = kept["schedules.server schedules.client HalvingAvg"]["found"]
+            assert difference(found, wanted) < tolerance
 
 
 def test_plain_aggregation_needs_the_owners_consent(federation: Deployment) -> None:

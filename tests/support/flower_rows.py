@@ -100,6 +100,11 @@ def _own() -> Iterator[Row]:
     }.items():
         checked = name == "Robust"
         yield Row(title=title, module="own_strategies", client_module="quickstart", strategy=name, checked=checked)
+    for name, title in {
+        "HalvingAvg": 'FedAvg that halves `config["lr"]`, which the run config has too, each round',
+        "HalvingAdagrad": "FedAdagrad that does the same",
+    }.items():
+        yield Row(title=title, module="schedules", strategy=name)
     yield Row(title="epsilon of each client's accountant, own maximum", module="epsilon")
     parts = {"server": "counting_server", "client": "counting_client"}
     yield Row(title="the same with `maximum` over a grid", module="epsilon", **parts)

@@ -189,12 +189,15 @@ class TestPlain:
         values = StoredValues(key="config", kind="config", values={"lr": 0.5})
         write_records(plain.model, [values])
         reference = ModelRef(sha256=sha256_file(plain.model), size=plain.model.stat().st_size)
-        plain.task = plain.task.model_copy(update={"run_config": {"lr": 0.1}, "model": reference})
-        client = replace(
-            allow(client, allow_plain=True, allow_config={}), agreed=replace(client.agreed, run_config={"lr": 0.1})
-        )
-        with pytest.raises(ProtocolViolation, match="config-not-allowed"):
-            await take(plain, client)
+        run = {"run_config": {"lr": 0.1}, "settings": client.agreed.settings.for_clients()}
+        plain.task = plain.task.model_copy(update={**run, "model": reference})
+        agreed = replace(client.agreed, run_config={"lr": 0.1})
+        strict = replace(allow(client, allow_plain=True, allow_config={"lr": (0.1, 0.2)}), agreed=agreed)
+        with pytest.raises(ProtocolViolation) as refused:
+            await take(plain, strict)
+        assert refused.value.check == "message-not-allowed"
+        plain.task = plain.task.model_copy(update={"exchange": 2})
+        await take(plain, replace(allow(client, allow_plain=True, allow_config={}), agreed=agreed))
 
     async def test_a_message_that_is_no_record_file_is_refused(
         self, plain: Script, client: Client, allow: Callable[..., Client]

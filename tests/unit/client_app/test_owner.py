@@ -45,14 +45,14 @@ AGREED = Agreed(run_config=CONFIG, settings=SETTINGS)
 FOUR_SUMS = [(1, 2, 3, 6), (4, 5, 6), (2, 3, 7, 8), (4, 5, 7, 8)]
 
 
-def check(task: Task, kit: ClientKit, **policy: Any) -> None:
+def check(task: Task, kit: ClientKit, agreed: Agreed = AGREED, **policy: Any) -> None:
     """As the agent does, with the policy of a kit from `provision`, changed."""
-    check_task(task, replace(kit, policy=replace(Policy.default(4), **policy)), APP, AGREED)
+    check_task(task, replace(kit, policy=replace(Policy.default(4), **policy)), APP, agreed)
 
 
-def refusal(task: Task, kit: ClientKit, **policy: Any) -> ProtocolViolation:
+def refusal(task: Task, kit: ClientKit, agreed: Agreed = AGREED, **policy: Any) -> ProtocolViolation:
     with pytest.raises(ProtocolViolation) as refused:
-        check(task, kit, **policy)
+        check(task, kit, agreed, **policy)
     withdrawal = withdrawal_for(refused.value)
     assert withdrawal is not None
     assert withdrawal.subject == refused.value.subject
@@ -147,11 +147,43 @@ class TestConfig:
         assert refusal(make(run_config={**CONFIG, "\x1b[2J": 1}), kits[1]).subject == ""
         assert len(refusal(make(run_config={**CONFIG, "k" * 9000: 1}), kits[1]).subject) == 200
 
-    def test_a_message_cannot_say_what_the_run_must_not(self, make: Make, kits: dict[int, ClientKit]) -> None:
+    def test_a_message_may_say_otherwise_than_the_run(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        """A strategy that halves the learning rate; what the run itself may set is as narrow as before."""
         check(make(configs={"config": {"lr": 0.1, "server-round": 7}}), kits[1])
-        refused = refusal(make(configs={"config": {"lr": 0.05}}), kits[1])
-        assert (refused.check, refused.subject) == ("config-not-allowed", "lr")
-        check(make(configs={"config": {"lr": 0.05}}), kits[1], allow_config={"lr": (0.0, 0.1)})
+        check(make(configs={"config": {"lr": 0.05}}), kits[1])
+        halved = make(run_config={**CONFIG, "lr": 0.05}, configs={"config": {"lr": 0.05}})
+        assert refusal(halved, kits[1]).check == "config-not-allowed"
+
+    @pytest.mark.parametrize("sent", [0.2, 0.02, "0.05", True, float("nan"), [], [0.05], None])
+    def test_a_message_cannot_say_what_the_owner_rules_out(
+        self, make: Make, kits: dict[int, ClientKit], sent: Any
+    ) -> None:
+        """Neither under a key of the run config nor under one that it does not have."""
+        for key, config in (("lr", CONFIG), ("rate", {**CONFIG, "lr": 0.05})):
+            rules: dict[str, Any] = {"allow_config": {"lr": (0.05, 0.1), key: (0.05, 0.1)}}
+            check(make(run_config=config, configs={"config": {key: 0.05}}), kits[1], **rules)
+            refused = refusal(make(run_config=config, configs={"other": {}, "config": {key: sent}}), kits[1], **rules)
+            assert refused.check == "message-not-allowed"
+            assert refused.subject.startswith(f"{key}=")
+
+    def test_an_owner_pins_a_key_of_messages(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        pinned: dict[str, Any] = {"allow_config": {"lr": (0.1, 0.1), "mode": ("fast",), "deep": (0, 0)}}
+        said = {"lr": 0.1, "mode": "fast", "deep": False}
+        run = {**CONFIG, "mode": "fast", "deep": False}
+        agreed = replace(AGREED, run_config=run)
+        check(make(run_config=run, configs={"config": said}), kits[1], agreed, **pinned)
+        for key, value in {"lr": 0.05, "mode": "slow", "deep": True}.items():
+            task = make(run_config=run, configs={"config": {**said, key: value}})
+            assert refusal(task, kits[1], agreed, **pinned).check == "message-not-allowed"
+
+    def test_a_rule_for_all_keys_is_about_those_of_the_run(self, make: Make, kits: dict[int, ClientKit]) -> None:
+        rule: dict[str, Any] = {"allow_config": {"*": (0.0, 1.0)}}
+        check(make(configs={"config": {"lr": 0.05, "server-round": 7}}), kits[1], **rule)
+        assert refusal(make(configs={"config": {"lr": 7.0}}), kits[1], **rule).check == "message-not-allowed"
+
+    def test_the_owner_reads_what_a_message_changed(self, make: Make) -> None:
+        task = make(run_config={**CONFIG, "lr": 0.2}, configs={"config": {"lr": 0.05, "server-round": 7}})
+        assert AGREED.changed(task) == {"lr": "0.2", "lr (message)": "0.05"}
 
     def test_rounds_are_the_runs_to_choose_by_default(self, make: Make, kits: dict[int, ClientKit]) -> None:
         check(make(run_config={**CONFIG, "num-server-rounds": 500}), kits[1])

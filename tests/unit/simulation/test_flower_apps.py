@@ -31,6 +31,9 @@ def row(title: str) -> Row:
         ("`@sum_only`", "secure"),
         ("`secaggplus_mod`", "plain"),
         ("own maximum", "plain"),
+        ("FedAvg that halves", "plain"),
+        ("FedAvg that halves", "secure"),
+        ("FedAdagrad that does", "secure"),
         ("`maximum` over a grid", "secure"),
     ],
 )

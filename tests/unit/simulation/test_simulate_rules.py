@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.flower_rows import APPS as SMALL
+from support.flower_rows import ROWS
 from support.simulated import Simulate
 from support.tiny import TINY
 from typer.testing import CliRunner
@@ -132,6 +134,18 @@ def test_a_named_policy_holds_as_it_is(
         simulate(3, policy=Policy.default(3), settings=settings, **config)
     done = simulate(3, policy=Policy.own(3, allow_plain=True), settings=settings, **config)
     assert not done.of("warning")
+
+
+@pytest.mark.parametrize("mode", ["secure", "plain"])
+def test_a_rule_of_a_named_policy_holds_for_messages_too(simulate: Simulate, mode: str) -> None:
+    """The app halves its learning rate each round; this owner has it at 0.1 and more."""
+    row = next(row for row in ROWS if row.strategy == "HalvingAvg")
+    parts, settings = dict.fromkeys(row.config, True), {"aggregation": mode}
+    loose = replace(Policy.default(4), allow_plain=True, allow_config=parts)
+    strict = replace(loose, allow_config={**parts, "lr": (0.1, 0.125)})
+    with pytest.raises(RunFailed, match=r"^every client refused: message-not-allowed lr=0.0625 \(run: 0.125\)"):
+        simulate(4, app=SMALL, policy=strict, settings=settings, **row.config)
+    assert simulate(4, app=SMALL, policy=loose, settings=settings, **row.config).of("exchange-done")
 
 
 def test_owners_count_epsilon_as_in_a_deployment(simulate: Simulate) -> None:
