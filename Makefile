@@ -26,7 +26,7 @@ help:  ## list the targets
 
 install: $(STAMP)  ## make .venv with the locked dependencies and this project
 
-$(BASE): requirements.lock pyproject.toml setup.py
+$(BASE): requirements.lock pyproject.toml
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcore needs Python 3.11 or newer")'
 	@echo "Installing torch and the rest of what fedcore needs into $(VENV), which takes minutes:"
 	python3 -m venv $(VENV)

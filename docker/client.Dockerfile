@@ -6,7 +6,13 @@
 ARG PYTHON_IMAGE=python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 FROM $PYTHON_IMAGE AS build
 
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Behind a proxy that reads TLS: --build-arg CA_BUNDLE=site-ca.pem, its authority in PEM form in a file of this folder.
+ARG CA_BUNDLE=docker/no-ca.pem
+COPY $CA_BUNDLE /opt/build-ca/site.pem
+RUN cat /etc/ssl/certs/ca-certificates.crt /opt/build-ca/site.pem > /opt/build-ca/all.pem
+ENV PIP_CERT=/opt/build-ca/all.pem PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# A mirror of the package index is --build-arg PIP_INDEX_URL=..., and one of PyTorch's TORCH_INDEX=...
+ARG PIP_INDEX_URL=https://pypi.org/simple
 RUN python -m venv /opt/fedcore
 ENV PATH=/opt/fedcore/bin:$PATH
 WORKDIR /src

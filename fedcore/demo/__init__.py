@@ -8,7 +8,5 @@ SITES = 4
 
 
 def digits() -> Path:
-    """The folder of the app that is trained: examples/digits, which a wheel has beside this file (setup.py)."""
-    here = Path(__file__).parent
-    shipped = here / "digits"
-    return shipped if shipped.is_dir() else here.parents[1] / "examples" / "digits"
+    """The folder of the app that is trained: examples/digits, file by file, so that every installation has it."""
+    return Path(__file__).parent / "digits"

@@ -1,15 +1,13 @@
-"""`fedcore demo --open` from its first word to Ctrl-C, and the example in a wheel."""
+"""`fedcore demo --open` from its first word to Ctrl-C."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import httpx
 import pytest
 from support.deployment import ENVIRONMENT
 
-ROOT = Path(__file__).parents[3]
 LONG = 900
 
 
@@ -62,27 +59,3 @@ def test_a_federation_is_left_open_until_ctrl_c(tmp_path: Path, short: Path) -> 
     said = (tmp_path / "log").read_text()
     assert f"open this page in a browser: {link['url']}" in said.replace("\n", "")
     assert list(short.glob("fedcore-demo-*")) == [], "nothing is left"
-
-
-def test_a_wheel_has_the_example(tmp_path: Path) -> None:
-    tree, wheels = tmp_path / "tree", tmp_path / "wheels"
-    for name in ("fedcore", "server_app", "client_app", "examples"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree / name)
-    options = ("-q", "--no-deps", "--no-build-isolation", "-w", str(wheels))
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, timeout=LONG)
-    (wheel,) = wheels.iterdir()
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    place = "from fedcore.demo import digits; print(digits())"
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", place],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG,
-    )
-    assert found.stdout.strip() == str(tmp_path / "installed" / "fedcore" / "demo" / "digits")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedcore.compare.modes import parse_modes
@@ -12,6 +14,16 @@ from fedcore.flower.app import FlowerApp
 
 def test_the_example_is_found_and_is_an_app() -> None:
     assert FlowerApp.load(digits()).name == "fedcore-digits"
+
+
+def test_the_example_in_the_package_is_that_of_the_checkout() -> None:
+    """After a change of examples/digits: cp -r examples/digits fedcore/demo/."""
+
+    def files(folder: Path) -> dict[str, bytes]:
+        paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    assert files(digits()) == files(Path(__file__).parents[3] / "examples" / "digits")
 
 
 def test_the_demo_has_the_whole_story() -> None:

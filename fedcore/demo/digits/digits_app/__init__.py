@@ -1,0 +1,1 @@
+"""A Flower app: federated averaging on scikit-learn's digits."""
