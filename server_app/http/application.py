@@ -20,6 +20,7 @@ from fedcore.watch_wire import Role
 from fedcore.wire import ProblemDocument
 from server_app.http.audience import Audiences
 from server_app.http.authentication import Authenticator
+from server_app.http.early_answers import EarlyAnswers
 from server_app.http.event_stream import StreamPlaces
 from server_app.http.guard import Guard
 from server_app.http.problems import install
@@ -106,7 +107,7 @@ def make_application(services: Services, *, token_sha256: bytes, start_app: Star
         services.metrics.streams.labels(role.value).set_function(partial(places.of_role, role))
     guarded = _guarded(app, services, sessions)
     return Application(
-        asgi=Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble),
+        asgi=EarlyAnswers(Standby(guarded, lambda: leadership.leads, lambda: leadership.trouble)),
         fastapi=app,
         queue=queue,
         leadership=leadership,

@@ -28,6 +28,7 @@ from fedcore.wire import ProblemKind
 from server_app import logs
 from server_app.http.authentication import Authenticator, ClientCaller
 from server_app.http.door import CONNECTION_KEY
+from server_app.http.early_answers import CLOSE, UNREAD_KEY, announced_length
 from server_app.http.problems import Rejection, problem_response, rejection_for
 from server_app.http.sessions import Session
 from server_app.http.strangers import Pace, network_of
@@ -42,10 +43,6 @@ CONTROL_BYTES: Final = 64 * 1024
 CONTROL_BYTES_PER_NEIGHBOUR: Final = 3200
 """The largest control message holds two entries a neighbour, sealed with ML-KEM: 1170 and 1136 bytes before base64."""
 MOST_NEIGHBOURS: Final = 1024
-LINGER_BYTES: Final = 1 << 20
-"""A refused body of which no more than this was announced is read to its end, so that the connection can be kept,"""
-LINGER_SECONDS: Final = 1.0
-"""if it is there that soon."""
 
 IN_FLIGHT: Final = 64
 """Requests of one sender that may be open at once; a client has a handful."""
@@ -140,11 +137,11 @@ class Guard:
         finally:
             self.on_answer(request.status)
             if request.count_bytes is not None:
-                request.count_bytes(request.up, request.down)
+                request.count_bytes(request.up + scope.get(UNREAD_KEY, 0), request.down)
 
     async def _pass_on(self, scope: Scope, reader: _Reader, writer: _Writer) -> None:
         """Serve a request of somebody who may make it, when it is its turn."""
-        reader.announced = _announced_length(scope["headers"])
+        reader.announced = announced_length(scope["headers"])
         try:
             sender = await self.authenticate(scope)
         except Exception as error:
@@ -273,27 +270,11 @@ class _Reader:
         self.refusal = refusal
         return refusal
 
-    async def linger(self) -> None:
-        """Read what is left of a short body, for a second at most; without it the connection must be closed.
-
-        One of unknown length is left alone: a megabyte of it in chunks of a byte keeps the processor busy for seconds.
-        """
-        if self.announced is None or self.announced - self._body_bytes > LINGER_BYTES:
-            return
-        async with asyncio.timeout(LINGER_SECONDS):
-            while not self._request.body_complete:
-                message = await self._receive()
-                if message["type"] != "http.request":
-                    return
-                self._request.body_complete = not message.get("more_body", False)
-                self._request.up += len(message.get("body", b""))
-
 
 class _Writer:
-    """`send` that counts, and that closes the connection when a body was left unread.
+    """`send` that counts. closing: whether the answer ends the connection.
 
-    Once the reader has refused the body, only the guard's own answer (`refusing`) goes out. closing: whether the
-    connection is closed in any case.
+    Once the reader has refused the body, only the guard's own answer (`refusing`) goes out.
     """
 
     def __init__(self, send: Send, request: GuardedRequest, reader: _Reader) -> None:
@@ -308,9 +289,8 @@ class _Writer:
             return
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", []))
-            if self.closing or not await self._read_rest():
-                headers = [line for line in headers if line[0].lower() != b"connection"]
-                headers.append((b"connection", b"close"))
+            if self.closing:
+                headers.append(CLOSE)
             self.request.answered = True
             self.request.status = message["status"]
             headers.append((b"x-request-id", self.request.id.encode()))
@@ -320,29 +300,11 @@ class _Writer:
             self.request.down += len(message.get("body", b""))
         await self._send(message)
 
-    async def _read_rest(self) -> bool:
-        if self.request.body_complete:
-            return True
-        try:
-            await self._reader.linger()
-        except TimeoutError:
-            return False
-        return self.request.body_complete
-
 
 def _place(path: str) -> dict[str, object]:
     """What a request is about, for the log."""
     found = _EXCHANGE_PATH.match(path)
     return {"run": found[1], "exchange": int(found[2]), "step": found[3]} if found else {}
-
-
-def _announced_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """How long the body is said to be; None for one in chunks."""
-    fields = {name.lower(): value for name, value in headers}
-    if b"transfer-encoding" in fields:
-        return None
-    length = fields.get(b"content-length", b"0")
-    return int(length[:18]) if length.isdigit() else None
 
 
 def _address(scope: Scope) -> str:

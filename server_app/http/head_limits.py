@@ -152,17 +152,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._body_left = 0
 
         def take(block: memoryview, is_last: bool) -> None:
-            self.flow.pause_reading()
             if is_last:
                 self.parser = httptools.HttpRequestParser(self)  # the one before waits for the body
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
                 self.transport.set_protocol(self)
-            if not cycle.response_complete:
+            if not cycle.response_complete:  # nobody would have the reading go on after that
+                self.flow.pause_reading()
                 cycle.body = block  # type: ignore[assignment]
                 cycle.more_body = not is_last
                 cycle.message_event.set()
 
-        self.flow.pause_reading()
+        if not cycle.response_complete:
+            self.flow.pause_reading()
         self.transport.set_protocol(LongBody(self, size, take, self.loop.time))
 
     def send_400_response(self, msg: str) -> None:

@@ -122,8 +122,6 @@ def problem_response(error: BaseException) -> JSONResponse:
     headers: dict[str, str] = {}
     if rejection.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if rejection.kind is ProblemKind.TOO_LARGE:
-        headers["Connection"] = "close"
     if rejection.kind in (ProblemKind.BUSY, ProblemKind.TOO_MANY_STREAMS):
         headers["Retry-After"] = "10"
     if rejection.kind in (ProblemKind.STORAGE_UNAVAILABLE, ProblemKind.NOT_LEADING):

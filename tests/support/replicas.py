@@ -33,16 +33,19 @@ class Replicas:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, folder: Path, database: str, *, clients: int) -> Iterator[Replicas]:
-        """Provision; nothing runs yet. database: URL of an empty one."""
+    def open(cls, folder: Path, database: str, *, clients: int, behind: bool = False) -> Iterator[Replicas]:
+        """Provision; nothing runs yet. database: URL of an empty one.
+
+        behind: what everybody knows is the address of something that stands before both servers.
+        """
         with Deployment.open(folder, clients=clients) as made:
-            ports = {SERVERS[0]: made.federation.port, SERVERS[1]: free_port()}
+            ports = {SERVERS[0]: free_port() if behind else made.federation.port, SERVERS[1]: free_port()}
             kit = made.federation.folder / SERVERS[0]
             _replace(kit / "server.toml", 'database = ""', f'database = "{database}"')
             _replace(kit / "server.toml", 'objects = ""', f'objects = "{folder / "objects"}"')
             shutil.copytree(kit, made.federation.folder / SERVERS[1])
             for path in made.federation.folder.glob("**/*.toml"):
-                if _SEVERAL in (text := path.read_text()):
+                if not behind and _SEVERAL in (text := path.read_text()):
                     line = next(line for line in text.splitlines() if line.startswith(_SEVERAL))
                     path.write_text(text.replace(line, f'servers = ["https://localhost:{ports[SERVERS[1]]}"]'))
             trusted = ssl.create_default_context(cafile=kit / "ca.crt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -16,8 +17,12 @@ import httpx
 import pytest
 from support.deployment import Deployment, wait_until
 from support.ports import reserved_port
+from support.postgres import Cluster, postgres
+from support.replicas import SERVERS, Replicas
 
 from fedcore.federation import OperatorKit
+
+__all__ = ["postgres"]
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
@@ -118,6 +123,31 @@ def test_a_round_goes_through_nginx_that_ends_tls_and_passes_by_a_standby(tmp_pa
         assert ended.trained() == [["client-1", "client-2"]]
         assert asked, "the standby was asked as well"
         assert made.stop("server") == 0
+
+
+def test_a_connection_to_a_standby_that_refused_uploads_is_still_good(postgres: Cluster, tmp_path: Path) -> None:
+    """nginx keeps it, and sends the next request there."""
+    with Replicas.open(tmp_path, postgres.create(), clients=2, behind=True) as replicas:
+        made, (port, other), kit = replicas.made, replicas.ports.values(), replicas.made.federation.operator
+        url, trusted = OperatorKit.load(kit).servers[0], ssl.create_default_context(cafile=str(kit / "ca.crt"))
+        errors, part = tmp_path / "errors", "/v1/runs/none/exchanges/1/update/parts/0"
+        changes = http_changes(made, port, other) | {
+            "error_log stderr": f"error_log {errors}",
+            "max_fails=1": "max_fails=0",
+        }
+        with nginx(tmp_path, "fedcore-http.conf", **changes), httpx.Client(verify=trusted, timeout=600) as http:
+            for name in SERVERS:
+                replicas.start(name)
+                replicas.led_by(SERVERS[0])
+            refused = [http.put(url + part, content=bytes(300_000)).status_code for _ in range(12)]
+            made.start_clients("client-1", "client-2")
+            ended = made.submit(settings={"min-clients": 2}, num_server_rounds=1).finish()
+        assert ended.status == 0, ended.stderr
+        assert ended.trained() == [["client-1", "client-2"]]
+        assert [made.stop(name) for name in SERVERS] == [0, 0]
+    assert set(refused) <= {401, 503}
+    assert 503 in refused, "the standby was sent some"
+    assert not re.findall("upstream (?:timed out|prematurely closed|reset).*", errors.read_text())
 
 
 def test_nginx_sends_the_models_itself(tmp_path: Path) -> None:

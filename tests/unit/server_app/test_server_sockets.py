@@ -5,55 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import socket
 import ssl
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
+from support.loopback import NEVER, listening
 from support.serverside import Site, site, until
 from typer.testing import CliRunner
 
 from fedcore.cli import app
 from fedcore.federation import FederationFolder
 from fedcore.system.concurrency import end
-from server_app.http import guard
-from server_app.http.application import Application
-from server_app.http.door import Door
+from server_app.http import early_answers, guard
 from server_app.http.head_limits import MOST_DOUBTS, GuardedProtocol
-from server_app.http.serving import DoorServer
-from server_app.operation.certificate import ServedCertificate
-
-NEVER = 86_400.0
-"""Seconds; what is to come at once comes before, however busy the machine is."""
-
-
-@contextlib.asynccontextmanager
-async def listening(
-    application: Application,
-    *,
-    header_seconds: float = NEVER,
-    most: int = 100,
-    tls: FederationFolder | None = None,
-) -> AsyncIterator[tuple[DoorServer, int]]:
-    """The server over the application, and its loopback port; the lifespan is the site's own."""
-    limits = {"header_bytes": 8192, "header_seconds": header_seconds}
-    protocol = type("Protocol", (GuardedProtocol,), limits)
-    served = ServedCertificate(tls.server / "server.crt", tls.server / "server.key", wall=time.time) if tls else None
-    config = uvicorn.Config(application.asgi, http=protocol, ws="none", lifespan="off", log_config=None, port=0)
-    server = DoorServer(config, Door(most=most, seconds=header_seconds), served)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        serving = asyncio.create_task(server._serve([listener]))
-        try:
-            yield server, listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            await serving
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +28,7 @@ async def socketed(
 ) -> AsyncIterator[tuple[Site, int]]:
     async with (
         site(federation, folder, stall_seconds=stall_seconds) as made,
-        listening(made.application) as (_, port),
+        listening(made.application.asgi) as (_, port),
     ):
         yield made, port
 
@@ -199,7 +165,8 @@ async def test_a_strangers_body_is_not_waited_for(
     federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framing: bytes
 ) -> None:
     """It is answered and closed before a byte of the body is there."""
-    monkeypatch.setattr(guard, "LINGER_SECONDS", NEVER)
+    monkeypatch.setattr(early_answers, "KEEP_SECONDS", NEVER)
+    monkeypatch.setattr(early_answers, "CLOSE_SECONDS", 0.05)
     async with socketed(federation, tmp_path) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v1/join HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n")
@@ -210,14 +177,14 @@ async def test_a_strangers_body_is_not_waited_for(
 
 
 async def test_a_head_that_is_late_is_dropped(federation: FederationFolder, tmp_path: Path) -> None:
-    async with site(federation, tmp_path) as made, listening(made.application, header_seconds=0.2) as (_, port):
+    async with site(federation, tmp_path) as made, listening(made.application.asgi, header_seconds=0.2) as (_, port):
         await cut_off(port, b"")
         await cut_off(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100)
 
 
 async def test_idle_strangers_lock_nobody_out(federation: FederationFolder, tmp_path: Path) -> None:
     """They come from many addresses, more than there are places for; a member is still heard, and so is a newcomer."""
-    async with site(federation, tmp_path) as made, listening(made.application, most=16) as (server, port):
+    async with site(federation, tmp_path) as made, listening(made.application.asgi, most=16) as (server, port):
         path, url = "/v1/heartbeat", f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, timeout=None) as known:
 
@@ -245,7 +212,7 @@ async def test_idle_strangers_lock_nobody_out(federation: FederationFolder, tmp_
 async def test_who_shows_no_handshake_is_turned_out(federation: FederationFolder, tmp_path: Path) -> None:
     async with (
         site(federation, tmp_path) as made,
-        listening(made.application, header_seconds=0.2, tls=federation) as (server, port),
+        listening(made.application.asgi, header_seconds=0.2, tls=federation) as (server, port),
     ):
         await cut_off(port, b"")
         await until(lambda: server.door.strangers == 0)
@@ -255,9 +222,9 @@ async def test_a_refused_body_is_not_read_on(
     federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in small chunks either, each of which is soon there."""
-    monkeypatch.setattr(guard, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(early_answers, "CLOSE_SECONDS", 0.2)
     trusted = ssl.create_default_context(cafile=federation.server / "ca.crt")
-    async with site(federation, tmp_path) as made, listening(made.application, tls=federation) as (_, port):
+    async with site(federation, tmp_path) as made, listening(made.application.asgi, tls=federation) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted, server_hostname="127.0.0.1")
         start = head(made, "/v1/heartbeat", 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         writer.write(start + b"%x\r\n" % 90_000 + bytes(90_000) + b"\r\n")
@@ -280,7 +247,7 @@ async def test_a_kept_connection_has_no_clock_running_between_requests(
 ) -> None:
     async with (
         site(federation, tmp_path) as made,
-        listening(made.application) as (server, port),
+        listening(made.application.asgi) as (server, port),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as http,
     ):
         for _ in range(2):
