@@ -35,6 +35,7 @@ from fedcore.training.engines.batches import (
     shared_rows,
     steps_of,
 )
+from fedcore.training.engines.copies import check_copies
 from fedcore.training.engines.transfer import Entry, load_entries, optimizer_entries, save_entries
 from fedcore.training.engines.world import World
 from fedcore.training.losses import Loss, cross_entropy
@@ -171,6 +172,9 @@ class Engine(ABC):
         if gradients:
             torch._foreach_mul_(gradients, scale.to(gradients[0].device))
         return norm
+
+    def average_gradients(self) -> None:  # noqa: B027 - nothing to do where nothing is copied
+        """Give all ranks the mean of their gradients, before each step of a loop that calls parts of `module`."""
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that are trained; on a sharding engine, DTensors of which this rank holds a part."""
@@ -332,10 +336,22 @@ class Engine(ABC):
         """Write parameters and buffers, and what the optimizer keeps of its history, tensor by tensor.
 
         Rank 0 gives the sink. Floating point buffers, such as running means, are averaged over the ranks first: each
-        rank has seen its own share of the examples. Other buffers are rank 0's.
+        rank has seen its own share of the examples. Other buffers are rank 0's. Raises AppError, on every rank, where
+        ranks hold copies of anything else that are not alike (`copies`).
         """
         self._average_buffers()
-        save_entries(self.entries(optimizer=optimizer, only=only), sink, self.world)
+        entries, buffers = self.entries(optimizer=optimizer, only=only), self._buffers()
+        check_copies([it for it in entries if it.spec.name not in buffers], self.world, rounds=self._copies_round)
+        save_entries(entries, sink, self.world)
+
+    def _buffers(self) -> set[str]:
+        """Names of the buffers of the whole model."""
+        return {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
+
+    @property
+    def _copies_round(self) -> bool:
+        """Whether copies are computed apart, on devices that round as it comes, and not from one gradient."""
+        return False
 
     def layout(self, *, optimizer: bool = False, only: Collection[str] | None = None) -> Layout:
         """Names, dtypes and whole shapes of what `save` writes."""

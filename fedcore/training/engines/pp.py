@@ -213,6 +213,9 @@ class PipelineEngine(Engine):
             if only is None or entry.spec.name in only
         ]
 
+    def _buffers(self) -> set[str]:
+        return {name for name, _ in self._cut.whole.named_buffers(remove_duplicate=False)}
+
     def close(self) -> None:
         """Release what must not outlive the process group."""
         self._schedules.clear()

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fedcore.training.engines.base import Engine
 from fedcore.training.engines.building import prepare
+from fedcore.training.engines.copies import average_gradients
 
 
 class SingleEngine(Engine):
@@ -55,6 +56,10 @@ class DdpEngine(Engine):
             self._traced = True
             return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.model.no_sync()
+
+    def average_gradients(self) -> None:
+        """The same for gradients that did not come through `model`."""
+        average_gradients(self.parameters(), self.world)
 
     def close(self) -> None:
         """Drop wrapper and optimizer: a wrapper that outlives the process group may abort the process at its exit."""

@@ -21,6 +21,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.training.dtensors import local
 from fedcore.training.engines.base import Engine
 from fedcore.training.engines.building import ParallelPlan, Split, place, plan_of, prepare, tied_names, unplaced
+from fedcore.training.engines.copies import average_gradients
 from fedcore.training.engines.transfer import Entry
 
 
@@ -41,6 +42,15 @@ class TensorEngine(Engine):
         place(self.module, self.device)
         if self.data_size > 1:
             self._average_over(self._mesh["data"])
+
+    def average_gradients(self) -> None:
+        """The mean over the groups, for gradients that did not come through `backward`."""
+        if self.data_size > 1:
+            average_gradients(self.parameters(), self.world, self._mesh["data"].get_group())
+
+    @property
+    def _copies_round(self) -> bool:
+        return self.device.type == "cuda" and self._tensor_size > 1
 
     @property
     def _tensor_size(self) -> int:

@@ -1,0 +1,161 @@
+"""Loops of one's own on two ranks: the same as on one, or an error that names the tensors that went apart."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fedcore.data import Split
+from fedcore.engine_config import EngineConfig
+from fedcore.errors import AppError
+from fedcore.state import MemorySink, ModelState
+from fedcore.training.engines import Recipe, make_engine
+from tests.support.ranks import RankFailed
+
+RNG = np.random.default_rng(0)
+REAL = Split(x=RNG.normal(3.0, 1.0, size=(32, 4)).astype(np.float32), y=np.zeros(32, np.int64))
+NOISE = torch.from_numpy(RNG.normal(size=(32, 4)).astype(np.float32))
+SAYS = nn.functional.binary_cross_entropy_with_logits
+
+
+class Gan(nn.Module):
+    """A generator and a discriminator in one module, as a state has both."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.g = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+        self.d = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.d(x)
+
+
+def play(module, batches, *, before_step):
+    """The loop of a tutorial on GANs; the learning rates differ."""
+    g, d = torch.optim.SGD(module.g.parameters(), lr=0.05), torch.optim.Adam(module.d.parameters(), lr=0.01)
+    for x, noise in batches:
+        ones, zeros = torch.ones(len(x), 1), torch.zeros(len(x), 1)
+        module.zero_grad()
+        (SAYS(module.d(x), ones) + SAYS(module.d(module.g(noise).detach()), zeros)).backward()
+        before_step()
+        d.step()
+        module.zero_grad()
+        SAYS(module.d(module.g(noise)), ones).backward()
+        before_step()
+        g.step()
+
+
+def gan_engine():
+    torch.set_num_threads(1)
+    engine = make_engine(
+        Recipe(build=Gan, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1)), EngineConfig(engine="ddp")
+    )
+    engine.load(ModelState.from_arrays({name: tensor.numpy() for name, tensor in Gan().state_dict().items()}))
+    return engine
+
+
+def saved(engine):
+    """On rank 0 what is handed over, or on every rank the error."""
+    sink = MemorySink(engine.layout()) if engine.world.rank == 0 else None
+    try:
+        engine.save(sink)
+    except AppError as error:
+        return str(error)
+    return dict(sink.state().items()) if sink is not None else None
+
+
+def own_loop(averages):
+    """Each rank has half of every batch."""
+    engine = gan_engine()
+    rank, real = dist.get_rank(), torch.from_numpy(REAL.x)
+    halves = [slice(start + 4 * rank, start + 4 * rank + 4) for start in range(0, 32, 8)]
+    batches = [(real[half], NOISE[half]) for half in halves]
+    engine.module.g[1].eval()  # its running means are each rank's own
+    play(engine.module, batches, before_step=engine.average_gradients if averages else lambda: None)
+    return saved(engine)
+
+
+def test_a_gan_whose_ranks_go_apart_is_an_error_by_name(two):
+    for said in two.run(own_loop, False):
+        assert "g.0.weight" in said
+        assert "ranks 0 and 1" in said
+        assert "engine.average_gradients()" in said
+
+
+def test_with_averaged_gradients_it_is_the_loop_of_one_process(two):
+    found, _ = two.run(own_loop, True)
+    alone = Gan()
+    alone.g[1].eval()
+    wholes = [slice(start, start + 8) for start in range(0, 32, 8)]
+    play(alone, [(torch.from_numpy(REAL.x)[w], NOISE[w]) for w in wholes], before_step=lambda: None)
+    for name, tensor in alone.state_dict().items():
+        np.testing.assert_allclose(found[name], tensor.numpy(), rtol=0, atol=1e-6)
+
+
+def buffers_apart():
+    """Running means and counters may differ: the former are averaged, of the others rank 0's count."""
+    engine = gan_engine()
+    rank = dist.get_rank()
+    engine.module.g[1].running_mean.fill_(rank)
+    engine.module.g[1].num_batches_tracked.fill_(7 + rank)
+    return saved(engine)
+
+
+def test_buffers_are_what_each_rank_saw(two):
+    found, _ = two.run(buffers_apart)
+    assert found["g.1.running_mean"].tolist() == [0.5] * 8
+    assert found["g.1.num_batches_tracked"] == 7
+
+
+def one_bit_apart(where, by):
+    engine = gan_engine()
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            engine.module.get_parameter(where).view(-1)[-1].add_(by)
+    return saved(engine)
+
+
+@pytest.mark.parametrize("by", [1e-6, float("nan")])
+def test_one_element_that_differs_is_found(two, by):
+    for said in two.run(one_bit_apart, "d.0.weight", by):
+        assert "of 1 tensor differ" in said
+        assert "d.0.weight" in said
+
+
+def momenta_apart():
+    engine = gan_engine()
+    engine.optimizer = torch.optim.Adam(engine.module.parameters())
+    engine.entries(optimizer=True)  # makes the state
+    if dist.get_rank() == 1:
+        engine.optimizer.state[engine.module.d[2].bias]["exp_avg"].add_(1.0)
+    engine.save(MemorySink(engine.layout(optimizer=True)) if dist.get_rank() == 0 else None, optimizer=True)
+
+
+def test_so_is_an_optimizers_state(two):
+    with pytest.raises(RankFailed, match=r"AppError: .*optimizer\.exp_avg\.d\.2\.bias"):
+        two.run(momenta_apart)
+
+
+def sharded(engine):
+    """A replica of a part, on ranks 0 and 2 of (2, 2)."""
+    torch.set_num_threads(1)
+    build = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))  # noqa: E731
+    made = make_engine(
+        Recipe(build=build, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1)), EngineConfig(**engine)
+    )
+    made.load(ModelState.from_arrays({name: tensor.numpy() for name, tensor in build().state_dict().items()}))
+    fine = saved(made)
+    if dist.get_rank() == 2:
+        with torch.no_grad():
+            made.parameters()[0].to_local().add_(1.0)
+    return isinstance(fine, str), saved(made)
+
+
+def test_parts_with_copies_are_compared_with_their_own(four):
+    for wrong, said in four.run(sharded, {"engine": "hsdp", "shard": 2}):
+        assert not wrong
+        assert "0.weight" in said
+        assert "ranks 0 and 2" in said
+    assert [said for _, said in four.run(sharded, {"engine": "fsdp"})][1:] == [None] * 3
