@@ -30,6 +30,7 @@ from client_app.work import do_work
 from fedcore.config import ROUNDS_KEY
 from fedcore.errors import (
     FedcoreError,
+    NotAccepted,
     ProtocolViolation,
     Refused,
     ServerUnreachable,
@@ -156,7 +157,7 @@ class Agent:
                 "federation-mismatch", f"the server serves {joined.federation!r}, this kit is of {kit.federation!r}"
             )
         client = self.client = await agree(self.client, joined)
-        again = " again" if self._away else ""
+        again = " again" if self._away and self._joined else ""
         client.output.info("join", f"connected{again} to {kit.federation} at {client.transport.url}")
         self._away = False
         self._note_idle()
@@ -405,7 +406,7 @@ class Agent:
     def _note_away(self, error: FedcoreError) -> None:
         if not self._away:
             self._now.note("away", why=clean(str(error)), server=self.client.transport.url)
-            text = f"{error}; trying again until that changes"
+            text = f"{error}{_remedy(error, joined=self._joined)}; trying again until that changes"
             if isinstance(error, ProtocolViolation):
                 self.client.output.error("refused", f"refused, taking part in nothing: {text}", check=error.check)
             else:
@@ -416,13 +417,23 @@ class Agent:
 def _may_pass(error: FedcoreError) -> bool:
     """Whether the same request may succeed later although nobody changes anything here.
 
-    Of a server with a roster that does not follow the one known here, too: its owner may put that right, and to end
-    and be started again would change nothing.
+    Of a server with a roster that does not follow the one known here, too, or that has yet to get the one which admits
+    this client: its owner may put that right, and to end and be started again would change nothing.
     """
     if isinstance(error, ProtocolViolation):
         return error.check in ROSTER_CHECKS
-    waits = isinstance(error, ServerUnreachable | WrongClock)
+    waits = isinstance(error, ServerUnreachable | WrongClock | NotAccepted)
     return waits or (isinstance(error, Refused) and error.status >= 500)
+
+
+def _remedy(error: FedcoreError, *, joined: bool) -> str:
+    """What somebody has to do, where a client that was never heard here is not accepted."""
+    if joined or not isinstance(error, NotAccepted):
+        return ""
+    return (
+        ". Where this client was admitted only now, whoever runs the federation has yet to hand the server the roster "
+        "that names it (fedcore federation publish)"
+    )
 
 
 def _is_revocation(error: FedcoreError | OSError) -> bool:

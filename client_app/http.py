@@ -16,7 +16,7 @@ import httpx
 import pydantic
 
 from client_app.output import clean
-from fedcore.errors import Refused, ServerUnreachable, Unauthorized, WrongClock
+from fedcore.errors import NotAccepted, Refused, ServerUnreachable, Unauthorized, WrongClock
 from fedcore.wire import ProblemDocument, ProblemKind
 
 AWAY: Final = frozenset({502, 503, 504})
@@ -70,7 +70,7 @@ def refusal(status: int, body: bytes, *, of: str) -> Unauthorized | Refused:
     except pydantic.ValidationError:
         kind, detail = "unknown", "the server answered without a problem document"
     if status == httpx.codes.UNAUTHORIZED:
-        return (WrongClock if kind == ProblemKind.WRONG_CLOCK else Unauthorized)(
+        return (WrongClock if kind == ProblemKind.WRONG_CLOCK else NotAccepted)(
             f"the server does not accept {of}: {detail}"
         )
     return Refused(status, kind, detail)

@@ -14,7 +14,8 @@
     │   ├── ProtocolViolation    a named check of the secure aggregation protocol failed
     │   ├── ConflictingMessage   the same message again with other content
     │   ├── Unauthorized
-    │   │   └── WrongClock       the clocks of the two machines differ too much
+    │   │   ├── WrongClock       the clocks of the two machines differ too much
+    │   │   └── NotAccepted      the other side answers, and does not accept who asks: it may have yet to be told
     │   └── Refused              the server answered with a problem document
     ├── RoundFailed              nobody lied; too few parties were left
     │   ├── CohortTooSmall
@@ -142,6 +143,10 @@ class Unauthorized(PeerError):
 
 class WrongClock(Unauthorized):
     """A signature of a time that is too far from that of the machine which checks it."""
+
+
+class NotAccepted(Unauthorized):
+    """The other side answers and does not accept who asks; it may do so once somebody has told it of them."""
 
 
 class Refused(PeerError):

@@ -301,10 +301,12 @@ def _now_has(answer: RosterOut) -> str:
 
 def _published(authority: Authority, operator: Path | None) -> str:
     """Hand the roster to the server, where an operator's kit was named; else how that is done."""
+    beside = authority.leave_at_server()
     if operator is not None:
         return _now_has(_publish(authority, operator))
+    kept = f", and in {beside} for the server's next start" if beside is not None else ""
     return (
-        f"roster {authority.roster.version} is signed; a running server gets it with: "
+        f"roster {authority.roster.version} is signed{kept}; a running server gets it with: "
         f"fedcore federation publish --federation {authority.folder} --operator OPERATOR_KIT"
     )
 

@@ -22,6 +22,7 @@ from fedcore.events import ClientDropped, RunEvent
 from fedcore.federation import Policy
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.needs import check_needs
+from fedcore.node_config import share_of_client
 from fedcore.system.files import private_folder
 from fedcore.wire import Scalar
 
@@ -179,8 +180,7 @@ def _loads(app: FlowerApp, clients: int, findings: Findings) -> bool:
     with findings.expecting("the ServerApp"):
         load_server_app(app)
     with findings.expecting("the ClientApp"):
-        node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": clients}
-        ClientRunner(app=app, client_id=1, node_config=node, engine=EngineConfig())
+        ClientRunner(app=app, client_id=1, node_config=share_of_client(1, clients), engine=EngineConfig())
     return len(findings.errors) == before
 
 

@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.errors import KitError, ProtocolViolation
+from fedcore.errors import EnvironmentFailure, KitError, ProtocolViolation
 from fedcore.federation import certificates as tls
 from fedcore.federation.chain import chain_text, load_chain
 from fedcore.federation.files import (
@@ -157,6 +157,23 @@ class Authority:
         )
         replace_file(certificate, tls.certificate_pem(made))
         return made
+
+    def leave_at_server(self) -> Path | None:
+        """Put the rosters into the server's folder beside this one, as `create` makes them, for its next start.
+
+        Returns that folder; None where there is none, where it is another's, and where it may not be written: then the
+        server has to be handed them while it runs.
+        """
+        folder = self.folder.parent / "server"
+        try:
+            there = load_chain(folder / ROSTERS_FILE, self.public_key)
+            if there != self.rosters[: len(there)]:
+                return None
+            if len(there) < len(self.rosters):
+                replace_file(folder / ROSTERS_FILE, chain_text(self.rosters))
+        except (KitError, EnvironmentFailure):
+            return None
+        return folder
 
     def _keep(self, roster: Roster) -> Authority:
         """Write the chain with `roster` at its end; KitError where another one was signed meanwhile."""

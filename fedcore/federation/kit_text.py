@@ -7,6 +7,7 @@ from typing import Final
 
 from fedcore.federation.approval import APPROVED_FILE
 from fedcore.federation.kits import AUTHORITY_FILE, ROSTERS_FILE
+from fedcore.wire import Scalar
 
 _SEVERAL: Final = """\
 # Where a federation has several servers, they are tried in this order:
@@ -76,7 +77,7 @@ server-url = "{server_url}"
 """
 
 
-def client_text(name: str, client_id: int, client: str, server_url: str, node_config: Mapping[str, int]) -> str:
+def client_text(name: str, client_id: int, client: str, server_url: str, node_config: Mapping[str, Scalar]) -> str:
     """client.toml."""
     entries = "".join(f"{key} = {value}\n" for key, value in node_config.items())
     return f"""\
@@ -86,6 +87,7 @@ client-id = {client_id}
 name = "{client}"
 server-url = "{server_url}"
 {_SEVERAL}
-# What the app sees as context.node_config. Add keys of your own, such as the folder of your data.
+# What the app sees as context.node_config: where this site's own data are, as the app's README says, for example
+# csv = "/srv/data/patients.csv"
 [node-config]
 {entries}"""

@@ -51,6 +51,7 @@ from fedcore.federation.kits import (
 from fedcore.federation.policy import Policy
 from fedcore.federation.policy_text import policy_text
 from fedcore.federation.roster import Member, Roster, check_name
+from fedcore.node_config import share_of_client
 
 DEFAULT_HOSTS: Final = ("localhost", "127.0.0.1")
 DEFAULT_PORT: Final = 8443
@@ -236,8 +237,8 @@ def _write_operator(folder: Path, material: _Material) -> None:
 
 
 def _write_client(folder: Path, material: _Material, member: Member, identity: Ed25519PrivateKey) -> None:
-    shares = {"partition-id": member.id - 1, "num-partitions": len(material.roster.members)}
-    write_file(folder / CLIENT_FILE, client_text(material.name, member.id, member.name, material.server_url, shares))
+    share = share_of_client(member.id, len(material.roster.members))
+    write_file(folder / CLIENT_FILE, client_text(material.name, member.id, member.name, material.server_url, share))
     write_file(folder / POLICY_FILE, policy_text(material.policy))
     write_file(folder / IDENTITY_FILE, private_pem(identity), secret=True)
     write_file(folder / ROSTER_FILE, material.roster.to_json())

@@ -47,6 +47,7 @@ from fedcore.flower.records import (
     state_from_arrays,
 )
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples, write_state
+from fedcore.node_config import NodeConfig
 from fedcore.plain_exchange import reply_error, tellable, whole_examples
 from fedcore.state import Layout, ModelState, OwnModelFolder
 from fedcore.wire import MessageHead, MetricValue, ReplyError, Scalar, Task
@@ -243,7 +244,7 @@ class ClientRunner:
             self._context = Context(
                 run_id=run_id_of(task.run),
                 node_id=self.client_id,
-                node_config=dict(self.node_config),
+                node_config=NodeConfig(self.node_config),
                 state=load_records(began) if began is not None else RecordDict(),
                 run_config=dict(task.run_config),
             )

@@ -33,6 +33,7 @@ from fedcore.flower.personalized import Personal, Personalization
 from fedcore.flower.records import arrays_from_state, merged_values, state_from_arrays
 from fedcore.flower.statistics import UNNAMED, TrainingColumns
 from fedcore.flower.tensor_app import LocalJob, LocalResult, TensorApp, take_examples
+from fedcore.node_config import number_of_node
 from fedcore.state import MemorySink, ModelState
 from fedcore.training.algorithms import LocalAlgorithm
 from fedcore.training.engines import (
@@ -353,7 +354,7 @@ def supervised_app(
     """A `local_app` that trains on minibatches, and tests loss and metrics.
 
     Of the run config it reads `batch-size` (0 for one full batch), `local-epochs`, `local-steps` where there are no
-    epochs, and `seed`; of the node's, `partition-id`. It reports `train_loss`, `eval_loss`, and of each metric what
+    epochs, and `seed`; of the node's, nothing. It reports `train_loss`, `eval_loss`, and of each metric what
     `Evaluation.reported` says.
     loss, metrics: of fedcore.training.losses and fedcore.training.metrics, or own ones. With neither, targets that are
     whole numbers are classes, for cross entropy and accuracy, and others are refused.
@@ -428,4 +429,5 @@ class SupervisedApp(LocalApp):
     @staticmethod
     def order_seed(job: LocalJob) -> int:
         """Decides the order of a node's examples: the same whenever, wherever and after whatever a round runs."""
-        return derive_seed("training order", int(job.config["seed"]), job.server_round, int(job.node["partition-id"]))
+        number = number_of_node(job.node, job.client)
+        return derive_seed("training order", int(job.config["seed"]), job.server_round, number)

@@ -16,6 +16,7 @@ from fedcore.flower.app import FlowerApp
 from fedcore.flower.engine_app import LocalApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.tensor_app import LocalJob
+from fedcore.node_config import share_of_client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +44,8 @@ def label_counts(app: FlowerApp, config: Mapping[str, Any], clients: int) -> Lab
             "local_app(..., data=...)"
         )
     jobs = [
-        LocalJob(
-            config=dict(config), node={"partition-id": number, "num-partitions": clients}, message={}, client=number + 1
-        )
-        for number in range(clients)
+        LocalJob(config=dict(config), node=share_of_client(client, clients), message={}, client=client)
+        for client in range(1, clients + 1)
     ]
     told = client.columns.pooled(dict(config), client.data, jobs)
     parts = [client.data(LocalJob(config=j.config, node=j.node, message=told, client=j.client)) for j in jobs]

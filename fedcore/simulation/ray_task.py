@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from fedcore.config import JobSettings
 from fedcore.flower.app import AppBundle, FlowerApp
 from fedcore.flower.clientside import ClientRunner
+from fedcore.node_config import share_of_client
 from fedcore.simulation.pool_messages import Answered, Made
 from fedcore.simulation.pool_worker import raised
 from fedcore.state import ModelState
-from fedcore.wire import Scalar, Task
+from fedcore.wire import Task
 
 Bytes = NDArray[np.uint8]
 
@@ -58,11 +59,10 @@ class Client:
         began = folder / "state"
         if state is not None:
             began.write_bytes(state.tobytes())
-        config: dict[str, Scalar] = {"partition-id": self.id - 1, "num-partitions": self.clients}
         return ClientRunner(
             app=app,
             client_id=self.id,
-            node_config=config,
+            node_config=share_of_client(self.id, self.clients),
             counted=self.counted,
             began=None if state is None else began,
             durable=False,

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from fedcore.flower.app import FlowerApp
 from fedcore.flower.clientside import ClientRunner
-from fedcore.wire import Scalar
+from fedcore.node_config import share_of_client
 
 MOST_WARM: Final = 256
 """Runners of one process that stay in memory with the Contexts of their clients."""
@@ -79,8 +79,8 @@ class Runners:
             shutil.copyfile(file, self._file(client))
 
     def _made(self, client: int, state: Path | None) -> ClientRunner:
-        config: dict[str, Scalar] = {"partition-id": client - 1, "num-partitions": self.clients}
-        return ClientRunner(app=self.app, client_id=client, node_config=config, began=state, durable=False)
+        node = share_of_client(client, self.clients)
+        return ClientRunner(app=self.app, client_id=client, node_config=node, began=state, durable=False)
 
     def _file(self, client: int) -> Path:
         return self.folder / f"{client}.state"

@@ -6,7 +6,7 @@ A fence of `bash` is commands, of `python` a program, unless a comment before it
     <!-- stays: TEXT -->         each command goes on in a terminal of its own; the reader goes on when it says TEXT
     <!-- status: N -->           its last command ends with this status
     <!-- file: PATH -->          it is what the reader writes into this file
-    <!-- also for: NAME, ... --> the reader does the same with these in place of client-1
+    <!-- also for: client-2, ... --> the reader does the same with these in place of client-1, or another NAME-1
     <!-- in the test: A => B ;; C => D -->   what the test changes before, to be quicker or on this machine
 """
 
@@ -109,7 +109,11 @@ def _part(block: Block) -> str:
     if change := block.marks.get("in the test"):
         text = _changed(change, text)
     if others := block.marks.get("also for"):
-        text = "".join(text.replace("client-1", name) for name in ("client-1", *others.split(", ")))
+        names = others.split(", ")
+        first = re.sub(r"\d+$", "1", names[0])
+        if first not in text:
+            raise ValueError(f"{first!r} is not in:\n{text}")
+        text = "".join(text.replace(first, name) for name in (first, *names))
     say = f"printf '\\n=== %s after %s s\\n' {shlex.quote(block.name)} \"$SECONDS\""
     if path := block.marks.get("file"):
         return f"{say}\nmkdir -p {shlex.quote(str(Path(path).parent))}\n{_here(f'cat > {shlex.quote(path)}', text)}"

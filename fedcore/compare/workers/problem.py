@@ -20,6 +20,7 @@ from fedcore.flower.engine_app import Data, LocalApp, SupervisedApp
 from fedcore.flower.loading import load_object
 from fedcore.flower.personal_strategies import by_strategy
 from fedcore.flower.tensor_app import LocalJob
+from fedcore.node_config import share_of_client
 from fedcore.training.engines import MakeOptimizer, Recipe
 from fedcore.training.engines.batches import TrainingData
 from fedcore.wire import Scalar
@@ -96,7 +97,7 @@ class Problem:
         """The task of one site, as the app's data function sees it."""
         return LocalJob(
             config=dict(self.config),
-            node={"partition-id": site, "num-partitions": self.sites},
+            node=share_of_client(site + 1, self.sites),
             message={"server-round": server_round, **self._told},
             client=site + 1,
         )
@@ -108,7 +109,7 @@ class Problem:
         jobs = [
             LocalJob(
                 config=config,
-                node={"partition-id": site, "num-partitions": self.sites},
+                node=share_of_client(site + 1, self.sites),
                 message={},
                 client=site + 1,
             )

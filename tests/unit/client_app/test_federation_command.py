@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from client_app.main import app as client_app
 from client_app.operator.federation_command import app
 from fedcore.errors import KitError
-from fedcore.federation import ClientKit
+from fedcore.federation import ClientKit, ServerKit
 from fedcore.federation.authority import Authority
 
 
@@ -63,6 +64,23 @@ def test_a_client_joins_replaces_its_key_and_leaves(fed: Path, tmp_path: Path) -
     text = said("show", "--federation", fed).output
     assert "roster 4" in text
     assert "revoked" in text
+
+
+def test_a_server_that_starts_after_the_approvals_knows_whom_they_admitted(fed: Path, tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        enrolled(fed, tmp_path / name, name)
+    assert list(ServerKit.load(fed).roster.names.values()) == ["north", "south"]
+    said("revoke", "south", "--federation", fed, "--yes")
+    assert [member.name for member in ServerKit.load(fed).roster.members] == ["north"]
+
+
+def test_the_server_of_another_federation_is_left_alone(fed: Path, tmp_path: Path) -> None:
+    told("create", tmp_path / "other", "--name", "pilot", "--host", "localhost")
+    shutil.rmtree(fed / "server")
+    shutil.copytree(tmp_path / "other" / "server", fed / "server")
+    before = (fed / "server" / "rosters.json").read_bytes()
+    enrolled(fed, tmp_path / "north", "north")
+    assert (fed / "server" / "rosters.json").read_bytes() == before
 
 
 def test_what_one_is_to_do_next_is_said(fed: Path, tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""Three sites with keys and tables of their own, each in a folder of its own, as docs/howto/joining.md has it.
+
+Nothing is given to them that the page does not tell them to type.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import forked
+from support.deployment import ENVIRONMENT, PATIENCE, assert_none_left, wait_until
+from support.forked import MARK, ForkedGroup
+from support.ports import reserved_port
+
+from fedcore.compare.local_federation import FEDCORE
+from fedcore.state import ModelState
+from fedcore.templates.examples import breast_cancer_csv
+
+SITES = ("north", "south", "west")
+ROUNDS = 2
+AT_ITS_OWN = """
+from pathlib import Path
+
+from fedcore import LocalJob, Split, table_data
+
+from {package}.model import SCHEMA
+
+
+def data(job: LocalJob) -> tuple[Split, Split]:
+    node = {{"csv": {files!r}[job.client - 1]}}
+    return table_data(SCHEMA, job.config, node, app=Path(__file__).parents[1])
+"""
+"""What stands in for three sites where one process simulates them: the same files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One machine in place of five; each of its folders stands for another's disk."""
+
+    folder: Path
+    group: ForkedGroup
+    port: int
+
+    def type(self, where: str, *words: str | Path) -> str:
+        """What a command prints that somebody types in a folder; it succeeds."""
+        place = self.folder / where
+        place.mkdir(exist_ok=True)
+        done = forked(*words, folder=place)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self, name: str, *words: str | Path) -> None:
+        self.group.start(name, [*FEDCORE, *map(str, words)])
+
+    def wait_for(self, name: str, text: str) -> None:
+        log = self.group.logs / f"{name}.log"
+
+        def said() -> bool:
+            self.group.check()
+            return log.exists() and text in log.read_text(encoding="utf-8")
+
+        wait_until(f"{name} to say {text!r}", said)
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    mark = uuid.uuid4().hex
+    with reserved_port() as port, ForkedGroup(tmp_path / "logs", {**ENVIRONMENT, MARK: mark}) as group:
+        yield Walk(tmp_path, group, port)
+    assert_none_left(mark)
+
+
+def deal_tables(walk: Walk) -> list[Path]:
+    """Every third row to each site, in its own folder."""
+    head, *rows = breast_cancer_csv().splitlines()
+    files = []
+    for number, site in enumerate(SITES):
+        (walk.folder / site).mkdir()
+        files.append(walk.folder / site / "patients.csv")
+        files[-1].write_text("\n".join([head, *rows[number::3]]) + "\n", encoding="utf-8")
+    return files
+
+
+def join(walk: Walk, site: str) -> None:
+    """The site asks, the authority approves, the site accepts: files go back and forth by hand."""
+    asked = json.loads(walk.type(site, "client", "enroll", "kit", "--name", site, "--json"))
+    shutil.copy(asked["request"], walk.folder / "organiser")
+    request = f"{site}.request.json"
+    told = asked["fingerprint"]
+    walk.type("organiser", "federation", "approve", request, "--federation", "fed", "--fingerprint", told)
+    shown = json.loads(walk.type("organiser", "federation", "show", "--federation", "fed", "--json"))
+    shutil.copy(walk.folder / "organiser" / f"{site}.admission.json", walk.folder / site)
+    words = ("--accept", f"{site}.admission.json", "--authority-fingerprint", shown["authority_fingerprint"])
+    walk.type(site, "client", "enroll", "kit", *words)
+
+
+@contextmanager
+def sites_taking_part(walk: Walk, files: list[Path], app: Path) -> Iterator[None]:
+    for site, file in zip(SITES, files, strict=True):
+        shutil.copytree(app, walk.folder / site / "app", ignore=shutil.ignore_patterns(".example-csv"))
+        kit, own = walk.folder / site / "kit", walk.folder / site / "app"
+        walk.start(site, "client", "--kit", kit, "--app", own, "--node-config", f"csv='{file}'")
+    yield
+    for site in SITES:
+        walk.wait_for(site, "connected to")
+
+
+def simulated(walk: Walk, app: Path, files: list[Path]) -> ModelState:
+    """What the same app makes of the same three files in one process."""
+    copy = walk.folder / "simulated"
+    shutil.copytree(app, copy, ignore=shutil.ignore_patterns(".example-csv"))
+    (package,) = (path.parent for path in copy.glob("*/data.py"))
+    text = AT_ITS_OWN.format(package=package.name, files=[str(file) for file in files])
+    (package / "data.py").write_text(text, encoding="utf-8")
+    words = ("--clients", "3", "--engine", "inline", "--run-config", f"num-server-rounds={ROUNDS}")
+    walk.type(".", "simulate", copy, *words, "--out", "simulated.safetensors")
+    return ModelState.open(walk.folder / "simulated.safetensors")
+
+
+def test_three_sites_train_on_their_own_tables_what_a_simulation_of_them_does(walk: Walk) -> None:
+    files = deal_tables(walk)
+    walk.type("organiser", "federation", "create", "fed", "--host", "127.0.0.1", "--port", str(walk.port))
+    fed = walk.folder / "organiser" / "fed"
+    walk.start("server", "server", "--federation", fed)
+    walk.wait_for("server", "0 members, listening on")
+    for site in SITES:
+        join(walk, site)
+    walk.type("organiser", "new", "tumours", "--csv", files[0], "--target", "diagnosis")
+    app = walk.folder / "organiser" / "tumours"
+    walk.type("organiser", "server", "approve", app, "--federation", "fed")
+    with sites_taking_part(walk, files, app):
+        for site in SITES:  # their kits are complete, and the server has not heard of them
+            walk.wait_for(site, "fedcore federation publish")
+        walk.type("organiser", "federation", "publish", "--federation", "fed", "--operator", "fed/operator")
+
+    rounds = ("--run-config", f"num-server-rounds={ROUNDS}", "--connect-seconds", str(PATIENCE))
+    walk.type("organiser", "run", app, "--operator", "fed/operator", *rounds, "--out", "model.safetensors")
+    trained = ModelState.open(walk.folder / "organiser" / "model.safetensors")
+    expected = simulated(walk, app, files)
+    for name, values in expected.items():
+        np.testing.assert_allclose(trained[name], values, atol=2e-3, err_msg=name)
+    np.testing.assert_array_equal(trained["0.mean"], expected["0.mean"])
+    walk.type("organiser", "federation", "revoke", "west", "--federation", "fed", "--operator", "fed/operator", "--yes")
+    wait_until("west to end", lambda: "west was revoked" in (walk.group.logs / "west.log").read_text())
