@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from fedcore.config import JobSettings
-from fedcore.errors import NothingContributed, RepliesDiffer, RoundFailed, TooFewContributed, UpdateTooLarge
+from fedcore.errors import (
+    DamagedAtRest,
+    NothingContributed,
+    RepliesDiffer,
+    RoundFailed,
+    TooFewContributed,
+    UpdateTooLarge,
+)
 from fedcore.events import ExchangeFailed, ExchangeRepeated
 
 MOST_REPEATS: Final = 4
-"""How often an exchange is repeated with wider scales. Each time they grow 64 times at least, so that is plenty."""
+"""How often an exchange is repeated with wider scales, or since the server's disk had damaged it.
+
+Each time scales grow 64 times at least, so that is plenty.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,10 +37,16 @@ class Attempts:
     same: tuple[int, ...] | None = field(default=None, init=False)
     _left: int = field(init=False)
     _repeats: int = field(default=0, init=False)
+    _damaged: int = field(default=0, init=False)
     _too_few: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._left = self.settings.max_attempts
+
+    @classmethod
+    def plain(cls, settings: JobSettings) -> Self:
+        """Those at an exchange that makes no sum: at plain replies, or at a draw."""
+        return cls(settings=settings, has_room=lambda *_: False)
 
     @property
     def whole(self) -> bool:
@@ -45,12 +61,17 @@ class Attempts:
 
         An update that is too large ends no attempt but repeats it, with scales that are wide enough and the same
         clients: they refuse a sum of others. Where too many failed, the whole cohort has to survive, if that leaves
-        room for so many. After any other failure anybody may be asked again.
+        room for so many. What was damaged on the server's disk is made again, which does not count; by the same clients
+        where it was known whose updates were in the sum. After any other failure anybody may be asked again.
         """
         if isinstance(error, UpdateTooLarge):
             self._repeats += 1
             self.same = tuple(sorted(survivors))
             return self.settings.clipping == "repeat" and self._repeats <= MOST_REPEATS
+        if isinstance(error, DamagedAtRest):
+            self._damaged += 1
+            self.same = tuple(sorted(survivors)) or None
+            return self._damaged <= MOST_REPEATS
         self._left -= not free
         again = self._left > 0 and not isinstance(error, NothingContributed | RepliesDiffer)
         if isinstance(error, TooFewContributed):

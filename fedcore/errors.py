@@ -24,6 +24,7 @@
     │   ├── RepliesDiffer        their replies to a query hold other numbers
     │   ├── TooFewContributed    so many of them did that the sum stays closed
     │   ├── UpdateTooLarge       some updates exceed the scales, so that the sum stays closed
+    │   ├── DamagedAtRest        what the server kept of it was changed on its disk
     │   └── UnmaskFailed
     ├── RunFailed                the run as a whole ended without a model
     ├── BudgetSpent              the run has to stop: one more exchange would exceed its privacy budget
@@ -227,6 +228,16 @@ class UpdateTooLarge(RoundFailed):
         )
         self.large = large
         self.statistics = statistics
+
+
+class DamagedAtRest(RoundFailed):
+    """What the server kept of a round is not what it wrote: its disk is at fault, and no client. what: is damaged."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} was changed on the server's disk since it was written, or is gone; no client is at fault. Look "
+            "after the disk (docs/operating.md, Database and object store)"
+        )
 
 
 class UnmaskFailed(RoundFailed):

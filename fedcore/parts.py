@@ -8,13 +8,15 @@ digest of the whole follows from those of the parts, which are at hand on both s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
 
 PART_BYTES: Final = 8 << 20
 """Divides the 64 MiB chunks of the mask stream, and holds whole 64-bit words."""
 PARTS_IN_FLIGHT: Final = 2
 """Parts of one client that are under way at the same time: while one waits for its answer, the other has the line."""
+_BLOCK_BYTES: Final = 1 << 20
 _DOMAIN: Final = b"fedcore/update/v1\x00"
 
 
@@ -34,3 +36,23 @@ def update_digest(size: int, parts: Iterable[bytes]) -> bytes:
     The size fixes where each part begins, and each digest has 32 bytes, so no two updates are hashed as the same text.
     """
     return hashlib.sha256(_DOMAIN + size.to_bytes(8, "little") + b"".join(parts)).digest()
+
+
+def file_digest(path: Path) -> bytes:
+    """The digest of the update that a file holds, read block by block: `update_digest` of its size and its parts.
+
+    Raises OSError.
+    """
+    with path.open("rb") as file:
+        parts = list(_part_digests(file))
+        return update_digest(file.tell(), parts)
+
+
+def _part_digests(file: BinaryIO) -> Iterator[bytes]:
+    """The SHA-256 of each part of a file, up to its end."""
+    while block := file.read(_BLOCK_BYTES):
+        digest, left = hashlib.sha256(block), PART_BYTES - len(block)
+        while left and (block := file.read(min(_BLOCK_BYTES, left))):
+            digest.update(block)
+            left -= len(block)
+        yield digest.digest()

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from fedcore.codec import Decoded, MetricName, Statistics
 from fedcore.errors import (
     ConfigurationError,
+    DamagedAtRest,
     FedcoreError,
     NothingContributed,
     RepliesDiffer,
@@ -27,15 +28,18 @@ from fedcore.errors import (
 from fedcore.plain_exchange import PlainReply
 from fedcore.plain_json import from_plain, to_plain
 from fedcore.secagg import Fault
-from fedcore.state import ModelState
+from fedcore.state import ModelState, sha256_file
 from fedcore.wire import MetricValue, Place, ReplyError, WithdrawalReason, WithdrawIn
+from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeResult, ExchangeUsage
+from server_app.storage.objects import Objects
 
 Fetch = Callable[[str], Awaitable[Path]]
 """Where the object of a key lies on this machine."""
 
 _FAILURES: Final = {
-    kind.__name__: kind for kind in (RoundFailed, NothingContributed, RepliesDiffer, TooFewContributed, UpdateTooLarge)
+    kind.__name__: kind
+    for kind in (RoundFailed, DamagedAtRest, NothingContributed, RepliesDiffer, TooFewContributed, UpdateTooLarge)
 }
 
 
@@ -76,7 +80,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSum:
-    """What a secure sum says; the fields are those of `fedcore.codec.Decoded`. mean: the key of the new model."""
+    """What a secure sum says; the fields are those of `fedcore.codec.Decoded`.
+
+    mean: the key of the new model. mean_sha256: of its file; "" where an earlier fedcore kept it.
+    """
 
     examples: int
     failures: int
@@ -85,9 +92,10 @@ class KeptSum:
     names: tuple[MetricName, ...] | None
     statistics: Statistics
     mean: str | None
+    mean_sha256: str = ""
 
     @classmethod
-    def of(cls, decoded: Decoded, mean: str | None) -> Self:
+    def of(cls, decoded: Decoded, mean: str | None, mean_sha256: str) -> Self:
         """A sum whose model, if there is one, lies at `mean`."""
         return cls(
             examples=decoded.examples,
@@ -97,6 +105,7 @@ class KeptSum:
             names=decoded.names,
             statistics=decoded.statistics,
             mean=mean,
+            mean_sha256=mean_sha256,
         )
 
     async def decoded(self, fetch: Fetch) -> Decoded:
@@ -114,10 +123,14 @@ class KeptSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptReply:
-    """One client's answer in a plain exchange. content: the key of its record file."""
+    """One client's answer in a plain exchange.
+
+    content: the key of its record file. digest: that the client signed of it; "" where an earlier fedcore kept it.
+    """
 
     node: int
     content: str | None = None
+    digest: str = ""
     error: ReplyError | None = None
     examples: int = 0
     metrics: dict[str, MetricValue] = field(default_factory=dict)
@@ -163,6 +176,19 @@ class ExchangeEnd:
     def from_json(cls, data: Mapping[str, Any]) -> ExchangeEnd:
         """The inverse of `to_json`; ConfigurationError where a database holds something else."""
         return from_plain(_END, dict(data), what="the kept end of an exchange", error=ConfigurationError)
+
+    async def check_files(self, objects: Objects, exchange: int) -> None:
+        """See that the files of an exchange that ended in an earlier process are what was written.
+
+        Raises DamagedAtRest.
+        """
+        if self.total is not None and self.total.mean is not None:
+            what = f"the new model of exchange {exchange}"
+            await intact(objects, self.total.mean, what, self.total.mean_sha256, sha256_file)
+        for reply in self.replies:
+            if reply.content is not None:
+                what = f"a client's reply in exchange {exchange}"
+                await intact(objects, reply.content, what, reply.digest, update_digest_of)
 
     async def outcome(self, fetch: Fetch) -> ExchangeResult:
         """The result, whose files `fetch` finds; raises the RoundFailed that the exchange ended with."""

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from fedcore.errors import (
     CohortTooSmall,
     ConfigurationError,
+    DamagedAtRest,
     EnvironmentFailure,
     FedcoreError,
     PeerError,
@@ -26,7 +27,8 @@ from fedcore.errors import (
 from fedcore.events import NOT_NEEDED
 from fedcore.system.concurrency import in_thread
 from fedcore.system.heap import trim
-from fedcore.wire import WithdrawIn
+from fedcore.wire import ManifestIn, WithdrawIn
+from server_app.exchanges.at_rest import damaged_message
 from server_app.exchanges.closing import Closing, Parting
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.ending import ExchangeEnd, Failure
@@ -89,10 +91,14 @@ class Exchange(Intake):
     async def tidy(self, stage: str) -> None:
         """Remove what nobody needs any more, once the stage is closed on the disk."""
 
-    async def take_up(self, folded: Mapping[str, Any] | None, waiting: frozenset[int]) -> None:
-        """Find the updates again. folded: as kept. waiting: whose updates came in the stage that is still open.
+    async def take_up(
+        self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]
+    ) -> None:
+        """Find the updates again. Raises RoundFailed where they are not what was kept, DamagedAtRest what was written.
 
-        Raises RoundFailed where they are not what was kept.
+        folded: as kept.
+        waiting: whose updates came in the stage that is still open.
+        manifests: what each client signed of its update, in whichever stage that was.
         """
 
     @abstractmethod
@@ -346,21 +352,29 @@ class Exchange(Intake):
         self._opened, self._kept_stage = self.services.clock(), row.stage
         self.receipts.restore(history.receipts)
         self._is_silent = True
+        damage = damaged_message(history.receipts, self.services.names)
         try:
             self.begin(self.stages.current)
             for closing in history.closings:
                 self._close_again(Closing.from_json(closing.gone), history.receipts)
             if self.stages.current != row.stage:
                 raise RoundFailed(f"the exchange is in stage {row.stage}, and its closings end in another one")
-            sent = self._sent(history.receipts)
-            await self.take_up(row.folded, frozenset(receipt.client for receipt in sent if receipt.step == "manifest"))
+            sent, manifests = self._sent(history.receipts), _manifests(history.receipts)
+            waiting = frozenset(receipt.client for receipt in sent if receipt.step == "manifest")
+            await self.take_up(row.folded, waiting, manifests)
             for receipt in sent:
                 self._count(receipt)
             self._let_go_again(history.receipts)
+        except DamagedAtRest as error:
+            damage = error
         except (RoundFailed, PeerError, UsageError, ConfigurationError, ValueError) as error:
             self.spoil(RoundFailed(f"what was kept of the exchange does not fit together: {error}"))
         finally:
             self._is_silent = False
+        if damage is not None:  # whatever else does not fit together then
+            log.error("exchange %d: %s", self.task.exchange, damage)
+            self.services.metrics.storage_failed(damage)
+            self.spoil(damage)
         self.services.presence.expect(self.task.cohort)
 
     def _close_again(self, closing: Closing, receipts: Sequence[ReceiptRow]) -> None:
@@ -399,3 +413,7 @@ class Exchange(Intake):
                 if said.complaint is not None:
                     self.hear(receipt.client, said.complaint)
                 self.let_go(receipt.client, said)
+
+
+def _manifests(receipts: Sequence[ReceiptRow]) -> dict[int, ManifestIn]:
+    return {one.client: ManifestIn.model_validate_json(one.body) for one in receipts if one.step == "manifest"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.errors import FedcoreError, RoundFailed, StorageFull, StorageUnavailable
+from fedcore.state import sha256_file
 from fedcore.system.concurrency import in_thread
+from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.fold import WORD_BYTES
 from server_app.exchanges.receipts import until_kept
 from server_app.exchanges.sum_file import SumFile, first_words
@@ -51,6 +53,7 @@ class MaskedSum:
         self._most_waiting = max(_LEAST_BYTES, _LEAST_VECTORS * words * WORD_BYTES)
         self._kept: frozenset[int] = frozenset()
         self._kept_key = ""
+        self._kept_sha256 = ""
         self._is_taken = False
         self.first: tuple[int, NDArray[np.uint64]] | None = None
         """Whose vector was added first by this process, and its beginning, to be looked at."""
@@ -116,39 +119,40 @@ class MaskedSum:
         clients, key = frozenset(self.clients), f"{self._key}/{_SUMS}/{self._services.randomness(8).hex()}"
         path = self._services.spool.create()
         try:
-            await in_thread((await self._growing()).copy_to, path)
+            sha256 = await in_thread((await self._growing()).copy_to, path)
             await self._services.objects.put(path, key)
         finally:
             discard(path)
-        folded = {"key": key, "clients": sorted(clients)}
+        folded = {"key": key, "clients": sorted(clients), "sha256": sha256}
         await self._services.store.keep_folded(self._run, self._exchange, folded)
-        self._kept, self._kept_key, before = clients, key, self._kept_key
+        self._kept, self._kept_key, self._kept_sha256, before = clients, key, sha256, self._kept_key
         if before:
             await self._services.objects.remove(before)
 
-    async def restore(self, folded: Mapping[str, Any] | None, taken: Collection[int]) -> None:
+    async def restore(self, folded: Mapping[str, Any] | None, taken: Mapping[int, str]) -> None:
         """Make the sum of the vectors of `taken` again: from the kept one, and those vectors that are not in it.
 
-        Raises RoundFailed where what is kept is not that.
+        taken: client -> the digest that it signed. Raises RoundFailed where what is kept is not that, and DamagedAtRest
+        where it is not what was written.
         """
         self.open()
         self.clients = set(folded["clients"]) if folded else set()
         self._kept, self._kept_key = frozenset(self.clients), folded["key"] if folded else ""
-        if not self.clients <= set(taken):
+        self._kept_sha256 = folded.get("sha256", "") if folded else ""  # not of a fedcore before this was kept
+        if not self.clients <= taken.keys():
             raise RoundFailed("the sum that was kept holds vectors of clients that have sent none")
-        try:
-            if folded:
-                await self._fold(await self._services.objects.fetch(folded["key"]))
-            for client in sorted(set(taken) - self.clients):
-                await self.add(client)
-        except KeyError as absent:
-            raise RoundFailed("a vector, or the sum of earlier ones, is not in the object store any more") from absent
+        if folded:
+            await self._fold_kept()
+        for client in sorted(taken.keys() - self.clients):
+            what = f"the update of {self._services.names[client]} in exchange {self._exchange}"
+            await intact(self._services.objects, self.vector(client), what, taken[client], update_digest_of)
+            await self.add(client)
 
     async def take(self) -> SumFile:
         """The sum for work in place; from the second time on as it was kept, since the first came to no end."""
         if self._is_taken:
             self.open()
-            await self._fold(await self._services.objects.fetch(self._kept_key))
+            await self._fold_kept()
         self._is_taken = True
         return await self._growing()
 
@@ -169,6 +173,11 @@ class MaskedSum:
                 await self._services.objects.remove(self.vector(client))
         except (StorageFull, StorageUnavailable) as error:  # the vectors are there still; the next one tries again
             log.warning("the sum could not be written down: %s", error)
+
+    async def _fold_kept(self) -> None:
+        """Add the sum that was kept last; raises DamagedAtRest where it is not the one that was written."""
+        what = f"the sum of exchange {self._exchange}"
+        await self._fold(await intact(self._services.objects, self._kept_key, what, self._kept_sha256, sha256_file))
 
     async def _fold(self, path: Path) -> None:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped
@@ -21,6 +21,7 @@ from fedcore.plain_exchange import (
     reply_error,
 )
 from fedcore.wire import ManifestIn, ModelRef, ProblemKind, ReplyError, Task, WithdrawalReason
+from server_app.exchanges.at_rest import intact, update_digest_of
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd, KeptReply
 from server_app.exchanges.exchange import Exchange
@@ -122,6 +123,16 @@ class PlainExchange(Exchange):
             )
             self.context.event_log.add(event)
 
+    async def take_up(
+        self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]
+    ) -> None:
+        """See that the replies are what their clients signed."""
+        for client in sorted(waiting):
+            if manifests[client].size:
+                what = f"the reply of {self.services.names[client]} in exchange {self.task.exchange}"
+                key, digest = self.uploads.key(client), manifests[client].digest
+                await intact(self.services.objects, key, what, digest, update_digest_of)
+
     def replay(self, client: int, step: str, body: bytes) -> None:
         """The reply whose manifest was kept."""
         self._note(client, ManifestIn.model_validate_json(body))
@@ -130,6 +141,7 @@ class PlainExchange(Exchange):
         self._replies[client] = KeptReply(
             node=client,
             content=self.uploads.key(client) if manifest.size else None,
+            digest=manifest.digest if manifest.size else "",
             error=manifest.error,
             examples=manifest.examples or 0,
             metrics=dict(manifest.values),

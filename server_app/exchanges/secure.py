@@ -28,7 +28,7 @@ from fedcore.secagg_wire import (
     SurvivorsOut,
     UnmaskIn,
 )
-from fedcore.state import ModelState
+from fedcore.state import ModelState, sha256_file
 from fedcore.system.concurrency import in_thread
 from fedcore.transcript import ExchangeRecord
 from fedcore.watch_wire import SawOut
@@ -184,12 +184,14 @@ class SecureExchange(Exchange):
         """Remove what is left of the sum."""
         await self._sum.remove()
 
-    async def take_up(self, folded: Mapping[str, Any] | None, waiting: frozenset[int]) -> None:
+    async def take_up(
+        self, folded: Mapping[str, Any] | None, waiting: frozenset[int], manifests: Mapping[int, ManifestIn]
+    ) -> None:
         """The sum as it was kept, and the vectors that are not in it."""
-        if self.stages.current == INPUT:
-            await self._sum.restore(folded, waiting)
-        elif self.stages.is_past(INPUT):
-            await self._sum.restore(folded, self.survivors)
+        taken = self.survivors if self.stages.is_past(INPUT) else waiting
+        if self.stages.current == INPUT or self.stages.is_past(INPUT):
+            await self._sum.restore(folded, {client: manifests[client].digest for client in taken})
+        if self.stages.is_past(INPUT):
             await self._sum.clear()
 
     def replay(self, client: int, step: str, body: bytes) -> None:
@@ -197,8 +199,9 @@ class SecureExchange(Exchange):
         self._receive(client, _MESSAGES[step].model_validate_json(body))
 
     def ending(self, **found: Any) -> ExchangeEnd:
-        """Once the last stage has begun, shares were asked for."""
-        return super().ending(**{"unmasked": self.stages.is_past(CONSISTENCY), **found})
+        """Once the last stage has begun, shares were asked for; also where what was kept does not lead there again."""
+        unmasked = self.stages.is_past(CONSISTENCY) or self._kept_stage == UNMASK
+        return super().ending(**{"unmasked": unmasked, **found})
 
     async def finish(self) -> ExchangeEnd:
         """Rebuild the secrets, take the masks off the sum, and decode it."""
@@ -222,6 +225,7 @@ class SecureExchange(Exchange):
                 decoded = replace(decoded, metrics={**decoded.metrics, **staleness_metrics(ages)})
             self._note_seen(masked, decoded)
             key = f"{self.context.key}/mean" if path is not None else None
+            sha256 = await in_thread(sha256_file, path) if path is not None else ""
             if path is not None and key is not None:
                 await until_kept(lambda: self.services.objects.put(path, key), "the new model")
         except PeerError as error:
@@ -229,7 +233,7 @@ class SecureExchange(Exchange):
         finally:
             if path is not None:
                 discard(path)
-        return KeptSum.of(decoded, key)
+        return KeptSum.of(decoded, key, sha256)
 
     def _note_seen(self, masked: NDArray[np.uint64], decoded: Decoded) -> None:
         """Show what the server saw, where there is a model and all of it was here in one life of the process."""

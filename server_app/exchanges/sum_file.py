@@ -8,9 +8,9 @@ because a full disk then shows as an error and not as a signal that ends the pro
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from server_app.storage.blobs import discard, write_all
 
 _RANGE_WORDS: Final = 1 << 19
 """4 MiB: long enough that all threads share the masks of it."""
+_COPY_BYTES: Final = 1 << 20
 _FULL: Final = "the disk is full; there is no room for a sum"
 _CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
@@ -63,10 +64,20 @@ class SumFile:
         """As many words as are shown at most."""
         return first_words(self.path)
 
-    def copy_to(self, path: Path) -> None:
-        """Write all words to a file that is there; raises StorageFull."""
-        with full_disk_named("the disk is full; the sum could not be written down"):
-            shutil.copyfile(self.path, path)
+    def copy_to(self, path: Path) -> str:
+        """Write all words to a file that is there; the SHA-256 of what was written. Raises StorageFull."""
+        digest, block = hashlib.sha256(), memoryview(bytearray(_COPY_BYTES))
+        with (
+            full_disk_named("the disk is full; the sum could not be written down"),
+            self.path.open("rb", buffering=0) as source,
+            path.open("r+b", buffering=0) as target,
+        ):
+            offset = 0
+            while count := source.readinto(block):
+                digest.update(block[:count])
+                write_all(target.fileno(), block[:count], offset)
+                offset += count
+        return digest.hexdigest()
 
     def mapped(self) -> MappedWords:
         """All words, to read."""

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import start_http_server
 
-from fedcore.errors import EnvironmentFailure, StorageDamaged, StorageFull, StorageUnavailable
+from fedcore.errors import DamagedAtRest, EnvironmentFailure, StorageDamaged, StorageFull, StorageUnavailable
 from fedcore.events import (
     ClientBlamed,
     ClientDropped,
@@ -33,6 +33,7 @@ _STORAGE_ERRORS: Final[Mapping[type[Exception], str]] = {
     StorageFull: "full",
     StorageUnavailable: "unavailable",
     StorageDamaged: "damaged",
+    DamagedAtRest: "damaged",
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeDone, ExchangeFailed
 from fedcore.exchange import make_draw
@@ -75,17 +76,18 @@ class GroupedExchanges:
     async def _draw(self, asked: SecureRequest, past: Iterator[ExchangeRow]) -> tuple[Task, ExchangeEnd]:
         """Attempts at the draw, until one has enough answers for groups; raises RoundFailed."""
         run, settings = self._run, self._run.plan.settings
-        for attempt in range(1, settings.max_attempts + 1):
+        attempts = Attempts.plain(settings)
+        for attempt in itertools.count(1):
             task, end = await self._draw_once(asked, attempt, next(past, None))
             await run.close(task, end)
             if end.failure is None:
                 return task, end
-            again = attempt < settings.max_attempts and end.common is None
+            error = end.failure.error()
+            again = attempts.go_on(error, task.cohort, (), free=False) and end.common is None
             self._note_failure(task, end.failure.reason, retry=again)
             if not again:
-                error = end.failure.error()
                 raise RoundFailed(explain(error, end, task, settings, run.services.names)) from error
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("there is always another number")
 
     async def _draw_once(self, asked: SecureRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
         run = self._run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from fedcore.config import planned_rounds
-from fedcore.errors import BudgetSpent, RoundFailed, RunFailed
+from fedcore.errors import BudgetSpent, DamagedAtRest, RoundFailed, RunFailed
 from fedcore.events import PrivacyTerms, RunStarted, StatisticsFound, Warned
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.plain_exchange import NODE_UNAVAILABLE, PlainReply, Question, reply_error
@@ -106,7 +106,7 @@ class RunOrchestrator:
 
     async def _start(self) -> Start:
         plan, files = self._run.plan, self._run.files
-        initial = await files.initial() if plan.initial_sha256 else None
+        initial = await files.initial(plan.initial_sha256) if plan.initial_sha256 else None
         return Start(
             app=str(files.app),
             folder=str(files.work),
@@ -259,7 +259,14 @@ class RunOrchestrator:
         row = await services.store.exchange(self._run.plan.run, exchange)
         if row is None or row.result is None:
             raise RunFailed(f"the journal names exchange {exchange}, of which nothing is kept")
-        return await ExchangeEnd.from_json(row.result).outcome(services.objects.fetch)
+        end = ExchangeEnd.from_json(row.result)
+        if exchange not in self._run.led:
+            try:
+                await end.check_files(services.objects, exchange)
+            except DamagedAtRest as error:
+                services.metrics.storage_failed(error)
+                raise RunFailed(f"the run cannot go on from where it was: {error}") from error
+        return await end.outcome(services.objects.fetch)
 
     async def _reply(self, reply: ExchangeReply) -> ExchangeReply:
         path = reply.state.path if isinstance(reply.state, ModelState) else reply.state

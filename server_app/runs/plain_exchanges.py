@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeFailed
 from fedcore.plain_exchange import Question, plain_task
@@ -35,22 +37,22 @@ class PlainExchanges:
 
     async def exchange(self, request: PlainRequest) -> tuple[int, list[int]]:
         """All attempts at one exchange: its number, and who was not there. Raises RoundFailed."""
-        run, most = self._run, self._run.plan.settings.max_attempts
+        run, attempts = self._run, Attempts.plain(self._run.plan.settings)
         past = run.past_of(request.step)
-        for attempt in range(1, most + 1):
+        for attempt in itertools.count(1):
             task, end = await self._attempt(request, attempt, next(past, None))
             await run.close(task, end)
             if end.failure is None:
                 await self._note_success(task, end)
                 return task.exchange, sorted(request.questions.keys() - set(task.cohort))
             error = end.failure.error()
-            again = attempt < most and end.common is None
+            again = attempts.go_on(error, task.cohort, (), free=False) and end.common is None
             run.event_log.add(
                 ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=str(error), retry=again)
             )
             if not again:
                 raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("there is always another number")
 
     async def _attempt(self, request: PlainRequest, attempt: int, row: ExchangeRow | None) -> tuple[Task, ExchangeEnd]:
         """A new attempt, or where there is a row for it, what came or comes of that one."""

@@ -40,6 +40,8 @@ class RunContext:
     clients: CohortSelection
     show: Callable[[Exchange], None]
     past: Sequence[ExchangeRow] = field(default=())
+    led: set[int] = field(default_factory=set)
+    """The exchanges that were led to their end since the ServerApp was started last."""
 
     def past_of(self, step: int) -> Iterator[ExchangeRow]:
         """The exchanges that `step` has led to already, in order."""
@@ -57,6 +59,7 @@ class RunContext:
             if exchange.end is None:
                 raise
         assert exchange.end is not None  # noqa: S101
+        self.led.add(exchange.task.exchange)
         return exchange.end
 
     async def close(self, task: Task, end: ExchangeEnd) -> None:

@@ -19,6 +19,7 @@ from fedcore.state import ModelFacts, ModelState, sha256_file, write_model
 from fedcore.system.files import write_file
 from fedcore.system.left_files import remove_left
 from fedcore.wire import ModelRef
+from server_app.exchanges.at_rest import intact
 from server_app.runs.app_files import keep_app_files
 from server_app.storage.objects import Objects
 
@@ -69,9 +70,12 @@ class RunFiles:
         for name in (_WORK, _HANDED, _SENT, ANSWERS, _VERSIONS):
             (self._folder / name).mkdir(mode=0o700)
 
-    async def initial(self) -> Path:
-        """The model that the app's strategy starts from, where the app can read it."""
-        return await self.hand_over(await self._objects.fetch(self._keys.initial), stays=True)
+    async def initial(self, sha256: str) -> Path:
+        """The model that the app's strategy starts from, where the app can read it; raises DamagedAtRest."""
+        what = "the model that the run begins with"
+        return await self.hand_over(
+            await intact(self._objects, self._keys.initial, what, sha256, sha256_file), stays=True
+        )
 
     def from_app(self, path: str) -> Path:
         """Take over a file that the app made in its work folder, and say where it is now; raises WorkerDied.

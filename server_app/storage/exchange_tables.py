@@ -5,6 +5,7 @@ Every write may be repeated after StorageUnavailable: where it was done already,
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -159,6 +160,7 @@ class ExchangeTables:
     ) -> None:
         """Keep what a client sent; ConflictingMessage where it sent something else before."""
         row = {"run": run, "exchange": exchange, "step": step, "client": client, "digest": digest, "body": body}
+        row |= {"body_sha256": hashlib.sha256(body).digest()}
 
         async def work(connection: AsyncConnection) -> bytes:
             return bytes((await connection.execute(self._keep_receipt, row)).scalar_one())

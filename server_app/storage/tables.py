@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from server_app.storage.column_types import JSON_TEXT, LONG, PlainText
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 """Of these tables: one more than the number of alembic's newest revision, and SQLite's `user_version`."""
 
 
@@ -91,7 +91,10 @@ class ExchangeRow(Base):
 
 
 class ReceiptRow(Base):
-    """What a client sent for a step, in the order of acceptance (`seq`): its JSON, and its digest."""
+    """What a client sent for a step, in the order of acceptance (`seq`): its JSON, and its digest.
+
+    body_sha256: of the body as it is kept here; None where an earlier fedcore kept it.
+    """
 
     __tablename__ = "receipts"
     __table_args__ = (UniqueConstraint("run", "exchange", "step", "client", name="one_receipt"),)
@@ -103,6 +106,7 @@ class ReceiptRow(Base):
     client: Mapped[int]
     digest: Mapped[bytes]
     body: Mapped[bytes]
+    body_sha256: Mapped[bytes | None]
 
 
 class ClosingRow(Base):

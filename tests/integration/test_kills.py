@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,3 +231,31 @@ def test_a_run_goes_on_in_the_round_in_which_its_app_was_killed_and_the_next_beg
     assert done.status == 0, done.stderr
     assert_sum_is_of(done, NAMES)
     assert waiting.finish().status == 0
+
+
+def test_two_bits_of_an_update_that_the_disk_changes_cost_one_attempt_and_no_client_is_blamed(
+    federation: Deployment,
+) -> None:
+    run = federation.submit(gated=True, gated_partition=3, settings={"max-attempts": 1})
+    data = federation.federation.folder / "server" / "data"
+
+    def accepted() -> list[Path]:
+        return sorted(data.glob("runs/*/exchanges/1/updates/*"))
+
+    run.wait_for_training()
+    wait_until("all but one to upload", lambda: len(accepted()) == 3)
+    federation.kill("server")
+    wait_until("the ServerApp to end with its server", lambda: not federation.server_apps())
+    damaged = accepted()[0]
+    content = bytearray(damaged.read_bytes())
+    content[1] ^= 4
+    content[20] ^= 64
+    damaged.write_bytes(content)
+    federation.start_server()
+    run.go_on()
+    done = run.finish()
+    assert done.status == 0, done.stderr
+    assert_sum_is_of(done, NAMES)
+    (failed,) = done.of("exchange-failed")
+    assert (failed["retry"], done.of("blamed"), done.of("dropped")) == (True, [], [])
+    assert "the update of client-1 in exchange 1 was changed on the server's disk" in federation.log("server")

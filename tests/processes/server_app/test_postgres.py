@@ -18,7 +18,7 @@ from support.store_cases import RUN, OpenStore
 
 from fedcore.errors import ConfigurationError, StorageDamaged, StorageFull, StorageUnavailable
 from server_app.storage.store import Store
-from server_app.storage.tables import Base
+from server_app.storage.tables import SCHEMA_VERSION, Base
 from server_app.storage.upgrade import migrate, upgrade
 
 __all__ = ["postgres"]
@@ -100,7 +100,7 @@ def test_the_previous_version_goes_up_and_down_with_its_rows(url: str) -> None:
     before = _rows(engine)
     with pytest.raises(ConfigurationError, match=r"has schema version 2.*fedcore server upgrade"):
         asyncio.run(Store.open(url))
-    assert upgrade(url) == ["the database was led from version 2 to version 5"]
+    assert upgrade(url) == [f"the database was led from version 2 to version {SCHEMA_VERSION}"]
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
     upgrade(url, 2)

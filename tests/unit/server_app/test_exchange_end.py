@@ -90,7 +90,7 @@ async def test_a_sum_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     usage = ExchangeUsage({"input": 1.5, "result": 0.25}, {1: 3, 2: 4}, {1: 5})
     end = again(
         ExchangeEnd(
-            total=KeptSum.of(decoded, "runs/a/exchanges/1/mean"),
+            total=KeptSum.of(decoded, "runs/a/exchanges/1/mean", "ab" * 32),
             survivors=(1, 2),
             blamed={3: Fault.WRONG_SHARE},
             withdrawals={4: WithdrawIn(reason=WithdrawalReason.POLICY, check="too-long", asked=2.5, allowed=1.5)},

@@ -14,7 +14,7 @@ from support.mortal import Rig, rig
 from support.serverside import until
 
 from fedcore import conversions
-from fedcore.errors import ProtocolViolation, RoundFailed, StorageUnavailable
+from fedcore.errors import DamagedAtRest, ProtocolViolation, RoundFailed, StorageUnavailable
 from fedcore.federation import FederationFolder
 from fedcore.secagg import Fault
 from fedcore.wire import ManifestIn, ProblemKind, WithdrawalReason, WithdrawIn
@@ -256,7 +256,7 @@ async def test_what_does_not_fit_together_fails_the_attempt_and_no_more(
         await here.services.objects.remove("runs/run/exchanges/1")
         end = await here.lead(None)
         assert end.failure is not None
-        assert "not in the object store any more" in end.failure.reason
+        assert end.failure.kind == DamagedAtRest.__name__
 
 
 async def deals_garbage(party: mortal.Party, victim: int) -> None:

@@ -43,8 +43,8 @@ async def test_a_server_does_not_upgrade_by_itself_and_says_how(old: Path) -> No
 
 def test_version_2_goes_up_and_down_with_its_rows(old: Path) -> None:
     before = rows_of(old)
-    assert "from version 2 to version 5" in upgrade(old)[-1]
-    assert upgrade(old) == ["the database has version 5 already; nothing was done"]
+    assert f"from version 2 to version {SCHEMA_VERSION}" in upgrade(old)[-1]
+    assert upgrade(old) == [f"the database has version {SCHEMA_VERSION} already; nothing was done"]
     upgrade(old, 2)
     after = rows_of(old)
     # An open run cannot go on, and is told so; all else is as it was.
@@ -115,7 +115,9 @@ def test_a_downgraded_database_has_the_tables_that_it_had(old: Path) -> None:
 def test_what_it_cannot_lead_is_refused_by_name(old: Path, version: int) -> None:
     with closing(sqlite3.connect(old)) as database:
         database.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(ConfigurationError, match=f"version {version}; this fedcore can lead versions 2 to 5"):
+    with pytest.raises(
+        ConfigurationError, match=f"version {version}; this fedcore can lead versions 2 to {SCHEMA_VERSION}"
+    ):
         upgrade(old)
-    with pytest.raises(ConfigurationError, match="knows versions 2 to 5 of the database, not 1"):
+    with pytest.raises(ConfigurationError, match=f"knows versions 2 to {SCHEMA_VERSION} of the database, not 1"):
         upgrade(old, 1)

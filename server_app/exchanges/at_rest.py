@@ -1,0 +1,43 @@
+"""Checks of what an earlier process kept: a disk may give back other bytes than it was given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from fedcore.errors import DamagedAtRest
+from fedcore.parts import file_digest
+from fedcore.system.concurrency import in_thread
+from server_app.storage.objects import Objects
+from server_app.storage.tables import ReceiptRow
+
+
+async def intact(objects: Objects, key: str, what: str, digest: str, digest_of: Callable[[Path], str]) -> Path:
+    """The object of a key, once it is seen to be what was written; raises DamagedAtRest, and StorageUnavailable.
+
+    what: it is, for a person.
+    digest: that was signed, or kept, when it was written. "" where an earlier fedcore kept none: not looked at.
+    digest_of: how that was made, from a file read block by block; in a thread.
+    """
+    try:
+        path = await objects.fetch(key)
+        found = await in_thread(digest_of, path) if digest else ""
+    except (KeyError, OSError) as error:
+        raise DamagedAtRest(what) from error
+    if found != digest:
+        raise DamagedAtRest(what)
+    return path
+
+
+def update_digest_of(path: Path) -> str:
+    """The digest that a client signs of its update, in hexadecimal; raises OSError."""
+    return file_digest(path).hex()
+
+
+def damaged_message(receipts: Iterable[ReceiptRow], names: Mapping[int, str]) -> DamagedAtRest | None:
+    """The first message that is not as it was kept; one that an earlier fedcore kept is not looked at."""
+    for row in receipts:
+        if row.body_sha256 is not None and hashlib.sha256(row.body).digest() != bytes(row.body_sha256):
+            return DamagedAtRest(f"the message {row.step!r} of {names[row.client]} in exchange {row.exchange}")
+    return None
