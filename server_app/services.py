@@ -13,6 +13,7 @@ from server_app.http.polling import Bell
 from server_app.operation.certificate import ServedCertificate
 from server_app.operation.metrics import Metrics
 from server_app.operation.round_spans import RoundSpans
+from server_app.operation.storage_health import StorageHealth
 from server_app.rosters import Rosters
 from server_app.runs.client_work import ClientWork
 from server_app.runs.presence import Presence
@@ -29,7 +30,7 @@ class Services:
     min_cohort: fewest clients of a secure sum beside those that may collude, as policies ask for. client_bell:
     rung when a client's poll may have an answer. run_bell: when a run's record grew. clock: monotonic seconds. wall:
     seconds since 1970. threads: for folding and unmasking. certificate: that is served, None without TLS. saw: what
-    is shown of the newest exchange. work: what clients do for a buffered run.
+    is shown of the newest exchange. work: what clients do for a buffered run. health: of database, disk and objects.
     """
 
     settings: ServerSettings
@@ -51,6 +52,7 @@ class Services:
     traces: Traces = field(default_factory=Traces)
     saw: LastSeen = field(default_factory=LastSeen)
     work: ClientWork = field(default_factory=ClientWork)
+    health: StorageHealth = field(default_factory=StorageHealth)
 
     def observer(self, run: str) -> EventSink:
         """Gets the events of a run, for metrics and traces."""

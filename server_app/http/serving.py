@@ -32,6 +32,7 @@ from server_app.http.polling import Bell
 from server_app.http.proxies import BehindProxies
 from server_app.http.strangers import networks
 from server_app.operation.certificate import ServedCertificate
+from server_app.operation.storage_health import keep_checking
 from server_app.operation.watch import watch
 from server_app.rosters import Rosters
 from server_app.runs.presence import Presence, Uptime
@@ -105,11 +106,11 @@ async def make_services(
 async def _operated(services: Services, metrics_listen: str) -> AsyncIterator[None]:
     """Show the metrics where that is asked for, and look after what nobody asks about."""
     ending = services.metrics.serve(metrics_listen) if metrics_listen else lambda: None
-    watching = asyncio.create_task(watch(services))
+    watching = (asyncio.create_task(watch(services)), asyncio.create_task(keep_checking(services)))
     try:
         yield
     finally:
-        await end(watching)
+        await end(*watching)
         await asyncio.to_thread(ending)
         await asyncio.to_thread(services.traces.close)
 

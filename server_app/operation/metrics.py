@@ -6,7 +6,7 @@ an update holds: all figures are such as the events have, which whoever operates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -29,12 +29,16 @@ _ROUND_BUCKETS: Final = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000)
 _STAGE_BUCKETS: Final = (0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800)
 _FOLD_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _STATUS_CLASSES: Final = ("2xx", "3xx", "4xx", "5xx", "none")
+_OUTCOMES: Final = ("done", "failed", "repeated")
+_LOSING_STAGES: Final = ("join", "train", "draw", "advertise", "share", "input", "consistency", "unmask")
+"""In which a client may be lost, of whatever kind the exchange is."""
 _STORAGE_ERRORS: Final[Mapping[type[Exception], str]] = {
     StorageFull: "full",
     StorageUnavailable: "unavailable",
     StorageDamaged: "damaged",
     DamagedAtRest: "damaged",
 }
+_OTHER: Final = "other"
 
 
 class Metrics:
@@ -49,24 +53,32 @@ class Metrics:
 
     def _observe_runs(self) -> None:
         counter, histogram = self._counter, self._histogram
-        self.runs = counter("fedcore_runs", "Runs that ended, by how.", "status")
-        self.rounds = counter("fedcore_rounds", "Exchanges that ended, by how.", "outcome")
-        self.groups = counter("fedcore_groups", "Sums of groups of drawn exchanges, by how they ended.", "outcome")
+        self.runs = counter("fedcore_runs", "Runs that ended, by how.", status=[one for one in RunStatus if one.final])
+        self.rounds = counter("fedcore_rounds", "Exchanges that ended, by how.", outcome=_OUTCOMES)
+        self.groups = counter(
+            "fedcore_groups", "Sums of groups of drawn exchanges, by how they ended.", outcome=_OUTCOMES[:2]
+        )
         self.round_seconds = histogram("fedcore_round_seconds", "Duration of exchanges that succeeded.", _ROUND_BUCKETS)
         self.stage_seconds = histogram(
             "fedcore_stage_seconds", "Duration of the stages of these exchanges.", _STAGE_BUCKETS, "stage"
         )
-        self.dropouts = counter("fedcore_dropouts", "Clients that an exchange lost, by its stage.", "stage")
-        self.blamed = counter("fedcore_blamed", "Clients that were found to cheat, by the stage.", "stage")
-        self.bytes = counter("fedcore_client_bytes", "Bytes from (up) and to (down) clients in exchanges.", "direction")
+        self.dropouts = counter(
+            "fedcore_dropouts", "Clients that an exchange lost, by its stage.", stage=_LOSING_STAGES
+        )
+        self.blamed = counter("fedcore_blamed", "Clients that were found to cheat, by the stage.", stage=_LOSING_STAGES)
+        self.bytes = counter(
+            "fedcore_client_bytes", "Bytes from (up) and to (down) clients in exchanges.", direction=("up", "down")
+        )
         self.failures = counter("fedcore_empty_contributions", "Clients in a sum that contributed nothing to it.")
         self.epsilon = self._gauge("fedcore_epsilon_spent", "Epsilon of the newest private run so far; 0 without one.")
 
     def _observe_requests(self) -> None:
-        self.requests = self._counter("fedcore_requests", "Requests, by the class of their answer.", "status")
-        for status in _STATUS_CLASSES:
-            self.requests.labels(status)
-        self.storage_errors = self._counter("fedcore_storage_errors", "Failures of disk and database.", "kind")
+        self.requests = self._counter(
+            "fedcore_requests", "Requests, by the class of their answer.", status=_STATUS_CLASSES
+        )
+        self.storage_errors = self._counter(
+            "fedcore_storage_errors", "Failures of disk and database.", kind=(*_STORAGE_ERRORS.values(), _OTHER)
+        )
         self.fold_seconds = self._histogram("fedcore_fold_seconds", "Adding one update to the sum.", _FOLD_BUCKETS)
 
     def _observe_state(self) -> None:
@@ -120,7 +132,7 @@ class Metrics:
 
     def storage_failed(self, error: Exception) -> None:
         """Disk or database failed."""
-        self.storage_errors.labels(_STORAGE_ERRORS.get(type(error), "other")).inc()
+        self.storage_errors.labels(_STORAGE_ERRORS.get(type(error), _OTHER)).inc()
 
     def serve(self, address: str) -> Callable[[], None]:
         """Answer `/metrics` at "host:port" over plain HTTP, in a thread; returns what ends it.
@@ -140,8 +152,13 @@ class Metrics:
 
         return end
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, **labels: Iterable[str]) -> Counter:
+        """labels: a name with all its values, which are there from the start: no increase is seen of what just came."""
+        counter = Counter(name, text, tuple(labels), registry=self.registry)
+        for values in labels.values():
+            for value in values:
+                counter.labels(value)
+        return counter
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)

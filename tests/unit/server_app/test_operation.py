@@ -20,8 +20,13 @@ from fedcore.errors import EnvironmentFailure, StorageFull, StorageUnavailable
 from fedcore.events import ClientBlamed, ClientDropped, ExchangeDone, ExchangeFailed, ExchangeRepeated
 from fedcore.state import ModelState
 from server_app import logs
+from server_app.exchanges.draw import DrawExchange
+from server_app.exchanges.plain import PlainExchange
+from server_app.exchanges.secure import SecureExchange
 from server_app.operation.metrics import Metrics
 from server_app.operation.watch import look
+
+STAGES = ["join", "train", *DrawExchange.stage_names, *SecureExchange.stage_names, *PlainExchange.stage_names]
 
 
 def figures(metrics: Metrics) -> dict[str, float]:
@@ -79,6 +84,24 @@ async def test_refusals_and_troubles_of_the_storage_are_counted(here: Site, monk
     assert found["fedcore_requests_total 4xx"] == 1
     assert found["fedcore_storage_errors_total unavailable"] == 1
     assert found["fedcore_storage_errors_total full"] == 1
+
+
+def test_every_counter_is_there_before_the_first_event() -> None:
+    """An alarm on `increase(...)` sees the first error only if there was a sample of 0 before it."""
+    before = figures(Metrics())
+    documented = {
+        "fedcore_storage_errors_total": ["full", "unavailable", "damaged", "other"],
+        "fedcore_rounds_total": ["done", "failed", "repeated"],
+        "fedcore_groups_total": ["done", "failed"],
+        "fedcore_runs_total": ["finished", "failed", "cancelled", "interrupted"],
+        "fedcore_client_bytes_total": ["up", "down"],
+        "fedcore_dropouts_total": STAGES,
+        "fedcore_blamed_total": STAGES,
+    }
+    for name, values in documented.items():
+        assert {key: before.get(key) for key in (f"{name} {value}" for value in values)} == {
+            f"{name} {value}": 0 for value in values
+        }
 
 
 def test_every_event_that_matters_is_counted_and_no_label_names_anybody() -> None:
