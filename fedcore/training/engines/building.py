@@ -105,10 +105,20 @@ def _check_compiler() -> None:
         )
 
 
+def made(recipe: Recipe) -> nn.Module:
+    """The recipe's model; raises ConfigurationError for one without anything to train."""
+    module = recipe.build()
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigurationError(
+            f"the model ({type(module).__name__}) has no parameter to train: none has requires_grad = True"
+        )
+    return module
+
+
 def unplaced(recipe: Recipe) -> nn.Module:
     """A model to take parts of: without memory where a state will give it its values, real where that is not enough."""
-    empty = None if recipe.keep_weights else on_meta(recipe.build)
-    return recipe.build() if empty is None else empty
+    empty = None if recipe.keep_weights else on_meta(lambda: made(recipe))
+    return made(recipe) if empty is None else empty
 
 
 def on_meta(build: Callable[[], nn.Module]) -> nn.Module | None:

@@ -65,6 +65,15 @@ class PipelineEngine(Engine):
     def data_size(self) -> int:
         return 1
 
+    def reset_optimizer(self) -> None:
+        """A new optimizer without any history; where none of this rank's layers is trained, one without parameters."""
+        try:
+            super().reset_optimizer()
+        except ValueError:  # which torch's optimizers raise for an empty list
+            self.optimizer = self.recipe.optimizer(self._cut.whole)
+            for group in self.optimizer.param_groups:
+                group["params"] = []
+
     @property
     def micro_batches(self) -> int:
         """How many micro-batches a batch is cut into."""

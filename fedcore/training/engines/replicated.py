@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from fedcore.training.engines.base import Engine
-from fedcore.training.engines.building import prepare
+from fedcore.training.engines.building import made, prepare
 from fedcore.training.engines.copies import average_gradients
 
 
@@ -24,7 +24,7 @@ class SingleEngine(Engine):
     """The model as it is, on this process's device."""
 
     def _build(self) -> None:
-        self.module = self.model = prepare(self.recipe.build(), self.config).to(self.device)
+        self.module = self.model = prepare(made(self.recipe), self.config).to(self.device)
 
 
 class DdpEngine(Engine):
@@ -36,7 +36,7 @@ class DdpEngine(Engine):
     model: DistributedDataParallel
 
     def _build(self) -> None:
-        self.module = prepare(self.recipe.build(), self.config).to(self.device)
+        self.module = prepare(made(self.recipe), self.config).to(self.device)
         self.model = DistributedDataParallel(
             self.module,
             device_ids=[self.device] if self.device.type == "cuda" else None,

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from fedcore.data.types import Split
+from fedcore.engine_config import EngineConfig
 from fedcore.errors import ConfigurationError
 from fedcore.state import ModelState
-from fedcore.training import seeded
+from fedcore.training import OptimizerConfig, seeded
+from fedcore.training.engines import Proximal, Recipe, World, make_engine
 from tests.support.gpt_runs import (
     TINY,
     Run,
@@ -29,6 +31,7 @@ from tests.support.gpt_runs import (
     with_history,
     write_initial,
 )
+from tests.support.ranks import RankFailed
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 # Six blocks, an embedding and a head: eight stages at most. 23 examples in batches of 8 end with one of 7.
@@ -206,6 +209,72 @@ def test_a_sequential_model_keeps_what_no_state_holds(two, initial):
     assert list(found) == list(state)
     for name, array in found.items():
         np.testing.assert_allclose(array, state[name], atol=1e-6, err_msg=name)
+
+
+FROZEN_DATA = Split(
+    x=np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32), y=np.arange(24, dtype=np.int64) % 3
+)
+
+
+def partly_frozen(frozen):
+    """Four layers of about one size, some of them frozen; a stage each, of a pipeline of four."""
+    with seeded(4):
+        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3))
+    for layer in frozen:
+        model[layer].requires_grad_(False)
+    return model
+
+
+def some_steps(engine, frozen, optimizer):
+    """Losses of six clipped steps with FedProx's pull, and then the state with the optimizer's."""
+    build = lambda: partly_frozen(frozen)  # noqa: E731
+    recipe = Recipe(build=build, optimizer=OptimizerConfig(name=optimizer, lr=0.1, momentum=0.9 * (optimizer == "sgd")))
+    world = World.current()
+    made = make_engine(recipe, EngineConfig.from_mapping(engine, ranks=world.size), world)
+    made.load(ModelState.from_arrays({name: t.numpy() for name, t in build().state_dict().items()}))
+    batches, rule = made.batches(FROZEN_DATA, batch_size=8, seed=0, steps=6), Proximal(mu=0.1, anchor=made.snapshot())
+    losses = [float(made.total(made.step(batch, clip_norm=0.5, rule=rule))) for batch in batches]
+    return losses, saved(made, optimizer=True), made.outputs(next(made.passes(FROZEN_DATA, batch_size=24)))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("frozen", [(0, 1), (3, 5), (0, 3)], ids=str)
+def test_stages_without_anything_to_train(two, frozen, schedule):
+    """One of two stages, or one or two of four; what is behind them learns, and what is before them too."""
+    for optimizer in ("sgd", "adamw"):
+        losses, state, _ = some_steps({}, frozen, optimizer)
+        (found, together, _), (_, _, outputs) = two.run(
+            some_steps, {"engine": "pp", "schedule": schedule}, frozen, optimizer
+        )
+        np.testing.assert_allclose(found, losses, rtol=1e-5)
+        assert list(together) == list(state)
+        for name, array in state.items():
+            np.testing.assert_allclose(together[name], array, atol=1e-5, err_msg=name)
+        assert outputs is not None
+
+
+@pytest.mark.parametrize("frozen", [(0,), (3,), (1, 3, 5)], ids=str)
+def test_four_stages_of_which_some_are_frozen(four, frozen):
+    losses, state, _ = some_steps({}, frozen, "sgd")
+    for schedule in ("gpipe", "1f1b"):
+        (found, together, _), *_ = four.run(some_steps, {"engine": "pp", "schedule": schedule}, frozen, "sgd")
+        np.testing.assert_allclose(found, losses, rtol=1e-5)
+        for name, array in state.items():
+            np.testing.assert_allclose(together[name], array, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp", "pp"])
+def test_a_model_without_anything_to_train_is_refused(two, engine):
+    def words(call):
+        with pytest.raises((ConfigurationError, RankFailed), match=r"ConfigurationError|no parameter to train") as said:
+            call()
+        assert "no parameter to train" in str(said.value)
+
+    everything = (0, 1, 3, 5)
+    if engine == "single":
+        words(lambda: some_steps({}, everything, "sgd"))
+    else:
+        words(lambda: two.run(some_steps, {"engine": engine}, everything, "sgd"))
 
 
 class Loose(nn.Sequential):
