@@ -68,9 +68,9 @@ def give_up_privileges() -> None:
 def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:
     """From now on this thread, and what it starts, has only these files and folders, with all below them.
 
-    read: may be read and executed. write: may be changed too. tcp: whether it keeps TCP, signals to other processes
-    and abstract sockets, which ranks need to find each other. What is not there is left out. To be called before the
-    process has a second thread, which would keep all rights. Raises OSError.
+    read: may be read and executed. write: may be changed too. tcp: whether it keeps TCP and abstract sockets, which
+    ranks need to find each other. Signals reach what it starts itself. What is not there is left out. To be called
+    before the process has a second thread, which would keep all rights. Raises OSError.
     """
     version = abi()
     rights = (1 << _RIGHTS_OF_ABI.get(version, 16)) - 1
@@ -88,7 +88,7 @@ def restrict(*, read: Iterable[Path], write: Iterable[Path], tcp: bool) -> None:
 
 def _ruleset(version: int, rights: int, tcp: bool) -> int:
     network = 0 if tcp else _BIND_TCP | _CONNECT_TCP
-    scopes = 0 if tcp else _ABSTRACT_SOCKETS | _SIGNALS
+    scopes = _SIGNALS if tcp else _ABSTRACT_SOCKETS | _SIGNALS
     # The kernel takes the fields that its version knows.
     attributes = struct.pack("=QQQ", rights, network, scopes)[: 8 if version < TCP_ABI else 16 if version < 6 else 24]
     made = _libc().syscall(_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))

@@ -44,6 +44,8 @@ _SECRET: Final = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|KEY")
 """In a name that merely begins as one above does, such as NVIDIA_API_KEY."""
 _OWN_CACHES: Final = frozenset({"CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR"})
 """What user code compiles into these would later run elsewhere; it gets a folder of its own."""
+_PINNING: Final = frozenset({"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
+"""libgomp pins threads by their numbers then, which the filter takes for other processes': it would end the rank."""
 _NOT_READ: Final = frozenset({"PATH", "HOME", "TMPDIR"})
 
 FILE_BYTES: Final = 1 << 40
@@ -118,8 +120,8 @@ class Sandbox:
         _limit(resource.RLIMIT_NPROC, PROCESSES)
         _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
         landlock.give_up_privileges()
-        if self.confined and not self.network:
-            seccomp.forbid_network()
+        if self.confined:
+            seccomp.restrict(network=self.network)
         if self.confined and landlock.abi():
             devices = [path for name in _DEVICE_WORDS.split() for path in Path("/dev").glob(name)]
             landlock.restrict(read=(*_SYSTEM, *self.read), write=(*devices, *self.write), tcp=self.network)
@@ -143,9 +145,12 @@ def describe(*, confined: bool, network: bool) -> tuple[str, bool]:
         return "switched off: user code can read and send whatever this user can", True
     files = f"files restricted (Landlock {version})" if version else "the kernel has no Landlock: user code can read"
     files += "" if version else " and change whatever this user can"
+    filtered = seccomp.is_known()
+    if not filtered:
+        files += "; modes of files and limits of processes that are this user's can be changed"
     if network:
-        return f"{files}; it has the network, over which the ranks find each other", not version
-    if seccomp.is_known():
+        return f"{files}; it has the network, over which the ranks find each other", not (version and filtered)
+    if filtered:
         return f"{files}; no network", not version
     if version >= landlock.TCP_ABI:
         return f"{files}; no TCP, but other protocols, which nobody can filter on this machine", True
@@ -161,6 +166,8 @@ def clean_environment(rules: Rules, home: Path) -> dict[str, str]:
     if absent := [name for name in rules.variables if name not in os.environ]:
         raise ConfigurationError(f"user code is to have the variable {absent[0]}, which is not set")
     chosen = {name: value for name, value in os.environ.items() if _harmless(name) or name in rules.variables}
+    if rules.confined:
+        chosen = {name: value for name, value in chosen.items() if name not in _PINNING}
     return {
         **chosen,
         "HOME": str(home),

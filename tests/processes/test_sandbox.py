@@ -1,4 +1,7 @@
-"""User code that tries to get at secrets, other processes and the network, in both of its places: it gets nothing."""
+"""User code that tries to get at secrets, other processes and the network, in both of its places: it gets nothing.
+
+What training needs still works: files, workers, ranks that find each other.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import os
 import py_compile
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from support.scripted import federation, kit, kits, log, make_task
 from client_app.output import Output
 from client_app.ranks.group import GroupSettings
 from client_app.ranks.supervisor import LocalGroup
+from fedcore.federation import FederationFolder
 from fedcore.flower.app import AppBundle
 from fedcore.system import landlock
 from fedcore.wire import Task
@@ -34,14 +39,28 @@ pytestmark = [
 
 
 @pytest.fixture
-def config(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The app's run config: where the secrets lie, and a port on which somebody listens."""
+def config(
+    kit: Path, federation: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
+    """The app's run config: where the secrets lie, and a port on which somebody listens.
+
+    Afterwards the secrets, and the folders that they lie in, have to be as they were.
+    """
     monkeypatch.setenv("FEDCORE_TEST_SECRET", "a password")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "diary").write_text("mine")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        secrets = (kit / "identity.key", tmp_path / "home" / "diary")
-        yield {"secrets": os.pathsep.join(map(str, secrets)), "port": listener.getsockname()[1]}
+        keys = (federation.server / "server.key", federation.folder / "authority" / "authority.key")
+        secrets = (kit / "identity.key", tmp_path / "home" / "diary", *keys)
+        before = states(secrets)
+        yield {"secrets": os.pathsep.join(map(str, secrets)), "port": listener.getsockname()[1], "network": False}
+    assert states(secrets) == before
+
+
+def states(paths: Iterable[Path]) -> list[tuple[int, ...]]:
+    """Modes, owners, times and contents' sizes of files, and of the folders that they lie in."""
+    found = [place.stat() for path in paths for place in (path, path.parent)]
+    return [(state.st_mode, state.st_uid, state.st_gid, state.st_mtime_ns, state.st_size) for state in found]
 
 
 @pytest.fixture
@@ -63,18 +82,25 @@ def settings(app: Path, tmp_path: Path) -> GroupSettings:
     return GroupSettings(app=app, app_sha256=app.name, client_id=1, node_config={}, data_dir=tmp_path / "data")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 async def test_a_client_app_gets_nothing(
-    settings: GroupSettings, config: dict[str, Any], make_task: Callable[..., Task], tmp_path: Path, log: StringIO
+    settings: GroupSettings,
+    config: dict[str, Any],
+    make_task: Callable[..., Task],
+    tmp_path: Path,
+    log: StringIO,
+    ranks: int,
 ) -> None:
-    task = make_task(run_config=config, seconds=300.0)
+    """Ranks that find each other have the network, and nothing else beside one."""
+    task = make_task(run_config={**config, "network": ranks > 1}, seconds=300.0)
     model = (tmp_path / "global.safetensors").rename(tmp_path / "data" / "global.safetensors")
-    group = LocalGroup(settings, Output(name="client-1", stream=log))
+    group = LocalGroup(replace(settings, ranks=ranks), Output(name="client-1", stream=log))
     try:
         await group.run(task, model, tmp_path / "out.safetensors")
         await said(log, "tried all")
     finally:
         await group.stop()
-    assert [line for line in log.getvalue().splitlines() if "got " in line] == []
+    assert [line for line in log.getvalue().splitlines() if "got " in line or "lost " in line] == []
     assert (tmp_path / "out.safetensors").is_file()
 
 
@@ -84,10 +110,16 @@ async def test_a_server_app_gets_nothing(app: Path, config: dict[str, Any], tmp_
     AppBundle.from_copy(app).write(run / "app")
     process = await AppProcess.start(run / "work", lines.append)
     try:
-        start = Start(app=str(run / "app"), folder=str(run / "work"), run="r", run_config=config, aggregation="secure")
+        start = Start(
+            app=str(run / "app"),
+            folder=str(run / "work"),
+            run="r",
+            run_config=config,
+            aggregation="secure",
+        )
         await process.send(start)
         assert await asyncio.wait_for(process.receive(), 200) == Finished(model=None)
     finally:
         await process.stop()
     assert "tried all" in lines
-    assert [line for line in lines if line.startswith("got ")] == []
+    assert [line for line in lines if line.startswith(("got ", "lost "))] == []

@@ -34,6 +34,15 @@ def test_only_what_a_computation_needs_is_in_the_environment(monkeypatch: pytest
         clean_environment(Rules(variables=("NOWHERE",)), tmp_path)
 
 
+def test_threads_are_not_pinned_where_that_would_end_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    found = [clean_environment(Rules(confined=confined), tmp_path).keys() for confined in (True, False)]
+    assert [len([name for name in names if "OMP_" in name]) for names in found] == [1, 4]
+
+
 def test_rules_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'A=B' is not the name"):
         Rules(variables=("A=B",))
@@ -65,8 +74,15 @@ def test_a_sandbox_survives_the_way_to_its_process(tmp_path: Path) -> None:
     [
         (7, True, False, "files restricted (Landlock 7); no network", False),
         (7, True, True, "files restricted (Landlock 7); it has the network, over which the ranks", False),
-        (4, False, False, "files restricted (Landlock 4); no TCP, but other protocols", True),
-        (3, False, False, "files restricted (Landlock 3); it has the network, which nobody can filter", True),
+        (
+            7,
+            False,
+            True,
+            "modes of files and limits of processes that are this user's can be changed; it has",
+            True,
+        ),
+        (4, False, False, "can be changed; no TCP, but other protocols", True),
+        (3, False, False, "can be changed; it has the network, which nobody can filter", True),
         (0, True, False, "the kernel has no Landlock: user code can read and change whatever this user can", True),
     ],
 )
