@@ -5,6 +5,7 @@ The process that starts it says so in a `Sandbox`; `fedcore.system.confined` tak
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -53,6 +54,9 @@ FILE_BYTES: Final = 1 << 40
 PROCESSES: Final = 1 << 15
 """Threads and processes of this user, all of them together, as the kernel counts them."""
 DESCRIPTORS: Final = 1 << 16
+MEMORY_SHARE: Final = 300
+"""Where memory is short the kernel ends the largest process: user code counts for so many thousandths of it more."""
+_OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,7 @@ class Sandbox:
         _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
         _limit(resource.RLIMIT_NPROC, PROCESSES)
         _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+        _go_first_without_memory()
         landlock.give_up_privileges()
         if self.confined:
             seccomp.restrict(network=self.network)
@@ -205,3 +210,10 @@ def _limit(kind: int, most: int) -> None:
     """Lower a limit to `most`; one that is lower already stays."""
     lower = [min(most, value) if value != resource.RLIM_INFINITY else most for value in resource.getrlimit(kind)]
     resource.setrlimit(kind, (lower[0], lower[1]))
+
+
+def _go_first_without_memory() -> None:
+    """Before the agent or the server, which may be the larger one and would take the run with it."""
+    with contextlib.suppress(OSError):  # not on Linux, or nobody may say so here
+        now = max(0, int(_OUT_OF_MEMORY.read_text()))
+        _OUT_OF_MEMORY.write_text(str(min(now + MEMORY_SHARE, 1000)))

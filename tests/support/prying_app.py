@@ -73,6 +73,8 @@ def attempts(config):
     yield "shared memory by number", lambda: called("shmget", 0, 4096, 0o1600)
     yield "a queue by number", lambda: called("msgget", 0, 0o1600)
     yield "semaphores by number", lambda: called("semget", 0, 1, 0o1600)
+    yield "the parent's end for want of memory", lambda: 1 / (weight("self") <= min(weight(parent), 999))
+    yield "a later end for want of memory", lambda: Path("/proc/self/oom_score_adj").write_text("0")
     yield "core dumps", lambda: 1 / resource.getrlimit(resource.RLIMIT_CORE)[1]
     yield "bytecode", lambda: 1 / (not sys.dont_write_bytecode)
     yield "a descriptor", lambda: [1 for name in os.listdir("/proc/self/fd") if "identity" in link(name)][0]
@@ -154,6 +156,9 @@ def ranks():
         tensor = torch.ones(1)
         torch.distributed.all_reduce(tensor)
         assert tensor.item() > 1
+
+def weight(process):
+    return int(Path(f"/proc/{process}/oom_score_adj").read_text())
 
 def link(name):
     return os.readlink(f"/proc/self/fd/{name}")
