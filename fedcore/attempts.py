@@ -12,15 +12,16 @@ from fedcore.errors import (
     NothingContributed,
     RepliesDiffer,
     RoundFailed,
+    RoundingTooCoarse,
     TooFewContributed,
     UpdateTooLarge,
 )
 from fedcore.events import ExchangeFailed, ExchangeRepeated
 
 MOST_REPEATS: Final = 4
-"""How often an exchange is repeated with wider scales, or since the server's disk had damaged it.
+"""How often an exchange is repeated with larger scales or wider fields, or since the server's disk had damaged it.
 
-Each time scales grow 64 times at least, so that is plenty.
+Each time scales grow 64 times at least, and there are two widths beyond the usual ones, so that is plenty.
 """
 
 
@@ -60,14 +61,16 @@ class Attempts:
         count, because whoever is to blame for it is asked no more.
 
         An update that is too large ends no attempt but repeats it, with scales that are wide enough and the same
-        clients: they refuse a sum of others. Where too many failed, the whole cohort has to survive, if that leaves
-        room for so many. What was damaged on the server's disk is made again, which does not count; by the same clients
-        where it was known whose updates were in the sum. After any other failure anybody may be asked again.
+        clients: they refuse a sum of others. So does a sum that is too coarse, with wider fields. Where too many
+        failed, the whole cohort has to survive, if that leaves room for so many. What was damaged on the server's disk
+        is made again, which does not count; by the same clients where it was known whose updates were in the sum. After
+        any other failure anybody may be asked again.
         """
-        if isinstance(error, UpdateTooLarge):
+        if isinstance(error, UpdateTooLarge | RoundingTooCoarse):
             self._repeats += 1
             self.same = tuple(sorted(survivors))
-            return self.settings.clipping == "repeat" and self._repeats <= MOST_REPEATS
+            helps = error.helps if isinstance(error, RoundingTooCoarse) else self.settings.clipping == "repeat"
+            return helps and self._repeats <= MOST_REPEATS
         if isinstance(error, DamagedAtRest):
             self._damaged += 1
             self.same = tuple(sorted(survivors)) or None
@@ -85,8 +88,14 @@ def attempt_ended(
     error: RoundFailed, reason: str, exchange: int, server_round: int, survivors: int, *, again: bool
 ) -> ExchangeFailed | ExchangeRepeated:
     """What is told of an attempt without a sum. reason: why, in words. survivors: how many clients were in the sum."""
-    if isinstance(error, UpdateTooLarge) and again:
-        return ExchangeRepeated(exchange=exchange, server_round=server_round, large=error.large, survivors=survivors)
+    if isinstance(error, UpdateTooLarge | RoundingTooCoarse) and again:
+        return ExchangeRepeated(
+            exchange=exchange,
+            server_round=server_round,
+            large=error.large if isinstance(error, UpdateTooLarge) else 0,
+            survivors=survivors,
+            coarse=error.tensor if isinstance(error, RoundingTooCoarse) else "",
+        )
     return ExchangeFailed(exchange=exchange, server_round=server_round, reason=reason, retry=again)
 
 
@@ -102,6 +111,11 @@ def final_reason(error: RoundFailed, settings: JobSettings) -> str:
             return (
                 f'{error}. Set clipping = "repeat" to try again with wider scales, or "warn" to cut off what '
                 "does not fit; or bound the updates by clip-norm"
+            )
+        case RoundingTooCoarse():
+            return (
+                f"{error}. Another tensor of the exchange changes by far more: keep one of the two out of the model's "
+                "state, or bring what it comes from to a common scale (as by standardizing the columns of a table)"
             )
         case NothingContributed() | RepliesDiffer() | TooFewContributed():
             return f"{error}; the same again would end alike"

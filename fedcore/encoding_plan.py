@@ -110,6 +110,11 @@ class EncodingPlan:
         if isinstance(encoding, Encoding) and encoding.layout is not None:
             self._track(encoding.layout).learn_overflow(encoding, statistics)
 
+    def learn_coarse(self, message_type: str, encoding: AnyEncoding, statistics: Statistics) -> None:
+        """Make the next encoding of the model finer than this one, of whose sum too much was rounding."""
+        if isinstance(encoding, Encoding) and encoding.layout is not None:
+            self._track(encoding.layout).learn_coarse(encoding, statistics)
+
     def _track(self, layout: Layout) -> ScaleTrack:
         return self._tracks.setdefault(layout.digest(), ScaleTrack())
 

@@ -24,6 +24,7 @@
     │   ├── RepliesDiffer        their replies to a query hold other numbers
     │   ├── TooFewContributed    so many of them did that the sum stays closed
     │   ├── UpdateTooLarge       some updates exceed the scales, so that the sum stays closed
+    │   ├── RoundingTooCoarse    too much of a tensor's update is rounding
     │   ├── DamagedAtRest        what the server kept of it was changed on its disk
     │   └── UnmaskFailed
     ├── RunFailed                the run as a whole ended without a model
@@ -227,6 +228,23 @@ class UpdateTooLarge(RoundFailed):
             "closed; larger scales hold them"
         )
         self.large = large
+        self.statistics = statistics
+
+
+class RoundingTooCoarse(RoundFailed):
+    """Too much of what a sum says of a tensor is rounding, so it is not passed on.
+
+    tensor: the name of the worst. helps: whether wider fields would be finer. statistics: what the sum tells of
+    magnitudes (`fedcore.codec.Statistics`), from which `EncodingPlan.learn_coarse` makes fields that are wide enough.
+    """
+
+    def __init__(self, tensor: str, share: float, *, helps: bool, statistics: Any) -> None:
+        super().__init__(
+            f"rounding makes up {share:.0%} of the update of tensor {tensor!r}, so the sum is not passed on"
+            + ("; wider fields are finer" if helps else " although its fields are as wide as there are")
+        )
+        self.tensor = tensor
+        self.helps = helps
         self.statistics = statistics
 
 

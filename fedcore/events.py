@@ -234,13 +234,17 @@ class ExchangeFailed(Message):
 
 
 class ExchangeRepeated(Message):
-    """An exchange is repeated with wider scales: `large` of its `survivors` did not fit into these."""
+    """An exchange is repeated: the updates of `large` of its `survivors` exceeded the scales.
+
+    coarse: or too much of the update of the tensor of this name was rounding; "" where none was.
+    """
 
     kind: Literal["exchange-repeated"] = "exchange-repeated"
     exchange: int
     server_round: int
     large: int
     survivors: int
+    coarse: str = ""
 
 
 class FiguresFound(Message):

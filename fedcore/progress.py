@@ -170,8 +170,7 @@ class ProgressView:
                 text = f"the run goes on: {event.why}" if isinstance(event, RunResumed) else event.line
                 self._line(f"[yellow]{escape(text)}[/]")
             case ExchangeRepeated():
-                text = f"the updates of {event.large} of {event.survivors} clients are larger than the scales"
-                self._line(f"exchange {event.exchange}: {text}; repeated with wider ones")
+                self._line(f"exchange {event.exchange}: {escape(_why_repeated(event))}")
             case RunEnded():
                 self._tell_dropped()
                 self._line(event.status.value + (f": {escape(event.reason)}" if event.reason else ""))
@@ -282,6 +281,13 @@ def _warnings(event: ExchangeDone) -> list[str]:
         + ([lost] if event.clipped else [])
         + ([] if event.metrics_agree else [differ])
     )
+
+
+def _why_repeated(event: ExchangeRepeated) -> str:
+    if event.coarse:
+        return f"too much of the update of tensor {event.coarse!r} would be rounding; repeated with wider fields"
+    large = f"{event.large} of {event.survivors} clients"
+    return f"the updates of {large} are larger than the scales; repeated with wider ones"
 
 
 def _waiting_for(absent: Sequence[str], missing: int) -> str:

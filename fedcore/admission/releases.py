@@ -10,8 +10,9 @@ that.
 
 The same survivors may be asked at a few sets of scales, because one that was too small has to be mended. No two of
 those sums differ by a client: whose update does not fit locks the sum (`fedcore.codec.locks`), and whose does fit gives
-it whole. Where elements are cut off instead, other scales cut off others, and too small ones count as a failure: there
-the scales have to stay.
+it whole. Nor does the width of the fields make such a difference, so a sum that was too coarse may be asked for in
+wider ones. Where elements are cut off instead, other scales cut off others, and too small ones count as a failure:
+there the scales have to stay.
 
 An update of a buffered exchange (`fedcore.buffered`) is in the sum of one set of updates only, of all runs: no other
 sum holds it, whatever the ledger or the transcript has, so there is nothing to subtract. Only that very sum may be
@@ -31,7 +32,7 @@ from typing import Final
 from fedcore.admission.owner import History, Released, ids_from_text, ids_to_text
 from fedcore.attempts import MOST_REPEATS
 from fedcore.codec import AnyEncoding, Encoding
-from fedcore.codec.encoding import WIDE_BITS
+from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
 from fedcore.config import NARROW_BITS
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
@@ -181,10 +182,10 @@ def _scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], str]:
     """
     if not isinstance(encoding, Encoding):
         return (), encoding.canonical().hex()
-    alike = replace(encoding, metrics=None, failures=0)
     if encoding.settings.clipping == "warn":
-        return (), alike.canonical().hex()
+        return (), replace(encoding, metrics=None, failures=0, field_bits=FIRST_BITS).canonical().hex()
     # With field-bits = "auto" those of the settings too follow from the size of the cohort.
     bits = NARROW_BITS if encoding.settings.compresses else WIDE_BITS
     settings, scales = replace(encoding.settings, field_bits=bits), (1.0,) * len(encoding.scales)
-    return encoding.scales, replace(alike, settings=settings, n_max=1, field_bits=bits, scales=scales).canonical().hex()
+    alike = replace(encoding, metrics=None, failures=0, settings=settings, n_max=1, field_bits=bits, scales=scales)
+    return encoding.scales, alike.canonical().hex()

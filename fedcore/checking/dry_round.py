@@ -17,7 +17,7 @@ from fedcore.admission.tasks import check_privacy
 from fedcore.checking.findings import Findings
 from fedcore.codec import AnyEncoding, decode, release_of
 from fedcore.config import planned_rounds
-from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, UpdateTooLarge
+from fedcore.errors import AppError, BudgetSpent, CohortBelowMinimum, RoundingTooCoarse, UpdateTooLarge
 from fedcore.exchange import COHORT, ExchangeReply, ExchangeRequest
 from fedcore.flower.tensor_app import LocalResult
 from fedcore.privacy import Accountant, PrivacyBudget
@@ -132,6 +132,11 @@ class DryRound(Simulation):
                     found = decode(encoding, total, survivors=n, base=base, sums=task.queries)
                 except UpdateTooLarge as error:  # a round would repeat it with wider scales
                     self._plan.learn_overflow(request.message_type, encoding, error.statistics)
+                    return _nothing(request)
+                except RoundingTooCoarse as error:  # or with wider fields
+                    if not error.helps:
+                        raise
+                    self._plan.learn_coarse(request.message_type, encoding, error.statistics)
                     return _nothing(request)
                 self._plan.learn(request.message_type, encoding, found)
                 if base is not None:  # from now on with the packed fields of the settings

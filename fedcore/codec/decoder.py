@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
-from fedcore.codec.encoding import Encoding, FieldSection
+from fedcore.codec.coarseness import Moved, TensorMoved
+from fedcore.codec.encoding import FIRST_BITS, Encoding, FieldSection
 from fedcore.codec.fields import padding, unpack
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
@@ -25,6 +27,7 @@ from fedcore.errors import (
     PeerError,
     RepliesDiffer,
     RoundFailed,
+    RoundingTooCoarse,
     TooFewContributed,
     UpdateTooLarge,
     UsageError,
@@ -85,9 +88,9 @@ def decode(
 
     Raises PeerError when honest clients cannot have made the sum, which also catches a mask that was not removed;
     NothingContributed when all survivors failed, TooFewContributed when more did than `encoding.failures`,
-    UpdateTooLarge where clients locked it; RoundFailed when they have no examples; RepliesDiffer when their numbers
-    cannot be added up; EncodingError when the mean does not fit a tensor's dtype; UsageError for arguments that do not
-    belong together.
+    UpdateTooLarge where clients locked it; RoundingTooCoarse where too much of a tensor's update is rounding;
+    RoundFailed when they have no examples; RepliesDiffer when their numbers cannot be added up; EncodingError when the
+    mean does not fit a tensor's dtype; UsageError for arguments that do not belong together.
     """
     check_sum(encoding, words, survivors=survivors, base=base)
     failures, words = _unlock(encoding, words, survivors, threads)
@@ -112,6 +115,21 @@ def decode(
     if examples == 0:
         raise RoundFailed("the clients that are left have no examples; there is nothing to average")
     names, metrics = _metrics(encoding, words, small["metrics"], contributors, examples, sums=sums)
+    state = None
+    if base is not None:
+        mean = _Mean(
+            encoding=encoding,
+            words=words,
+            survivors=survivors,
+            contributors=contributors,
+            examples=examples,
+            base=base,
+            statistics=statistics,
+            threads=threads,
+            releases=(base.release, release),
+        )
+        state = filled(base.layout, mean.write, out_path)
+        statistics = mean.statistics
     return Decoded(
         examples=examples,
         failures=failures,
@@ -119,9 +137,7 @@ def decode(
         metrics=metrics,
         names=names,
         statistics=statistics,
-        state=None
-        if base is None
-        else _state(encoding, words, survivors, examples, base, out_path, threads, (base.release, release)),
+        state=state,
     )
 
 
@@ -193,29 +209,60 @@ def filled(layout: Layout, fill: Callable[[StateSink], None], out_path: Path | N
     return ModelState.open(out_path)
 
 
-def _state(
-    encoding: Encoding,
-    words: NDArray[np.uint64],
-    survivors: int,
-    examples: int,
-    base: ModelState,
-    out_path: Path | None,
-    threads: int,
-    release: Releases,
-) -> ModelState:
-    """The base and the mean of the updates to it."""
+@dataclass(slots=True, kw_only=True)
+class _Mean:
+    """The base and the mean of the updates to it.
 
-    def fill(sink: StateSink) -> None:
+    statistics: what the sum tells; `write` adds by how much it changed each large tensor.
+    """
+
+    encoding: Encoding
+    words: NDArray[np.uint64]
+    survivors: int
+    contributors: int
+    examples: int
+    base: ModelState
+    statistics: Statistics
+    threads: int
+    releases: Releases
+    _moved: list[tuple[int, TensorMoved]] = field(default_factory=list)
+
+    def write(self, sink: StateSink) -> None:
+        """Write all tensors; raises RoundingTooCoarse before the sink is closed."""
+        encoding, base = self.encoding, self.base
         for part in encoding.field_sections:
-            found = _Sums.of(encoding, part, words[encoding.sections[part.name]], survivors, examples)
+            packed = self.words[encoding.sections[part.name]]
+            sums = _Sums.of(encoding, part, packed, self.survivors, self.examples)
             if part.kept_share is None:
-                _decode_floats(found, base, sink, threads, release)
+                self._note(sums, _decode_floats(sums, base, sink, self.threads, self.releases))
             else:
-                _decode_rotated(found, encoding.rotation, base, sink, release)
-        integers = words[encoding.sections["integers"]]
-        decode_integers(encoding, integers, base=base, examples=examples, sink=sink)
+                _decode_rotated(sums, encoding.rotation, base, sink, self.releases)
+        integers = self.words[encoding.sections["integers"]]
+        decode_integers(encoding, integers, base=base, examples=self.examples, sink=sink)
+        self._check_rounding()
 
-    return filled(base.layout, fill, out_path)
+    def _note(self, sums: _Sums, found: Sequence[tuple[TensorSpec, Moved]]) -> None:
+        """By how much each tensor of a section changed; found: of each of its spans."""
+        parts: dict[str, list[Moved]] = {}
+        for spec, moved in found:
+            parts.setdefault(spec.name, []).append(moved)
+        for index, spec in sums.part.tensors:
+            step = sums.units[index]
+            tensor = TensorMoved.of(spec, parts.get(spec.name, ()), step=step, contributors=self.contributors)
+            self._moved.append((index, tensor))
+
+    def _check_rounding(self) -> None:
+        encoding, typical = self.encoding, [0.0] * len(self.encoding.scales)
+        for index, tensor in self._moved:
+            if not encoding.groups[index].small:
+                typical[index] = tensor.typical * encoding.step(index)
+        self.statistics = replace(self.statistics, moved=tuple(typical))
+        coarse = [(index, tensor) for index, tensor in self._moved if tensor.is_coarse(self.base)]
+        if coarse:
+            worst = max((tensor for _, tensor in coarse), key=lambda tensor: tensor.share)
+            # Of what is in the widest fields already nothing can be finer.
+            helps = encoding.field_bits < FIRST_BITS and not any(encoding.groups[index].small for index, _ in coarse)
+            raise RoundingTooCoarse(worst.spec.name, worst.share, helps=helps, statistics=self.statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,27 +295,33 @@ class _Sums:
         _subtract_offset(fields[: out.size], self.offset, out)
 
 
-def _decode_floats(sums: _Sums, base: ModelState, sink: StateSink, threads: int, release: Releases) -> None:
-    def prepare() -> Callable[[FieldBlock], None]:
+def _decode_floats(
+    sums: _Sums, base: ModelState, sink: StateSink, threads: int, release: Releases
+) -> list[tuple[TensorSpec, Moved]]:
+    """Write the tensors of a section; by how much each of its spans changed."""
+
+    def prepare() -> Callable[[FieldBlock], list[tuple[TensorSpec, Moved]]]:
         mean, old = np.empty(BLOCK_FIELDS, np.float64), np.empty(BLOCK_FIELDS, np.float64)
 
-        def decode_span(span: Span) -> None:
+        def decode_span(span: Span) -> tuple[TensorSpec, Moved]:
             new, before = mean[: span.size], old[: span.size]
             sums.read(span.spec, span.place, span.size, new)
+            moved = Moved(squares=float(new @ new), elements=int(np.count_nonzero(new)))
             new *= sums.units[span.index]
             # A copy and an addition within one dtype take half the time of an addition of two dtypes.
             np.copyto(before, _values(base, span.spec, span.start, span.stop))
             new += before
             sink.write(span.spec, span.start, from_float(span.spec, new))
+            return span.spec, moved
 
-        def decode_block(block: FieldBlock) -> None:
-            for span in block.spans:
-                decode_span(span)
+        def decode_block(block: FieldBlock) -> list[tuple[TensorSpec, Moved]]:
+            moved = [decode_span(span) for span in block.spans]
             block.release(*release)
+            return moved
 
         return decode_block
 
-    for_each(blocks(sums.part), prepare, threads=threads)
+    return list(chain.from_iterable(for_each(blocks(sums.part), prepare, threads=threads)))
 
 
 def _decode_rotated(sums: _Sums, seed: str, base: ModelState, sink: StateSink, release: Releases) -> None:

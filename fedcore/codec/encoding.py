@@ -6,7 +6,7 @@
     packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
               a word, the first field in the lowest bits; zero padding in the last word only. Where
               uploads are compressed, one for each rotated coordinate that is sent, see rotation.py
-    small     the same for the elements of all floating point tensors below 1,024 elements, with 32 bits at least
+    small     the same for the elements of all floating point tensors below 1,024 elements, with 64 bits
     failed    1 where the client contributes nothing: its fields are zero updates, all other words but the keys zero,
               and then a mask of its own covers all but this word and the keys
     large     1 where the update exceeds the scales and is not to be clipped: then a mask that nobody can take off
@@ -23,7 +23,8 @@
     keys      where a sum may hold clients that failed: what their masks come off with, see locks.py
 
 Each large tensor has a scale and statistics of its own; all small ones share one, so that no sum is about a few numbers
-of each client. Their fields are wide, so sharing costs no precision.
+of each client. One of them may change by 10^9 times as much as another, as BatchNorm's statistics of raw columns do, so
+their fields have 64 bits: the steps are fine enough for the smallest, and so few elements cost nothing.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
 neighbour; with 64 bits, of one bit less, so that float64 has the largest one; with 8, 10 and 12 bits, where every level
@@ -68,7 +69,10 @@ POWERS_FROM = 8
 """Cohorts from this size on send fourth powers; in smaller ones two sums about one number each would tell too much."""
 
 WIDE_BITS = 32
-"""Width of the fields of small tensors, and of all where narrow ones would be coarse."""
+"""Width of the fields of large tensors where narrow ones would be coarse."""
+
+SMALL_BITS = FIRST_BITS
+"""Width of the fields of small tensors, whatever the others have."""
 
 
 def levels_of_bits(field_bits: int, n_max: int) -> int:
@@ -117,7 +121,7 @@ _MIN_VALUE_BITS = 4
 _FINE_BITS = 16
 _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
-_DOMAIN = b"fedcore/codec/encoding/v5"
+_DOMAIN = b"fedcore/codec/encoding/v6"
 
 _SEED = re.compile(r"([0-9a-f]{64})?")
 
@@ -302,7 +306,7 @@ class Encoding:
                 tensors=packed,
                 kept_share=self.settings.kept_share(self.field_bits) if self.rotation else None,
             ),
-            FieldSection(name="small", field_bits=self.small_bits, levels=self._levels(self.small_bits), tensors=small),
+            FieldSection(name="small", field_bits=SMALL_BITS, levels=self._levels(SMALL_BITS), tensors=small),
         )
         return tuple(section for section in sections if section.fields)
 
@@ -317,11 +321,6 @@ class Encoding:
         return self.field_bits - carry_bits(self.n_max)
 
     @property
-    def small_bits(self) -> int:
-        """Width of the fields of small tensors."""
-        return max(WIDE_BITS, self.field_bits)
-
-    @property
     def levels(self) -> int:
         """L = 2^(q-1) - 1: a value is a whole number from -L to L, sent as 0 to 2L. With 64-bit fields 2^(q-2).
 
@@ -332,7 +331,7 @@ class Encoding:
 
     def levels_of(self, index: int) -> int:
         """The same for the tensors with scale `index`."""
-        return self._levels(self.small_bits) if self.groups[index].small else self.levels
+        return self._levels(SMALL_BITS) if self.groups[index].small else self.levels
 
     def _levels(self, bits: int) -> int:
         return levels_of_bits(bits, self.n_max)

@@ -13,6 +13,10 @@ the headroom is large as well, since their steps stay fine enough. An update tha
 the same is too large, and is asked for again at scales that hold it (`ScaleTrack.learn_overflow`). Where it is clipped
 instead, the next scales have more room; so have those after a failure, which may have been for want of room: scales
 double while clients fail, up to a limit.
+
+How far the last sum moved a tensor is known, so the fields are as wide as it takes that rounding stays well below that
+(`coarseness`). Where the next sum moves it by so much less that rounding is too much of it all the same, the same
+clients are asked again, in wider fields (`ScaleTrack.learn_coarse`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,17 @@ from dataclasses import dataclass
 
 from pydantic import StrictFloat, StrictInt
 
-from fedcore.codec.encoding import FIRST_BITS, FIRST_SCALE, WIDE_BITS, Encoding, ScaleGroup, carry_bits, scale_groups
+from fedcore.codec.coarseness import least_typical
+from fedcore.codec.encoding import (
+    FIRST_BITS,
+    FIRST_SCALE,
+    SMALL_BITS,
+    WIDE_BITS,
+    Encoding,
+    ScaleGroup,
+    carry_bits,
+    scale_groups,
+)
 from fedcore.codec.names import MetricName
 from fedcore.codec.settings import MAX_SCALE, MIN_SCALE, CodecSettings
 from fedcore.codec.statistics import POWER, Statistics, power_of_two
@@ -177,7 +191,8 @@ def next_encoding(
     sum(a), and narrow fields would make a step coarser than 1/32 of the mean client's largest value, as it usually is:
     in large cohorts after the first round, in all while a large client is away, and with an outlier and after it. Where
     32 bits are coarse as well they have 64. Fields of 12 bits and fewer are coarse at the best of scales, so there a
-    scale that is too large at all makes them wide: 16 bits, for fewer of the coordinates.
+    scale that is too large at all makes them wide: 16 bits, for fewer of the coordinates. They are wide, too, where the
+    last sum moved a tensor by so little that rounding would be more than an eighth of it.
     """
     groups, latest = scale_groups(layout), known.latest
     if len(latest.scales) != len(groups):
@@ -203,7 +218,7 @@ def next_encoding(
 
 def headroom(settings: CodecSettings, group: ScaleGroup, n_max: int) -> float:
     """As large as the fields of `group` allow: they keep 2^15 levels, where they have them."""
-    bits = max(WIDE_BITS, settings.field_bits) if group.small else settings.field_bits
+    bits = SMALL_BITS if group.small else settings.field_bits
     return min(max(2.0 ** (bits - carry_bits(n_max) - 1 - _FINE_BITS), HEADROOM), WIDE_HEADROOM)
 
 
@@ -249,7 +264,26 @@ def _wide_enough(encoding: Encoding, known: Known) -> Encoding:
         if not any(encoding.step(index) > known.usual[index] * coarsest for index in suspects):
             break
         encoding = dataclasses.replace(encoding, field_bits=max(bits, encoding.field_bits))
+    while _moves_too_little(encoding, latest.moved) and encoding.field_bits < FIRST_BITS:
+        encoding = _wider(encoding)
     return encoding
+
+
+def _wider(encoding: Encoding) -> Encoding:
+    """The same with the next width of fields above those that settings have."""
+    bits = WIDE_BITS if encoding.field_bits < WIDE_BITS else FIRST_BITS
+    return dataclasses.replace(encoding, field_bits=bits)
+
+
+def _moves_too_little(encoding: Encoding, moved: tuple[float, ...]) -> bool:
+    """Whether rounding would be too much of a large tensor, if its sum were as large as that of the last exchange."""
+    if encoding.rotation:
+        return False
+    least = least_typical(encoding.n_max)
+    known = zip(encoding.groups, moved, strict=True) if moved else ()
+    return any(
+        size and not group.small and encoding.step(index) * least > size for index, (group, size) in enumerate(known)
+    )
 
 
 def _is_held(encoding: Encoding, known: Known, index: int) -> bool:
@@ -265,7 +299,7 @@ class ScaleTrack:
     """What a server keeps of one model's sums in a run, and the encodings that follow from it.
 
     The clients' rule holds between any two encodings, whether or not their sums opened. A scale that an overflow raised
-    stays until a sum has opened.
+    stays until a sum has opened. Fields that were too coarse are followed by wider ones.
     """
 
     _latest: Statistics | None = None
@@ -274,6 +308,7 @@ class ScaleTrack:
     _asked: Encoding | None = None
     _raised: tuple[float, ...] = ()
     _falls: int = 0
+    _coarse_bits: int = 0
 
     def encoding(
         self,
@@ -306,6 +341,8 @@ class ScaleTrack:
             encoding = next_encoding(
                 settings, layout, n_max, known, metrics=metrics, failures=failures, rotation=rotation
             )
+        if encoding.field_bits <= self._coarse_bits < FIRST_BITS:
+            encoding = _wider(dataclasses.replace(encoding, field_bits=self._coarse_bits))
         self._asked = encoding
         self._falls += not is_first(encoding)
         return encoding
@@ -322,7 +359,12 @@ class ScaleTrack:
         self._usual = tuple(
             min(mean, old * _GROWTH) if mean and old else mean or old for mean, old in zip(means, before, strict=True)
         )
-        self._latest, self._raised = statistics, ()
+        self._latest, self._raised, self._coarse_bits = statistics, (), 0
+
+    def learn_coarse(self, encoding: Encoding, statistics: Statistics) -> None:
+        """Make the next fields wider than those of `encoding`, in which too much of a sum was rounding."""
+        self.learn(statistics)
+        self._coarse_bits = encoding.field_bits
 
     def learn_overflow(self, encoding: Encoding, statistics: Statistics) -> None:
         """Make the next scales hold every update of a sum that `encoding` had too little room for."""

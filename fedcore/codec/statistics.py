@@ -99,6 +99,9 @@ class Statistics:
         which any did.
     shrunk
         Contributors whose update the L2 clip shrank; 0 for a sum that is locked.
+    moved
+        Root mean square of the sum of w * delta over the elements that changed; 0 for small tensors and where nothing
+        is known. Empty for a sum that is locked.
     """
 
     contributors: int
@@ -111,6 +114,7 @@ class Statistics:
     saturated: tuple[bool, ...]
     clipped: tuple[int, ...]
     shrunk: int
+    moved: tuple[float, ...] = ()
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
@@ -132,6 +136,8 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
             saturated=over(lambda part: part.saturated, any),
             clipped=over(lambda part: part.clipped, sum),
             shrunk=sum(part.shrunk for part in parts),
+            # Each group's sum has to be fine enough by itself, so the one that moved least decides.
+            moved=over(lambda part: part.moved, min),
         )
         if len(parts) > 1
         else first

@@ -16,7 +16,7 @@ from fedcore.buffered import staleness_metrics
 from fedcore.codec import AnyEncoding, decode, joined, release_of
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
-from fedcore.errors import ProtocolViolation, RoundFailed, RunFailed, UpdateTooLarge
+from fedcore.errors import ProtocolViolation, RoundFailed, RoundingTooCoarse, RunFailed, UpdateTooLarge
 from fedcore.events import ClientDropped, EventSink, ExchangeDone
 from fedcore.exchange import ExchangeRequest, make_task, round_parameters
 from fedcore.flower.kept_results import KeptResults
@@ -174,6 +174,9 @@ class SecureSums:
             decoded = decode(encoding, total, survivors=len(survivors), base=base, out_path=None, sums=task.queries)
         except UpdateTooLarge as error:
             self.plan.learn_overflow(request.message_type, encoding, error.statistics)
+            raise
+        except RoundingTooCoarse as error:
+            self.plan.learn_coarse(request.message_type, encoding, error.statistics)
             raise
         staleness = task.staleness_of(survivors)
         if attempt.floor is not None:

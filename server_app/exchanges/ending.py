@@ -22,6 +22,7 @@ from fedcore.errors import (
     NothingContributed,
     RepliesDiffer,
     RoundFailed,
+    RoundingTooCoarse,
     TooFewContributed,
     UpdateTooLarge,
 )
@@ -39,7 +40,15 @@ Fetch = Callable[[str], Awaitable[Path]]
 
 _FAILURES: Final = {
     kind.__name__: kind
-    for kind in (RoundFailed, DamagedAtRest, NothingContributed, RepliesDiffer, TooFewContributed, UpdateTooLarge)
+    for kind in (
+        RoundFailed,
+        DamagedAtRest,
+        NothingContributed,
+        RepliesDiffer,
+        RoundingTooCoarse,
+        TooFewContributed,
+        UpdateTooLarge,
+    )
 }
 
 
@@ -51,6 +60,8 @@ class Failure:
     reason: str
     failures: int = 0
     large: int = 0
+    coarse: str = ""
+    helps: bool = False
     statistics: Statistics | None = None
 
     @classmethod
@@ -64,7 +75,9 @@ class Failure:
             reason=str(error),
             failures=error.failures if isinstance(error, TooFewContributed) else 0,
             large=error.large if isinstance(error, UpdateTooLarge) else 0,
-            statistics=error.statistics if isinstance(error, UpdateTooLarge) else None,
+            coarse=error.tensor if isinstance(error, RoundingTooCoarse) else "",
+            helps=isinstance(error, RoundingTooCoarse) and error.helps,
+            statistics=error.statistics if isinstance(error, UpdateTooLarge | RoundingTooCoarse) else None,
         )
 
     def error(self) -> RoundFailed:
@@ -75,6 +88,8 @@ class Failure:
             error.failures = self.failures
         if isinstance(error, UpdateTooLarge):
             error.large, error.statistics = self.large, self.statistics
+        if isinstance(error, RoundingTooCoarse):
+            error.tensor, error.helps, error.statistics = self.coarse, self.helps, self.statistics
         return error
 
 

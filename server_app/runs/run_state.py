@@ -89,7 +89,8 @@ class RunState:
         elif end.total is not None:
             self.encodings.learn(task.message_type, encoding, end.total)
         elif end.failure is not None and end.failure.statistics is not None:
-            self.encodings.learn_overflow(task.message_type, encoding, end.failure.statistics)
+            learn = self.encodings.learn_coarse if end.failure.coarse else self.encodings.learn_overflow
+            learn(task.message_type, encoding, end.failure.statistics)
 
     def take_groups(self) -> None:
         """All groups of a draw have ended: what their sums told together is what the next encodings are made from."""

@@ -207,10 +207,12 @@ def test_sums_that_no_honest_cohort_makes_are_refused(section: str, value: int, 
 
 
 def test_padding_that_is_not_zero_is_refused() -> None:
+    base = ModelState.from_arrays({"w": np.zeros(1025, np.float32)})
+    encoding = Encoding(settings=CODEC, layout=base.layout, n_max=4, field_bits=16, scales=(8.0,))
+    words = encode_with(encoding=encoding, base=base, local=base).words
+    words[encoding.sections["packed"].stop - 1] |= np.uint64(1 << 63)
     with pytest.raises(PeerError, match="padding of the sum"):
-        decode_altered("small", 1 << 63, 1, encoding=Encoding(
-            settings=CODEC, layout=BASE.layout, n_max=4, field_bits=16, scales=(8.0,)
-        ))  # fmt: skip
+        decode(encoding, words, survivors=1, base=base)
 
 
 def test_fourth_powers_out_of_range_are_refused() -> None:

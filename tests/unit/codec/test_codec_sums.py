@@ -340,7 +340,7 @@ def test_integer_means_round_to_nearest_with_ties_to_the_global_model() -> None:
 
 def test_errors_average_out_over_rounds() -> None:
     """A weight far below one step still reaches its target: the rounding has no bias."""
-    target = np.array([1e-3, -2e-3, 5e-4, 0.0] * 2000, np.float32)
+    target = np.array([1e-2, -2e-2, 5e-3, 0.0] * 2000, np.float32)
     base = ModelState.from_arrays({"w": np.zeros(8000, np.float32)})
     local = ModelState.from_arrays({"w": target})
     encoding = Encoding(settings=CodecSettings(w_max=10), layout=base.layout, n_max=4000, field_bits=16, scales=(1.0,))

@@ -16,6 +16,7 @@ from fedcore.errors import (
     NothingContributed,
     RepliesDiffer,
     RoundFailed,
+    RoundingTooCoarse,
     TooFewContributed,
     UpdateTooLarge,
 )
@@ -37,6 +38,7 @@ STATISTICS = Statistics(
     saturated=(False, True),
     clipped=(0, 4),
     shrunk=1,
+    moved=(0.25, 0.0),
 )
 
 
@@ -57,6 +59,7 @@ async def nowhere(key: str) -> Path:
         RepliesDiffer(),
         TooFewContributed(2, 4, tolerated=1),
         UpdateTooLarge(2, 4, STATISTICS),
+        RoundingTooCoarse("layer.weight", 0.8, helps=True, statistics=STATISTICS),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -20,6 +20,7 @@ from fedcore.errors import (
     NothingContributed,
     RepliesDiffer,
     RoundFailed,
+    RoundingTooCoarse,
     TooFewContributed,
     UpdateTooLarge,
 )
@@ -76,6 +77,30 @@ async def test_the_same_clients_are_asked_again_with_wider_scales(here: Site) ->
     started, (done,) = events_of(ended, "exchange"), events_of(ended, "exchange-done")
     assert [(event["attempt"], event["quorum"]) for event in started] == [(1, 3), (2, 4)]
     assert (done["exchange"], done["clipped"], done["lost_norm"]) == (2, 0, 0.0)
+
+
+@pytest.mark.parametrize("clipping", ["repeat", "fail", "warn"])
+async def test_a_sum_that_is_mostly_rounding_is_asked_for_again_in_wider_fields(here: Site, clipping: str) -> None:
+    """A step of a thousandth of the one before, at its scale; the model that the app gets is the exact one."""
+    run, app = await here.begin({"max-attempts": 1, "clipping": clipping})
+    members, bits = list(here.members.values()), []
+    for by, exchanges in ((1.0, 1), (1e-4, 2)):
+        give(here, large=(), by=by)
+        for member in members:
+            member.local = Local(by=by, examples=10)
+        asked = asyncio.create_task(app.exchange(MODEL, ALL))
+        for _ in range(exchanges):
+            await exchange_of(members)
+            task = members[0].task
+            assert task is not None
+            assert isinstance(task.encoding, Encoding)
+            bits.append(task.encoding.field_bits)
+        answer = await asked
+        assert isinstance(answer, Replies)
+        np.testing.assert_allclose(answer.replies[0].model()["weight"], by, rtol=1e-3)
+    assert bits == [64, 16, 32]
+    [repeat] = events_of(await here.finish(run, app), "exchange-repeated")
+    assert (repeat["coarse"], repeat["large"], repeat["survivors"]) == ("weight", 0, 4)
 
 
 async def test_who_was_not_in_the_sum_is_not_asked(here: Site) -> None:
@@ -147,6 +172,13 @@ class TestDecision:
         assert (attempts.same, attempts.whole) == (None, True)
         assert attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False)
         assert not attempts.go_on(TooFewContributed(2, 4, tolerated=1), ALL, ALL, free=False)
+
+    @pytest.mark.parametrize("helps", [True, False])
+    def test_a_sum_that_was_too_coarse_is_repeated_if_wider_fields_help(self, helps: bool) -> None:
+        attempts = self.attempts(max_attempts=1, clipping="fail")
+        error = RoundingTooCoarse("bias", 0.9, helps=helps, statistics=None)
+        assert attempts.go_on(error, ALL, [1, 2, 4], free=False) is helps
+        assert (attempts.same, attempts.whole) == ((1, 2, 4), True)
 
     def test_whoever_is_to_blame_costs_no_attempt(self) -> None:
         attempts = self.attempts(max_attempts=1)

@@ -133,3 +133,22 @@ def test_warn_goes_on_and_says_how_much_was_lost(simulate: Simulate) -> None:
     assert [exchange["clipped"] for exchange in done.of("exchange-done")] == [0, 0, 1]
     assert 0.5 < done.of("exchange-done")[2]["lost_norm"] < 1
     assert done.of("exchange-repeated") == []
+
+
+def test_an_update_that_shrinks_a_thousandfold_is_asked_for_again_in_wider_fields(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    """As after a step of a learning rate schedule: at the scale of before it would be mostly rounding."""
+    run = {"num_server_rounds": 4, "late_round": 3, "late_rate": 1e-4}
+    done, difference = both(simulate, {"w-max": 64}, **run)
+    assert [event["coarse"] for event in done.of("exchange-repeated")] == ["weight"]
+    assert done.of("exchange-failed") == []
+    assert difference < STEP
+    simulate(4, app=UNEVEN, settings={"w-max": 64}, runs=str(tmp_path), **run)
+    assert Counter(map(tuple, runs_of(tmp_path).values())) == {(1, 2, 3, 4): 4}
+
+
+def test_near_the_point_where_the_sites_agree_secure_is_plain(simulate: Simulate) -> None:
+    """The mean halves in each round, what each site sends does not."""
+    _, difference = both(simulate, {"w-max": 64}, num_server_rounds=20)
+    assert difference < 1e-5

@@ -18,7 +18,9 @@ def train(message: Message, context: Context) -> Message:
             file.write(f"{server_round}\n")
     weight = message.content["arrays"]["weight"].numpy()
     point = np.random.default_rng(site).normal(loc=5.0, size=weight.size).astype(np.float32)
-    new = weight + np.float32(0.5) * (point - weight)
+    late = 0 < int(config["late-round"]) <= server_round
+    rate = float(config["late-rate"]) if late else 0.5
+    new = weight + np.float32(rate) * (point - weight)
     if (server_round, site) == (config["large-round"], config["large-site"]):
         new[: int(config["large-elements"])] += np.float32(config["large-by"])
     examples = int(str(config["examples"]).split()[site])

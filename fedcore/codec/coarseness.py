@@ -1,0 +1,87 @@
+"""How much of what a sum says of a tensor is rounding, and when that is too much to pass on.
+
+Stochastic rounding moves each client's element by less than a step, with a variance of a quarter of a squared step at
+most. In a sum of n clients' elements that is a standard error of sqrt(n) / 2 steps for each element that anybody
+changed; one that nobody changed is exact. A tensor is too coarse if that error, as an L2 norm over its elements, is
+more than a quarter of the norm of the sum itself, and more than its dtype would round off anyhow. An update of less
+than a step fails that too: single steps are left of it, and the error is as large as they are.
+
+It is judged by the sum alone, which is known to the server by then, so it tells nothing. Tensors that are rotated
+(`rotation`) are left out: their error is what the operator chose by `upload-fraction` or `field-bits`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedcore.state import ModelState, TensorSpec
+
+MOST_ROUNDING = 1 / 4
+"""The largest share of the norm of a tensor's update that may be rounding."""
+
+_ROUNDOFF = {"F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """By how much a part of a tensor changed in a sum, in steps: the sum of squares, and how many elements did."""
+
+    squares: float
+    elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMoved:
+    """By how much one tensor changed in the sum of `contributors` clients; step: in units of the mean update."""
+
+    spec: TensorSpec
+    step: float
+    contributors: int
+    squares: float
+    elements: int
+
+    @classmethod
+    def of(cls, spec: TensorSpec, parts: Iterable[Moved], *, step: float, contributors: int) -> TensorMoved:
+        """From the parts of the tensor, in order."""
+        found = list(parts)
+        return cls(
+            spec=spec,
+            step=step,
+            contributors=contributors,
+            squares=math.fsum(part.squares for part in found),
+            elements=sum(part.elements for part in found),
+        )
+
+    @property
+    def typical(self) -> float:
+        """Root mean square of the sum over the elements that changed, in steps; 0 where none did."""
+        return math.sqrt(self.squares / self.elements) if self.elements else 0.0
+
+    @property
+    def share(self) -> float:
+        """The standard error of rounding over the norm of the sum; 0 where nothing changed."""
+        return math.sqrt(self.contributors) / 2 / self.typical if self.elements else 0.0
+
+    def is_coarse(self, base: ModelState) -> bool:
+        """Whether rounding is too much of the update to pass it on; base: the model before it."""
+        if self.share <= MOST_ROUNDING:
+            return False
+        error = math.sqrt(self.contributors * self.elements) / 2 * self.step
+        return error > _ROUNDOFF[self.spec.dtype] * _norm(base, self.spec)
+
+
+def least_typical(contributors: int) -> float:
+    """How many steps the sum of an element should come to, so that rounding is half as much as may be passed on."""
+    return math.sqrt(contributors) / MOST_ROUNDING
+
+
+def _norm(state: ModelState, spec: TensorSpec) -> float:
+    """L2 norm of a tensor."""
+    squares = []
+    for start in range(0, spec.size, _BLOCK):
+        values = state.float32(spec.name, start, min(start + _BLOCK, spec.size)).astype(float)
+        squares.append(float(values @ values))
+    return math.sqrt(math.fsum(squares))
