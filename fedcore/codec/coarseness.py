@@ -27,7 +27,7 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """By how much a part of a tensor changed in a sum, in steps: the sum of squares, and how many elements did."""
+    """By how much a part of a tensor changed in a sum: the sum of squares, and how many elements did."""
 
     squares: float
     elements: int
@@ -35,7 +35,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMoved:
-    """By how much one tensor changed in the sum of `contributors` clients; step: in units of the mean update."""
+    """By how much one tensor changed in the sum of `contributors` clients, in steps; step: in units of the mean."""
 
     spec: TensorSpec
     step: float
@@ -44,14 +44,16 @@ class TensorMoved:
     elements: int
 
     @classmethod
-    def of(cls, spec: TensorSpec, parts: Iterable[Moved], *, step: float, contributors: int) -> TensorMoved:
-        """From the parts of the tensor, in order."""
+    def of(
+        cls, spec: TensorSpec, parts: Iterable[Moved], *, unit: float, fraction_bits: int, contributors: int
+    ) -> TensorMoved:
+        """From the parts of the tensor, in whole fields. unit: of a field; a step is a fraction of it."""
         found = list(parts)
         return cls(
             spec=spec,
-            step=step,
+            step=math.ldexp(unit, -fraction_bits),
             contributors=contributors,
-            squares=math.fsum(part.squares for part in found),
+            squares=math.ldexp(math.fsum(part.squares for part in found), 2 * fraction_bits),
             elements=sum(part.elements for part in found),
         )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedcore.codec.blocks import BLOCK_FIELDS, FieldBlock, Span, blocks, for_each, release_every
 from fedcore.codec.coarseness import Moved, TensorMoved
 from fedcore.codec.encoding import FIRST_BITS, Encoding, FieldSection
-from fedcore.codec.fields import padding, unpack
+from fedcore.codec.fields import join, padding, unpack
 from fedcore.codec.integers import decode_integers
 from fedcore.codec.locks import apply_lock, find_keys, mask_of
 from fedcore.codec.metrics import decode_metrics, lost_share
@@ -247,8 +247,13 @@ class _Mean:
         for spec, moved in found:
             parts.setdefault(spec.name, []).append(moved)
         for index, spec in sums.part.tensors:
-            step = sums.units[index]
-            tensor = TensorMoved.of(spec, parts.get(spec.name, ()), step=step, contributors=self.contributors)
+            tensor = TensorMoved.of(
+                spec,
+                parts.get(spec.name, ()),
+                unit=sums.units[index],
+                fraction_bits=sums.part.fraction_bits,
+                contributors=self.contributors,
+            )
             self._moved.append((index, tensor))
 
     def _check_rounding(self) -> None:
@@ -289,10 +294,21 @@ class _Sums:
 
         Fields beyond those of `out` fill up a unit, and are zero in every update.
         """
+        if self.part.fraction_bits:
+            self._read_split(spec, place, out)
+            return
         fields = unpack(self.packed, self.part.field_bits, place, count)
         if fields.max() > 2 * self.offset or (fields[out.size :] != self.offset).any():
             raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
         _subtract_offset(fields[: out.size], self.offset, out)
+
+    def _read_split(self, spec: TensorSpec, place: int, out: NDArray[np.float64]) -> None:
+        """The same for fields with fractions."""
+        whole, fractions = (self.packed[first : first + out.size] for first in (place, self.part.fields + place))
+        terms = self.offset // self.part.levels
+        if whole.max() > 2 * self.offset or fractions.max() > terms << self.part.fraction_bits:
+            raise PeerError(f"the sum of tensor {spec.name!r} is out of range: a client sent a malformed update")
+        join(whole, fractions, self.offset, self.part.fraction_bits, out)
 
 
 def _decode_floats(

@@ -23,6 +23,7 @@ from fedcore.codec.fields import (
     field_view,
     largest_magnitude,
     pack,
+    split,
 )
 from fedcore.codec.integers import encode_integers
 from fedcore.codec.locks import apply_lock, draw_key, forgotten_mask, mask_of, power_words
@@ -191,8 +192,11 @@ def _encode_floats(
         if device and device.serves(part):
             rounded = update.round_on(device, part, section.start, weight, randomness)
         else:
-            fill = update.round_to if part.kept_share is None else update.rotate_to
-            rounded = fill(part, words[section], weight, randomness)
+            if part.fraction_bits:
+                rounded = update.split_to(part, words[section], weight)
+            else:
+                fill = update.round_to if part.kept_share is None else update.rotate_to
+                rounded = fill(part, words[section], weight, randomness)
             if device:
                 device.load(words, section.start, section.stop)
         for index, summary in rounded:
@@ -326,6 +330,21 @@ class _Update:
     def _factors(self, part: FieldSection, weight: float) -> list[float]:
         """What turns an element into steps, by scale."""
         return [weight * part.levels / scale for scale in self.encoding.scales]
+
+    def split_to(self, part: FieldSection, words: NDArray[np.uint64], weight: float) -> list[tuple[int, BlockSummary]]:
+        """The same for a section with fractions, which are so fine that nothing is rounded at random."""
+        factors = self._factors(part, weight)
+        whole, fractions = words[: part.fields], words[part.fields :]
+        buffer, found = np.empty(BLOCK_FIELDS, np.float32), []
+        for block in blocks(part):
+            for span, delta, size in self._deltas(block, buffer):
+                place = slice(span.place, span.place + span.size)
+                factor = factors[span.index]
+                clipped = split(
+                    delta, factor, part.levels, part.fraction_bits, whole=whole[place], fractions=fractions[place]
+                )
+                found.append((span.index, BlockSummary(largest=size * factor, clipped=clipped)))
+        return found
 
     def rotate_to(
         self, part: FieldSection, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]

@@ -6,7 +6,8 @@
     packed    one b-bit field for each element of each large floating point tensor, floor(64 / b) to
               a word, the first field in the lowest bits; zero padding in the last word only. Where
               uploads are compressed, one for each rotated coordinate that is sent, see rotation.py
-    small     the same for the elements of all floating point tensors below 1,024 elements, with 64 bits
+    small     two words for each element of all floating point tensors below 1,024 elements: first the whole steps of
+              all of them, as fields of 64 bits, then what is left of a step, as fractions of it
     failed    1 where the client contributes nothing: its fields are zero updates, all other words but the keys zero,
               and then a mask of its own covers all but this word and the keys
     large     1 where the update exceeds the scales and is not to be clipped: then a mask that nobody can take off
@@ -23,8 +24,9 @@
     keys      where a sum may hold clients that failed: what their masks come off with, see locks.py
 
 Each large tensor has a scale and statistics of its own; all small ones share one, so that no sum is about a few numbers
-of each client. One of them may change by 10^9 times as much as another, as BatchNorm's statistics of raw columns do, so
-their fields have 64 bits: the steps are fine enough for the smallest, and so few elements cost nothing.
+of each client. One of them may change by 10^15 times as much as another, as BatchNorm's statistics of raw columns do
+beside the moments of an optimizer, so each element has two words: of so few that costs nothing, and no neighbour is
+large enough to take precision from another.
 
 A field of b bits holds a value of q = b - ceil(log2 n_max) bits, so a sum of n_max fields never carries into its
 neighbour; with 64 bits, of one bit less, so that float64 has the largest one; with 8, 10 and 12 bits, where every level
@@ -60,7 +62,10 @@ FIRST_BITS = 64
 """Width of all fields while nothing is known of magnitudes: a generous scale, and steps finer than any later ones."""
 
 FIRST_SCALE = 2.0**4
-"""The scale of all tensors while nothing is known of magnitudes."""
+"""The scale of large tensors while nothing is known of magnitudes."""
+
+FIRST_SMALL_SCALE = 2.0**32
+"""That of small ones, whose steps are fine enough at any."""
 
 SMALL_TENSOR = 1024
 """Floating point tensors with fewer elements share one scale."""
@@ -72,7 +77,7 @@ WIDE_BITS = 32
 """Width of the fields of large tensors where narrow ones would be coarse."""
 
 SMALL_BITS = FIRST_BITS
-"""Width of the fields of small tensors, whatever the others have."""
+"""Width of the fields of small tensors, whatever the others have; each is followed by a word with a fraction."""
 
 
 def levels_of_bits(field_bits: int, n_max: int) -> int:
@@ -175,6 +180,7 @@ class FieldSection:
     """One of the sections of fields: `tensors` in order, each with the index of its scale; fields go from 0 to 2L.
 
     kept_share: how many of the coordinates of rotated tensors are sent; None where nothing is rotated.
+    fraction_bits: of a second word for each field, which follows all fields; 0 where there is none.
     """
 
     name: str
@@ -182,6 +188,7 @@ class FieldSection:
     levels: int
     tensors: tuple[tuple[int, TensorSpec], ...]
     kept_share: float | None = None
+    fraction_bits: int = 0
 
     @property
     def per_word(self) -> int:
@@ -197,8 +204,9 @@ class FieldSection:
 
     @property
     def words(self) -> int:
-        """Words that hold the fields."""
-        return -(-self.fields // self.per_word)
+        """Words that hold the fields, and the fractions."""
+        whole = -(-self.fields // self.per_word)
+        return 2 * whole if self.fraction_bits else whole
 
     def units(self) -> list[Unit]:
         """What is rotated by itself, in order; for a section that has a `kept_share`."""
@@ -306,7 +314,13 @@ class Encoding:
                 tensors=packed,
                 kept_share=self.settings.kept_share(self.field_bits) if self.rotation else None,
             ),
-            FieldSection(name="small", field_bits=SMALL_BITS, levels=self._levels(SMALL_BITS), tensors=small),
+            FieldSection(
+                name="small",
+                field_bits=SMALL_BITS,
+                levels=self._levels(SMALL_BITS),
+                tensors=small,
+                fraction_bits=self.fraction_bits,
+            ),
         )
         return tuple(section for section in sections if section.fields)
 
@@ -319,6 +333,11 @@ class Encoding:
     def value_bits(self) -> int:
         """q, the bits of one client's value in a field of a large tensor."""
         return self.field_bits - carry_bits(self.n_max)
+
+    @property
+    def fraction_bits(self) -> int:
+        """Bits of the fraction of a step that small tensors have in a word of its own, so that a sum never wraps."""
+        return SMALL_BITS - 2 - carry_bits(self.n_max)
 
     @property
     def levels(self) -> int:
@@ -381,8 +400,9 @@ class Encoding:
         return slice(sections["failed"].start, sections["clipped"].stop)
 
     def step(self, index: int) -> float:
-        """Distance between two levels of the tensors with scale `index`, in units of w * delta."""
-        return self.scales[index] / self.levels_of(index)
+        """Distance between two values of the tensors with scale `index`, in units of w * delta."""
+        fraction = self.fraction_bits if self.groups[index].small else 0
+        return math.ldexp(self.scales[index] / self.levels_of(index), -fraction)
 
     def canonical(self) -> bytes:
         """SHA-256 over every parameter, unambiguous; it goes into the protocol's ctx."""

@@ -232,6 +232,37 @@ class StochasticRounder:
         return bits
 
 
+def split(
+    values: NDArray[np.float32],
+    factor: float,
+    levels: int,
+    fraction_bits: int,
+    *,
+    whole: NDArray[np.uint64],
+    fractions: NDArray[np.uint64],
+) -> int:
+    """Write values * factor, clipped to [-L, L], as whole steps offset by L, and the rest in units of 2^-fraction_bits.
+
+    All arrays are [m]. Rounded to nearest, which is exact for as many bits as a float64 has. Returns how many were
+    clipped.
+    """
+    scaled = np.multiply(values, factor, dtype=np.float64)
+    clipped = int(np.count_nonzero(np.abs(scaled) > levels))
+    np.clip(scaled, -levels, levels, out=scaled)
+    steps = np.floor(scaled)
+    np.add(steps.astype(np.int64), levels, out=whole.view(np.int64))
+    fractions[:] = np.rint(np.ldexp(scaled - steps, fraction_bits))
+    return clipped
+
+
+def join(
+    whole: NDArray[np.uint64], fractions: NDArray[np.uint64], offset: int, fraction_bits: int, out: NDArray[np.float64]
+) -> None:
+    """Write what sums of such words stand for, in steps, to `out` [m]; offset: L times the number of terms."""
+    np.subtract(whole.view(np.int64), offset, out=out, dtype=np.int64, casting="unsafe")
+    out += np.ldexp(fractions.astype(np.float64), -fraction_bits)
+
+
 def _nonce(chunk: int) -> bytes:
     """RFC 8439's block counter, zero, and nonce, as `cryptography` takes them."""
     return bytes(4) + chunk.to_bytes(12, "little")

@@ -31,6 +31,7 @@ from fedcore.codec.coarseness import least_typical
 from fedcore.codec.encoding import (
     FIRST_BITS,
     FIRST_SCALE,
+    FIRST_SMALL_SCALE,
     SMALL_BITS,
     WIDE_BITS,
     Encoding,
@@ -140,12 +141,13 @@ def first_encoding(
     Raises EncodingError for settings that cannot work for `n_max` clients.
     """
     groups = scale_groups(layout)
+    scales = tuple(FIRST_SMALL_SCALE if group.small else FIRST_SCALE for group in groups)
     return Encoding(
         settings=settings,
         layout=layout,
         n_max=n_max,
         field_bits=FIRST_BITS if groups else settings.field_bits,
-        scales=(FIRST_SCALE,) * len(groups),
+        scales=scales,
         metrics=metrics,
         failures=failures,
         rotation=rotation,
@@ -252,9 +254,9 @@ def _within_rule(settings: CodecSettings, needed: float, last: float, known: Kno
 def _wide_enough(encoding: Encoding, known: Known) -> Encoding:
     """The same with the narrowest fields in which nothing usual is lost."""
     latest = known.latest
-    changed = [index for index, size in enumerate(latest.sizes) if size]
+    changed = [index for index, size in enumerate(latest.sizes) if size and not encoding.groups[index].small]
     held = [index for index in changed if _is_held(encoding, known, index)]
-    loose = [index for index in changed if not latest.measured[index] and not encoding.groups[index].small]
+    loose = [index for index in changed if not latest.measured[index]]
     if encoding.field_bits <= NARROW_BITS and (held or loose):
         encoding = dataclasses.replace(encoding, field_bits=_FINE_BITS)
     for bits, suspects, coarsest in (

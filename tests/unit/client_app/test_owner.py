@@ -353,6 +353,16 @@ class TestReleases:
             self.agree(ledger, make(run="another"), range(1, 5), settings=warn, scales=(4.0,))
         self.agree(ledger, make(run="another"), range(1, 5), settings=warn)
 
+    @pytest.mark.parametrize("clipping", ["repeat", "fail", "warn"])
+    def test_wider_fields_for_the_same_clients_alone(self, make: Make, ledger: Ledger, clipping: str) -> None:
+        """After a sum that was mostly rounding: how finely an update is rounded is no difference by a client."""
+        settings = replace(make().encoding.settings, clipping=clipping)  # type: ignore[union-attr]
+        self.agree(ledger, make(), range(1, 5), settings=settings, field_bits=16)
+        self.agree(ledger, make(exchange=2, attempt=2), range(1, 5), settings=settings, field_bits=32)
+        with pytest.raises(ProtocolViolation) as refused:
+            self.agree(ledger, make(exchange=3, attempt=3), range(1, 6), settings=settings, field_bits=64)
+        assert refused.value.check == "differencing"
+
     @pytest.mark.parametrize("change", [{"w_max": 50}, {"clip_norm": 1.0}, {"metric_max": 4.0}, {"clipping": "fail"}])
     def test_other_bounds_are_another_question(self, make: Make, ledger: Ledger, change: dict[str, Any]) -> None:
         self.agree(ledger, make(), range(1, 5))

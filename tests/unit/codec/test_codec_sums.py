@@ -26,7 +26,7 @@ from fedcore.codec import (
     first_encoding,
 )
 from fedcore.codec.blocks import BLOCK_FIELDS
-from fedcore.codec.encoding import SMALL_TENSOR, scale_groups
+from fedcore.codec.encoding import FIRST_SMALL_SCALE, SMALL_TENSOR, scale_groups
 from fedcore.codec.names import NAMES_BYTES
 from fedcore.state import ModelState, sha256_file
 
@@ -215,8 +215,9 @@ def test_the_bound_without_statistics_or_base_is_the_general_one() -> None:
     base = model(np.random.default_rng(1))
     encoding = first_encoding(CodecSettings(w_max=100), base.layout, 3)
     bound = error_bound(encoding, survivors=2, examples=100)
-    step = 16 / encoding.levels
-    assert bound["conv.weight"] == pytest.approx(2 * step + 2**-22 * 32)
+    scale = encoding.scales[-1]
+    assert scale == FIRST_SMALL_SCALE
+    assert bound["conv.weight"] == pytest.approx(2 * encoding.step(SCALES - 1) + 2**-22 * 2 * scale)
     assert bound["mask"] == 0.5
     assert error_bound(encoding, survivors=2, examples=50)["half"] == pytest.approx(2 * bound["half"])
     assert error_bound(encoding, survivors=2, examples=100, base=base)["brain"] > 0.05
@@ -340,7 +341,7 @@ def test_integer_means_round_to_nearest_with_ties_to_the_global_model() -> None:
 
 def test_errors_average_out_over_rounds() -> None:
     """A weight far below one step still reaches its target: the rounding has no bias."""
-    target = np.array([1e-2, -2e-2, 5e-3, 0.0] * 2000, np.float32)
+    target = np.array([2e-2, -4e-2, 1e-2, 0.0] * 2000, np.float32)
     base = ModelState.from_arrays({"w": np.zeros(8000, np.float32)})
     local = ModelState.from_arrays({"w": target})
     encoding = Encoding(settings=CodecSettings(w_max=10), layout=base.layout, n_max=4000, field_bits=16, scales=(1.0,))
