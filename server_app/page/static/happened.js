@@ -11,11 +11,13 @@ const WORDS = {
   dropped: (event) => `${event.client} dropped out during ${event.stage}: ${event.reason}`,
   blamed: (event) => `${event.client} cheated during ${event.stage} (${event.reason}) and is asked no more in this run.`,
   "exchange-failed": (event) => `Round ${event.server_round} failed: ${event.reason}; ${event.retry ? "it is tried again" : "given up"}.`,
-  "exchange-repeated": (event) => `Round ${event.server_round} is repeated: ${event.coarse ? `too much of the update of ${event.coarse} would be rounding` : `the updates of ${event.large} of ${event.survivors} sites were larger than expected`}.`,
+  "exchange-repeated": (event) => `Round ${event.server_round} is repeated: ${repeated(event)}.`,
   warning: (event) => event.line,
   log: (event) => `The app says: ${event.line}`,
   ended: (event) => `The run ended: ${STATUS[event.status]?.[1] ?? event.status}${event.reason ? `, ${event.reason}` : ""}.`,
 };
+const repeated = ({ coarse, large, survivors }) =>
+  coarse ? `too much of the update of ${coarse} would be rounding` : `the updates of ${large} of ${survivors} sites were larger than expected`;
 const SIGNS = { dropped: "✕", blamed: "◆", "exchange-failed": "✕", warning: "!", ended: "■" };
 
 /** The panel of what happened. last: the number of the newest event that it knows. */

@@ -44,7 +44,7 @@ async def take(script: Script, client: Client, card: LostDevice, monkeypatch: py
     return said
 
 
-@pytest.mark.parametrize(("fails_at", "left"), [("open", 0), ("round_to", 0), ("apply_masks", 2)])
+@pytest.mark.parametrize(("fails_at", "left"), [("open", 0), ("apply_masks", 2)])
 async def test_what_a_device_fails_to_make_the_processor_makes(
     script: Script, client: Client, monkeypatch: pytest.MonkeyPatch, fails_at: str, left: int
 ) -> None:
