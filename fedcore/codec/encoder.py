@@ -192,11 +192,7 @@ def _encode_floats(
         if device and device.serves(part):
             rounded = update.round_on(device, part, section.start, weight, randomness)
         else:
-            if part.fraction_bits:
-                rounded = update.split_to(part, words[section], weight)
-            else:
-                fill = update.round_to if part.kept_share is None else update.rotate_to
-                rounded = fill(part, words[section], weight, randomness)
+            rounded = update.fill(part, words[section], weight, randomness)
             if device:
                 device.load(words, section.start, section.stop)
         for index, summary in rounded:
@@ -283,6 +279,15 @@ class _Update:
             return lost, whole
 
         return squares
+
+    def fill(
+        self, part: FieldSection, words: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]
+    ) -> Iterator[tuple[int, BlockSummary]]:
+        """Fill the words of one section, as it is made; what happened, by scale."""
+        if part.fraction_bits:
+            return iter(self.split_to(part, words, weight))
+        fill = self.round_to if part.kept_share is None else self.rotate_to
+        return fill(part, words, weight, randomness)
 
     def round_to(
         self, part: FieldSection, packed: NDArray[np.uint64], weight: float, randomness: Callable[[int], bytes]

@@ -17,7 +17,7 @@ from fedcore.errors import AppError, DataError, FedcoreError, StorageFull
 from fedcore.state import ModelState
 from fedcore.wire import Task
 
-HUGE = 1e12
+HUGE = 1e15
 """An update that exceeds the first scale, whatever its weight."""
 
 NOBODY = 1e9
