@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -23,6 +24,8 @@ MOST_REPEATS: Final = 4
 
 Each time scales grow 64 times at least, and there are two widths beyond the usual ones, so that is plenty.
 """
+LONGEST_PAUSE: Final = 60.0
+"""Seconds between two attempts at most, but for the jitter."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class Attempts:
     _repeats: int = field(default=0, init=False)
     _damaged: int = field(default=0, init=False)
     _too_few: bool = field(default=False, init=False)
+    _failed: int = field(default=0, init=False)
+    _lasted: float = field(default=math.inf, init=False)
 
     def __post_init__(self) -> None:
         self._left = self.settings.max_attempts
@@ -54,11 +59,19 @@ class Attempts:
         """Whether all clients of the next attempt have to survive."""
         return self._too_few or self.same is not None
 
-    def go_on(self, error: RoundFailed, asked: Collection[int], survivors: Collection[int], *, free: bool) -> bool:
+    def go_on(
+        self,
+        error: RoundFailed,
+        asked: Collection[int],
+        survivors: Collection[int],
+        *,
+        free: bool,
+        seconds: float = math.inf,
+    ) -> bool:
         """Whether there is another attempt after one that ended with `error`; `whole` and `same` are about that one.
 
         asked: its cohort. survivors: whose updates were in the sum, where it came that far. free: whether it does not
-        count, because whoever is to blame for it is asked no more.
+        count, because whoever is to blame for it is asked no more. seconds: how long it lasted, for `pause`.
 
         An update that is too large ends no attempt but repeats it, with scales that are wide enough and the same
         clients: they refuse a sum of others. So does a sum that is too coarse, with wider fields. Where too many
@@ -66,6 +79,7 @@ class Attempts:
         is made again, which does not count; by the same clients where it was known whose updates were in the sum. After
         any other failure anybody may be asked again.
         """
+        self._lasted = math.inf
         if isinstance(error, UpdateTooLarge | RoundingTooCoarse):
             self._repeats += 1
             self.same = tuple(sorted(survivors))
@@ -75,13 +89,30 @@ class Attempts:
             self._damaged += 1
             self.same = tuple(sorted(survivors)) or None
             return self._damaged <= MOST_REPEATS
-        self._left -= not free
+        if not free:
+            self._left -= 1
+            self._failed += 1
+            self._lasted = seconds
         again = self._left > 0 and not isinstance(error, NothingContributed | RepliesDiffer)
         if isinstance(error, TooFewContributed):
             again = again and not self.whole and self.has_room(error.failures, len(asked))
             self._too_few = True
         self.same = None
         return again
+
+    def pause(self, first: float, jitter: float) -> float:
+        """Seconds to wait before the next attempt: those that fail at once must not use up all of them at once.
+
+        So clients that cannot take part for a moment, since a line broke or a server was restored, have time to come
+        back. An attempt that lasted longer was time enough, and what is only repeated does not wait. A simulation does
+        not ask, since nobody comes back to it meanwhile.
+
+        first: after the first failed attempt; each further one doubles it, up to `LONGEST_PAUSE`.
+        jitter: from 0 to 1; spreads what failed together.
+        """
+        if not self._failed:
+            return 0.0
+        return max(min(first * 2.0 ** (self._failed - 1), LONGEST_PAUSE) * (0.5 + jitter) - self._lasted, 0.0)
 
 
 def attempt_ended(

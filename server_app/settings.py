@@ -25,8 +25,10 @@ class ServerSettings:
     that no upload may use up. waiting_runs: longest queue. grace_seconds: how long a client that was asked for, but is
     not there although enough others are, holds up an exchange; and how long one that cannot succeed waits to hear
     whether all clients have the same reason. keep_runs, keep_days: of runs that have ended, how many are kept, and how
-    long; 0 for no limit. lease_seconds: how long a server of several leads without renewing that. url: where others
-    find it. accel_location: where an nginx in front hands out files of the data folder; "" for none. app_rules: what a
+    long; 0 for no limit. retry_seconds: how long after an attempt at an exchange that failed at once the next one
+    begins; twice as long after each further one (`fedcore.attempts`). lease_seconds: how long a server of several
+    leads without renewing that. url: where others find it.
+    accel_location: where an nginx in front hands out files of the data folder; "" for none. app_rules: what a
     ServerApp may see beside its own files. approved_apps: those that may run; None for all.
     """
 
@@ -41,6 +43,7 @@ class ServerSettings:
     reserve_bytes: int = 64 << 20
     waiting_runs: int = 32
     grace_seconds: float = 5.0
+    retry_seconds: float = 2.0
     keep_runs: int = 0
     keep_days: float = 0.0
     lease_seconds: float = 10.0

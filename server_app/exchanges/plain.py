@@ -27,6 +27,7 @@ from server_app.exchanges.ending import ExchangeEnd, KeptReply
 from server_app.exchanges.exchange import Exchange
 from server_app.exchanges.uploads import UpdateLimits
 from server_app.http.problems import Rejection
+from server_app.runs.presence import AHEAD
 
 LONGEST_REPLY_BYTES: Final = 1 << 40
 """Far beyond any reply: the disk, of which a reserve stays free, is what really bounds them."""
@@ -83,9 +84,11 @@ class PlainExchange(Exchange):
         return reply_error(code, f"{self.services.names[client]}: {self.clients.reasons.get(client, 'has left')}")
 
     def _check_refusals(self) -> None:
-        """No error of a client, but a run that cannot be: what every owner refuses; raises RoundFailed."""
+        """No client's error, but an exchange that cannot be: all refuse it, or are beyond it. Raises RoundFailed."""
         if self.clients.common_reason() in _REFUSALS:
             raise RoundFailed("no client takes part")
+        if all(self.clients.reasons.get(client) == AHEAD for client in self.task.cohort):
+            raise RoundFailed(f"every client {AHEAD}")
 
     def _is_lost(self) -> bool:
         quorum = self.context.settings.quorum

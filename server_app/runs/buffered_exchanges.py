@@ -83,7 +83,9 @@ class BufferedExchanges:
                 self.sums.note_success(task, end)
                 return task.exchange
             error = end.failure.error()
-            again = attempts.go_on(error, task.cohort, end.survivors, free=bool(end.blamed)) and end.common is None
+            free, seconds = bool(end.blamed), end.usage.seconds
+            again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
+            again = again and end.common is None
             if named is not None and attempts.same is None:
                 self._come_to_nothing(task, named.clients)
                 named = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from fedcore.errors import RoundFailed
@@ -78,6 +78,19 @@ class CohortSelection:
         present = await self._wait(pool, least, max(least, min(size, len(pool - busy()))), busy)
         order = sorted(present, key=lambda client: (client not in wanted, client))
         return sorted(order[:size])
+
+    async def come_back(self, clients: Collection[int], least: int) -> bool:
+        """Wait until so many of these are there, join-seconds at most; whether they are.
+
+        For a sum that nobody can stand in at: its clients may have lost this server a moment ago, or have not found it
+        again since it was started.
+        """
+        began, pool = self._services.clock(), frozenset(clients)
+        while len(self._present(pool)) < least:
+            if self._services.clock() - began >= self._settings.join_seconds:
+                return False
+            await asyncio.sleep(_TICK_SECONDS)
+        return True
 
     def enough(self, asked: tuple[int, ...], message_type: str) -> int:
         """With how many updates an exchange for `asked` need not wait for more; 0 where it waits for everybody."""

@@ -78,12 +78,15 @@ class GroupedExchanges:
         run, settings = self._run, self._run.plan.settings
         attempts = Attempts.plain(settings)
         for attempt in itertools.count(1):
-            task, end = await self._draw_once(asked, attempt, next(past, None))
+            row = next(past, None)
+            if row is None:
+                await run.pause(attempts)
+            task, end = await self._draw_once(asked, attempt, row)
             await run.close(task, end)
             if end.failure is None:
                 return task, end
             error = end.failure.error()
-            again = attempts.go_on(error, task.cohort, (), free=False) and end.common is None
+            again = attempts.go_on(error, task.cohort, (), free=False, seconds=end.usage.seconds) and end.common is None
             self._note_failure(task, end.failure.reason, retry=again)
             if not again:
                 raise RoundFailed(explain(error, end, task, settings, run.services.names)) from error
@@ -137,7 +140,9 @@ class GroupedExchanges:
             await run.close(task, end)
             failure = end.failure.error()
             reason = explain(failure, end, task, run.plan.settings, run.services.names)
-            again = attempts.go_on(failure, task.cohort, end.survivors, free=bool(end.blamed)) and end.common is None
+            free, seconds = bool(end.blamed), end.usage.seconds
+            again = attempts.go_on(failure, task.cohort, end.survivors, free=free, seconds=seconds)
+            again = again and end.common is None
             run.note_group_end(task, end, reason=str(failure), retry=again)
             if not again:
                 return _NoSum(part.group.number, reason)

@@ -40,13 +40,16 @@ class PlainExchanges:
         run, attempts = self._run, Attempts.plain(self._run.plan.settings)
         past = run.past_of(request.step)
         for attempt in itertools.count(1):
-            task, end = await self._attempt(request, attempt, next(past, None))
+            row = next(past, None)
+            if row is None:
+                await run.pause(attempts)
+            task, end = await self._attempt(request, attempt, row)
             await run.close(task, end)
             if end.failure is None:
                 await self._note_success(task, end)
                 return task.exchange, sorted(request.questions.keys() - set(task.cohort))
             error = end.failure.error()
-            again = attempts.go_on(error, task.cohort, (), free=False) and end.common is None
+            again = attempts.go_on(error, task.cohort, (), free=False, seconds=end.usage.seconds) and end.common is None
             run.event_log.add(
                 ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=str(error), retry=again)
             )
@@ -74,7 +77,7 @@ class PlainExchanges:
         return plain_task(
             settings=run.plan.settings,
             run=run.plan.run,
-            exchange=run.state.next_exchange(),
+            exchange=run.next_exchange(),
             attempt=attempt,
             server_round=asked.server_round,
             message_type=asked.questions[0].message_type,

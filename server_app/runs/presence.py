@@ -17,6 +17,8 @@ from typing import Final, Self, TypeAlias
 
 _STEP_SECONDS: Final = 0.25
 _LONGEST_STEP_SECONDS: Final = 1.0
+AHEAD: Final = "has gone on to later exchanges, of which this server knows nothing: an older state of it was put back"
+"""Why a client is gone that has taken a task with a larger number than that of the newest exchange."""
 
 ExchangeId: TypeAlias = tuple[str, int]
 """A run and the number of an exchange in it."""
@@ -133,6 +135,15 @@ class Presence:
         """
         self._expected.update(dict.fromkeys(clients, self.clock()))
 
+    def expect_unheard(self, clients: Iterable[int]) -> None:
+        """Those of whom nothing was heard since this process began have just now to come back; not whoever has left."""
+        known = self._seen.keys() | self._expected.keys() | self._polling.keys() | self._stopped
+        self.expect(client for client in clients if client not in known)
+
+    def taken(self, run: str) -> int:
+        """The largest number of an exchange of `run` that a client says it has taken; 0 without one."""
+        return max((number for known, number in self._asks_after.values() if known == run), default=0)
+
     def asks(self, client: int, after: ExchangeId) -> None:
         """The client asks for a task after the last one that it took."""
         self._asks_after[client] = after
@@ -151,7 +162,9 @@ class Presence:
         liveness: seconds that it may be silent.
         """
         run, after = self._asks_after.get(client, ("", 0))
-        if run == task[0] and after >= task[1]:
+        if run == task[0] and after > task[1]:
+            return AHEAD
+        if run == task[0] and after == task[1]:
             return "has left without a word"
         handed = self._handed.get(client)
         if handed is not None and handed.task == task and handed.last - handed.first > liveness:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from fedcore.groups import groups_in
@@ -22,6 +25,9 @@ from server_app.runs.run_files import RunFiles
 from server_app.runs.run_state import RunState
 from server_app.services import Services
 from server_app.storage.tables import ExchangeRow
+
+MOST_LOST: Final = 10_000
+"""By how many numbers of exchanges clients may be ahead, at one time, of a server whose backup was put back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +53,24 @@ class RunContext:
         """The exchanges that `step` has led to already, in order."""
         return (row for row in self.past if row.step == step)
 
+    def next_exchange(self) -> int:
+        """The number of an exchange that is about to be opened: larger than any that its clients have taken.
+
+        Where a backup was put back, they took numbers of which nothing is known here, and take no such task again.
+        """
+        taken = self.services.presence.taken(self.plan.run)
+        if self.state.count < taken <= self.state.count + MOST_LOST:
+            self.state.count = taken
+        return self.state.next_exchange()
+
+    async def pause(self, attempts: Attempts) -> None:
+        """Before a new attempt: none begins at once after one that failed at once."""
+        jitter = random.random()  # noqa: S311 - no secret
+        await asyncio.sleep(attempts.pause(self.services.settings.retry_seconds, jitter))
+
     async def lead(self, exchange: Exchange, row: ExchangeRow | None) -> ExchangeEnd:
         """Lead an exchange to its end, from where `row` says that it is."""
+        self.services.presence.expect_unheard(exchange.task.cohort)
         if row is not None:
             task = exchange.task
             await exchange.restore(await self.services.store.history(task.run, task.exchange))

@@ -72,7 +72,7 @@ def announce(
         asked.request,
         settings=plan.settings,
         run=plan.run,
-        exchange=run.state.next_exchange(),
+        exchange=run.next_exchange(),
         attempt=attempt,
         cohort=cohort,
         app_sha256=plan.app_sha256,
@@ -116,7 +116,9 @@ class SecureExchanges:
                 self.note_success(task, end)
                 return task.exchange
             error = end.failure.error()
-            again = attempts.go_on(error, task.cohort, end.survivors, free=bool(end.blamed)) and end.common is None
+            free, seconds = bool(end.blamed), end.usage.seconds
+            again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
+            again = again and end.common is None
             run.event_log.add(
                 attempt_ended(error, str(error), task.exchange, task.server_round, len(end.survivors), again=again)
             )
@@ -143,10 +145,12 @@ class SecureExchanges:
         """
         services = self._run.services
         if row is None:
+            await self._run.pause(attempts)
             if chosen is None:
                 cohort, whole = await self._cohort(asked.request, attempts, attempt, part), attempts.whole
             else:
                 cohort, whole = chosen.cohort, chosen.whole
+                await self._run.clients.come_back(cohort, len(cohort))
             previous = await self.head()
             with services.roster.held() as roster:
                 buffer = chosen.buffer if chosen else None
@@ -175,6 +179,9 @@ class SecureExchanges:
         left = attempts.same or clients.without_cheats(part.members)
         if len(left) < part.cut.least:
             raise RoundFailed(f"{len(left)} members of the group may be asked again, it needs {part.cut.least}")
+        if not await clients.come_back(left, part.cut.least):
+            seconds = self._run.plan.settings.join_seconds
+            raise RoundFailed(f"fewer than {part.cut.least} members of the group are connected after {seconds:g} s")
         return left
 
     async def _lead(self, asked: SecureRequest, task: Task, roster: Roster, row: ExchangeRow | None) -> ExchangeEnd:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from support.deployment import Deployment
+from support.deployment import Deployment, Ended, wait_until
 from typer.testing import CliRunner
 
 from fedcore.cli import app
 
 POISONED = Path(__file__).parents[1] / "apps" / "poisoned"
 CLIENTS = [f"client-{number}" for number in range(1, 7)]
+
+
+def reboot_in_a_round_of(federation: Deployment, settings: dict[str, Any]) -> Ended:
+    """A run in whose first groups the server and a client of theirs are killed, and come back one after the other."""
+    run = federation.submit(settings=settings, num_server_rounds=2)
+    run.wait_for("group")
+    federation.kill("server", "client-3")
+    wait_until("the ServerApp to end with its server", lambda: not federation.server_apps())
+    federation.start_server()
+    federation.start_clients("client-3")
+    return run.finish()
 
 
 def test_six_clients_in_two_groups(tmp_path: Path) -> None:
@@ -26,6 +38,10 @@ def test_six_clients_in_two_groups(tmp_path: Path) -> None:
         )
         kept = CliRunner().invoke(app, ["transcript", "verify", "--kit", str(federation.kit("client-2")), "--json"])
         log = federation.log("client-2")
+        rebooted = reboot_in_a_round_of(federation, settings)
+    assert rebooted.status == 0, rebooted.stderr
+    assert [(event["groups"], event["survivors"]) for event in rebooted.of("exchange-done")] == [(2, CLIENTS)] * 2
+    assert [event["attempt"] for event in rebooted.of("group") if event["attempt"] > 2] == []
     assert done.status == 0, done.stderr
     trained = done.of("exchange-done")
     assert [(event["groups"], event["survivors"]) for event in trained] == [(2, CLIENTS)] * 3

@@ -92,4 +92,6 @@ async def open_services(
 
 def lenient(folder: Path, **limits: object) -> ServerSettings:
     """Settings over `folder` that keep no room on the disk free, and wait for nobody where enough clients are there."""
-    return ServerSettings(data_dir=folder / "data", **{"reserve_bytes": 0, "grace_seconds": 0.0, **limits})  # type: ignore[arg-type]
+    return ServerSettings(
+        data_dir=folder / "data", **{"reserve_bytes": 0, "grace_seconds": 0.0, "retry_seconds": 0.0, **limits}
+    )  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from support.deployment import Deployment, fedcore
+from support.deployment import Deployment, fedcore, wait_until
 
 from fedcore.state import ModelState
 
@@ -23,20 +23,48 @@ def commands() -> str:
     return block
 
 
+def restore(made: Deployment, folder: Path) -> None:
+    """Put the backup back; the server does not run."""
+    data = made.federation.folder / "server" / "data"
+    shutil.rmtree(data)
+    data.mkdir(mode=0o700)
+    for name in ("server.sqlite3", "runs"):
+        (folder / "backup" / name).rename(data / name)
+
+
+def make_backup(made: Deployment, folder: Path) -> None:
+    """By the commands of the page."""
+    (folder / "fed").symlink_to(made.federation.folder)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-ec", commands()], cwd=folder, check=True, env={**os.environ, "PATH": path})
+
+
+def test_a_run_that_was_open_in_the_backup_goes_on(tmp_path: Path) -> None:
+    with Deployment.open(tmp_path, clients=3, allow_plain=True) as made:
+        made.start()
+        settings = {"min-clients": 3, "aggregation": "plain", "max-attempts": 2}
+        run = made.submit(settings=settings, gated=True, num_server_rounds=4)
+        run.wait_for("exchange")
+        make_backup(made, tmp_path)
+        run.go_on()
+        run.wait_for("exchange", server_round=3)
+        made.kill("server")
+        wait_until("the ServerApp to end with its server", lambda: not made.server_apps())
+        restore(made, tmp_path)
+        made.start_server()
+        done = run.finish()
+        assert done.status == 0, done.stderr
+        assert made.log("server").count("exchange-failed") == 1, "the one that the clients had gone beyond"
+
+
 def test_a_backup_that_was_made_meanwhile_is_restored(tmp_path: Path) -> None:
     with Deployment.open(tmp_path, clients=2) as made:
         made.start()
         first = made.submit(settings={"min-clients": 2}, num_server_rounds=1).finish()
         assert first.status == 0, first.stderr
-        (tmp_path / "fed").symlink_to(made.federation.folder)
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        subprocess.run(["sh", "-ec", commands()], cwd=tmp_path, check=True, env={**os.environ, "PATH": path})
+        make_backup(made, tmp_path)
         assert made.stop("server") == 0
-        data = made.federation.folder / "server" / "data"
-        shutil.rmtree(data)
-        data.mkdir(mode=0o700)
-        for name in ("server.sqlite3", "runs"):
-            (tmp_path / "backup" / name).rename(data / name)
+        restore(made, tmp_path)
         upgraded = fedcore("server", "upgrade", "--federation", made.federation.folder, mark=made.mark)
         assert upgraded.returncode == 0, upgraded.stderr
         made.start_server()

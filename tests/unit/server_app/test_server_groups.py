@@ -337,6 +337,45 @@ async def test_groups_whose_app_was_killed_go_on_and_a_further_attempt_has_a_num
     assert [event["exchange"] for event in events_of(ended, "group")] == [2, 3, 4]
 
 
+async def test_a_group_waits_for_its_members_to_find_a_server_that_was_started_again(
+    federation: FederationFolder, tmp_path: Path, model: ModelState
+) -> None:
+    """Nobody can stand in for them, and an attempt that nobody has heard of yet would end at once, and the next."""
+    async with site(federation, tmp_path) as first:
+        run, app = await first.begin(GROUPED)
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        members = list(first.members.values())
+        await draw(members)
+        groups = await enter(members)
+        app_sha256 = (await first.show(run)).app_sha256
+        await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "crashed")
+        await end(asked)
+    (tmp_path / "again").mkdir()
+    (tmp_path / "crashed").rename(tmp_path / "again" / "data")
+    async with site(federation, tmp_path / "again") as second:
+        await until(lambda: bool(second.apps) and second.apps[-1].start is not None)
+        app = second.apps[-1]
+        for member in members:
+            member.http = second.http
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        await until(lambda: len(second.application.queue.shown.open_of(run)) == 2)
+        second.clock.advance(31)  # longer than a client may be silent
+        while len(events_of(await second.show(run), "group-ended")) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for _ in range(50):  # as long as an attempt that nobody takes part in lasts, and more
+            shown = await second.show(run)
+        assert len(events_of(shown, "group")) == 2, "no attempt is begun that nobody can take part in"
+        await asyncio.gather(*(member.join(app_sha256) for member in members))
+        await enter(groups[1])
+        await enter(groups[2])
+        await asyncio.gather(*(member.secure() for member in members))
+        answer = await asked
+        assert isinstance(answer, Replies), answer
+        assert len(answer.replies) == 2
+        ended = await second.finish(run, app, model)
+    assert [event["attempt"] for event in events_of(ended, "group")] == [1, 1, 2, 2]
+
+
 async def test_what_cannot_be_is_refused_before_it_starts(here: Site) -> None:
     with pytest.raises(Failure, match="groups = 3 needs 9 clients, the federation has 6"):
         await here.submit({**GROUPED, "groups": 3})

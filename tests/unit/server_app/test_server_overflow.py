@@ -11,12 +11,13 @@ import pytest
 from support.members import Failure, Local, Member
 from support.serverside import Site, events_of
 
-from fedcore.attempts import MOST_REPEATS, Attempts, final_reason
+from fedcore.attempts import LONGEST_PAUSE, MOST_REPEATS, Attempts, final_reason
 from fedcore.codec import Encoding
 from fedcore.codec.encoding import FIRST_SCALE
 from fedcore.config import JobSettings
 from fedcore.errors import (
     CohortTooSmall,
+    DamagedAtRest,
     NothingContributed,
     RepliesDiffer,
     RoundFailed,
@@ -162,6 +163,30 @@ class TestDecision:
             assert (attempts.same, attempts.whole) == ((1, 2, 4), True)
         assert not attempts.go_on(self.TOO_LARGE, ALL, [1, 2, 4], free=False)
         assert "after 4 repeats with wider scales they still do" in final_reason(self.TOO_LARGE, JobSettings())
+
+    def test_what_fails_at_once_waits_longer_each_time_and_nothing_else_waits(self) -> None:
+        attempts = self.attempts(max_attempts=20)
+        assert attempts.pause(2.0, 0.5) == 0.0, "the first one"
+        attempts.go_on(self.TOO_LARGE, ALL, ALL, free=False, seconds=0.1)
+        assert attempts.pause(2.0, 0.5) == 0.0, "a repeat"
+        lost = CohortTooSmall("advertise", 0, 4)
+        attempts.go_on(lost, ALL, (), free=True, seconds=0.1)
+        assert attempts.pause(2.0, 0.5) == 0.0, "whoever was to blame is asked no more"
+        pauses = []
+        for _ in range(8):
+            attempts.go_on(lost, ALL, (), free=False, seconds=0.5)
+            pauses.append(attempts.pause(2.0, 0.5))
+            assert attempts.pause(2.0, 0.0) < pauses[-1] < attempts.pause(2.0, 1.0), "they do not fall together"
+        assert pauses == [1.5, 3.5, 7.5, 15.5, 31.5, LONGEST_PAUSE - 0.5, LONGEST_PAUSE - 0.5, LONGEST_PAUSE - 0.5]
+        attempts.go_on(lost, ALL, (), free=False, seconds=400.0)
+        assert attempts.pause(2.0, 1.0) == 0.0, "one that took long was time enough"
+
+    def test_what_the_disk_damaged_is_made_again_a_few_times_by_the_same_clients(self) -> None:
+        attempts = self.attempts(max_attempts=1)
+        for survivors, same in (((), None), ((1, 3), (1, 3)), ((), None), ((), None)):
+            assert attempts.go_on(DamagedAtRest("a sum"), ALL, survivors, free=False)
+            assert attempts.same == same
+        assert not attempts.go_on(DamagedAtRest("a sum"), ALL, (), free=False)
 
     def test_a_repeat_and_failures_of_other_kinds(self) -> None:
         attempts = self.attempts(max_attempts=3)
