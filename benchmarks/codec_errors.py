@@ -10,6 +10,9 @@ examples: the largest difference between the secure and the plain model, element
 carried along the run (benchmarks/codec_runs.py says how). Repeats are exchanges that were asked for again since an
 update was too large.
 
+neighbour_over_roundoff: a small tensor beside one that changes 10^15 times as much, in a run's third exchange: its
+error over the roundoff of float32 in its update, both as L2 norms.
+
 outlier_over_update: 20 exchanges, in one of which one element of one client changes by 1e5: the largest error of any
 other element in any of them, over the size of a typical update.
 """
@@ -42,7 +45,8 @@ from fedcore.codec import (
     decode,
     encode,
 )
-from fedcore.errors import UpdateTooLarge
+from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
+from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.state import ModelState
 from tests.support.error_bound import error_bound
 
@@ -54,6 +58,7 @@ STEP = 0.01
 SPARSITY = 0.999
 MOST_ROUNDS = 16
 OUTLIER, OUTLIER_ROUND = 1e5, 6
+APART = 1e15
 OUTLIER_AIM = 1 / 8
 """1/32 of a client's largest element, which is about four times as large as a typical one."""
 
@@ -144,6 +149,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         figures=(
             Figure(name="error_over_bound", value=max(found.ratio for found in errors), aim=1.0),
             Figure(name="run_over_bound", value=worst, aim=1.0),
+            Figure(name="neighbour_over_roundoff", value=max(map(neighbour_error, WIDTHS)), aim=1.0),
             Figure(name="outlier_over_update", value=max(map(outlier_error, WIDTHS)) / STEP, aim=OUTLIER_AIM),
         ),
         tables=(Table(title="Secure against plain, where the ratio is largest", header=header, rows=tuple(rows)),),
@@ -170,7 +176,13 @@ def _largest_error(cohort: _Cohort, bits: int) -> Found:
     """The error of a round with fields of `bits`, whose scales follow from the rounds before it."""
     clients = len(cohort.locals)
     encoding, rounds = _settled(cohort, CodecSettings(field_bits=bits, w_max=W_MAX))
-    decoded = cohort.round(encoding)
+    try:
+        decoded = cohort.round(encoding)
+    except RoundingTooCoarse:  # it is asked for again in wider fields
+        encoding = dataclasses.replace(
+            encoding, field_bits=WIDE_BITS if encoding.field_bits < WIDE_BITS else FIRST_BITS
+        )
+        decoded = cohort.round(encoding)
     assert decoded.state is not None
     bound = error_bound(
         encoding, survivors=clients, examples=decoded.examples, statistics=decoded.statistics, base=cohort.base
@@ -184,6 +196,32 @@ def _largest_error(cohort: _Cohort, bits: int) -> Found:
         error=float(error),
         bound=bound["weight"],
     )
+
+
+def neighbour_error(bits: int) -> float:
+    """The error of the smaller of two small tensors, over the roundoff of float32."""
+    rng, sizes = np.random.default_rng(2), {"variance": APART * STEP, "weight": STEP}
+    base = ModelState.from_arrays({name: np.zeros(64, np.float32) for name in sizes})
+    track = ScaleTrack()
+    for _ in range(3):
+        locals_ = [
+            ModelState.from_arrays({name: rng.normal(0, size, 64).astype(np.float32) for name, size in sizes.items()})
+            for _ in range(4)
+        ]
+        cohort, decoded = _Cohort(base=base, locals=locals_, examples=(10, 20, 30, 40)), None
+        while decoded is None:
+            encoding = track.encoding(
+                CodecSettings(field_bits=bits, w_max=W_MAX), base.layout, 4, metrics=None, failures=0
+            )
+            try:
+                decoded = cohort.round(encoding)
+            except UpdateTooLarge as error:
+                track.learn_overflow(encoding, error.statistics)
+        track.learn(decoded.statistics)
+    assert decoded is not None
+    assert decoded.state is not None
+    exact = cohort.exact()
+    return float(np.linalg.norm(decoded.state["weight"] - exact) / np.linalg.norm(exact)) / 2.0**-24
 
 
 def outlier_error(bits: int) -> float:
@@ -203,6 +241,8 @@ def outlier_error(bits: int) -> float:
                 decoded = cohort.round(encoding)
             except UpdateTooLarge as error:
                 track.learn_overflow(encoding, error.statistics)
+            except RoundingTooCoarse as error:
+                track.learn_coarse(encoding, error.statistics)
         track.learn(decoded.statistics)
         assert decoded.state is not None
         errors = np.abs(decoded.state["weight"].astype(np.float64) - cohort.exact())
@@ -225,6 +265,8 @@ def _settled(cohort: _Cohort, settings: CodecSettings) -> tuple[Encoding, int]:
         except UpdateTooLarge as error:
             track.learn_overflow(encoding, error.statistics)
             continue
+        except RoundingTooCoarse as error:
+            statistics = error.statistics
         track.learn(statistics)
         settled = all(statistics.measured)
     encoding = track.encoding(settings, layout, clients, metrics=None, failures=0)

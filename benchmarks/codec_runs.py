@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from fedcore.codec import Encoding, decode, encode
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
-from fedcore.errors import UpdateTooLarge
+from fedcore.errors import RoundingTooCoarse, UpdateTooLarge
 from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.grid import ExchangeBackend, ExchangeGrid
@@ -239,6 +239,9 @@ class _Secure(_Grid):
             except UpdateTooLarge as error:
                 self.repeats += 1
                 self._plan.learn_overflow("train", encoding, error.statistics)
+            except RoundingTooCoarse as error:
+                self.repeats += 1
+                self._plan.learn_coarse("train", encoding, error.statistics)
         raise AssertionError("the scales do not become large enough")
 
     def _mean(
