@@ -23,7 +23,7 @@ from client_app.output import clean
 from client_app.owner.now import Doing, NowFile
 from client_app.patience import ONCE
 from client_app.roster import agree, catch_up, learn
-from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, read_task
+from client_app.task_reading import MAX_TASK_BYTES, TooManyTensors, UnreadableTask, read_task
 from client_app.transport import LONG_POLL_SECONDS
 from client_app.withdrawal import withdrawal_for
 from client_app.work import do_work
@@ -39,8 +39,8 @@ from fedcore.errors import (
 )
 from fedcore.federation.identity import next_identity
 from fedcore.federation.roster import REVOKED, ROSTER_CHECKS
+from fedcore.forms import OTHER_VERSION, our_version, refusal, understands
 from fedcore.system.concurrency import end, guarded
-from fedcore.system.version import fedcore_version
 from fedcore.wire import (
     OFFERS_HEADER,
     WORK_HEADER,
@@ -152,6 +152,8 @@ class Agent:
         """Say who we are and which app is installed; returns the seconds between two signs of life."""
         joined = await self._introduce()
         kit = self.client.kit
+        if not understands(joined.version):
+            raise ProtocolViolation(OTHER_VERSION, refusal(server=joined.version, client=our_version()))
         if joined.federation != kit.federation:
             raise ProtocolViolation(
                 "federation-mismatch", f"the server serves {joined.federation!r}, this kit is of {kit.federation!r}"
@@ -168,13 +170,17 @@ class Agent:
         client = self.client
         hello = JoinIn(
             app_sha256=client.app_sha256,
-            version=fedcore_version(),
+            version=our_version(),
             eligible=client.eligibility.holds,
             reports_failures=client.kit.policy.report_failures,
             work=client.held.told(),
         )
         try:
             return await client.transport.ask("POST", "/v1/join", hello, JoinOut, retry=ONCE)
+        except Refused as refused:
+            if refused.kind != ProblemKind.MALFORMED:
+                raise
+            raise ProtocolViolation(OTHER_VERSION, refusal(server="", client=our_version())) from refused
         except Unauthorized:
             if next_identity(client.kit.folder) is None:
                 raise
@@ -206,6 +212,9 @@ class Agent:
                     task = await self._next_task()
                 except TooManyTensors as unread:
                     await self._take(unread.task, unread)
+                    continue
+                except UnreadableTask as unread:
+                    await self._decline(unread)
                     continue
                 except Approved:
                     if await self._take_up_app():
@@ -296,6 +305,14 @@ class Agent:
                 up, down = traffic.up - before.up, traffic.down - before.down
                 self.client.ledger.leave(*exchange_id, up=up, down=down)
             self._note_idle()
+
+    async def _decline(self, unread: UnreadableTask) -> None:
+        """Say that a task is not understood, which would otherwise look like a client that does not begin."""
+        self._seen = unread.exchange_id
+        show_end(self.client.output, unread)
+        if (withdrawal := withdrawal_for(unread)) is not None:
+            await self._withdraw(unread.exchange_id, withdrawal)
+        await asyncio.sleep(self.pauses.refusal)
 
     async def _begin_work(self, task: Task) -> None:
         """Train for a later sum while this agent goes on; what it trained for before is wanted no more."""

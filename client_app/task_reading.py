@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pydantic
 from pydantic_core import from_json
 
+from client_app.ledger import ExchangeId
+from client_app.output import clean
 from fedcore.admission.tasks import TOO_MANY_TENSORS
 from fedcore.errors import ProtocolViolation
-from fedcore.wire import Task
+from fedcore.forms import our_version
+from fedcore.wire import Name, Task
+
+UNREADABLE_TASK: Final = "unreadable-task"
+"""The check under which the server is told that a task was not understood."""
 
 MAX_TASK_BYTES: Final = 8 << 20
 """Largest task: 40,000 tensors with long names."""
@@ -26,13 +33,40 @@ class TooManyTensors(ProtocolViolation):
         self.task = task
 
 
+class UnreadableTask(ProtocolViolation):
+    """A task that this version of fedcore does not understand; `exchange_id` is what can be read of it."""
+
+    def __init__(self, exchange_id: ExchangeId, places: str) -> None:
+        super().__init__(
+            UNREADABLE_TASK,
+            f"the task of exchange {exchange_id[1]} ({places}) is in a form that fedcore {our_version()} does not "
+            "understand; the server may be of another version",
+        )
+        self.exchange_id = exchange_id
+
+
 def read_task(body: bytes, *, max_tensors: int) -> Task:
-    """The task in a JSON text; raises TooManyTensors, or ValueError for what is no task."""
+    """The task in a JSON text; raises TooManyTensors, UnreadableTask, or ValueError for what names no exchange."""
     if len(body) > _SMALL_BYTES:
         document = from_json(body)
         if (count := _tensors(document)) > max_tensors:
             raise TooManyTensors(Task.model_validate({**document, "encoding": None}), count, max_tensors)
-    return Task.model_validate_json(body)
+    try:
+        return Task.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        try:
+            named = _Named.model_validate_json(body)
+        except pydantic.ValidationError:
+            raise error from None
+        places = ", ".join(sorted({clean(str(item["loc"][0])) for item in error.errors() if item["loc"]}))
+        raise UnreadableTask((named.run, named.exchange), places) from None
+
+
+class _Named(pydantic.BaseModel):
+    """What every version of a task says: of which exchange it is."""
+
+    run: Name
+    exchange: int = pydantic.Field(ge=1)
 
 
 def _tensors(document: Any) -> int:

@@ -190,8 +190,11 @@ class Transport:
     async def ask(
         self, method: str, path: str, message: Message, answer: type[Answer], *, retry: Retry | None = None
     ) -> Answer:
-        """PUT or POST a control message and return the answer."""
-        body = await self._exchange(method, path, message.model_dump_json().encode(), retry)
+        """PUT or POST a control message and return the answer.
+
+        What the message has nothing to say of is left out, since a server of before may not know of it.
+        """
+        body = await self._exchange(method, path, message.model_dump_json(exclude_none=True).encode(), retry)
         parsed = await _parse(answer, path, body)
         if parsed is None:
             raise ProtocolViolation("malformed", f"the server answered {method} {_public(path)} with nothing")

@@ -11,6 +11,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import (
     DamagedAtRest,
     NothingContributed,
+    OtherForms,
     RepliesDiffer,
     RoundFailed,
     RoundingTooCoarse,
@@ -76,8 +77,9 @@ class Attempts:
         An update that is too large ends no attempt but repeats it, with scales that are wide enough and the same
         clients: they refuse a sum of others. So does a sum that is too coarse, with wider fields. Where too many
         failed, the whole cohort has to survive, if that leaves room for so many. What was damaged on the server's disk
-        is made again, which does not count; by the same clients where it was known whose updates were in the sum. After
-        any other failure anybody may be asked again.
+        is made again, which does not count; by the same clients where it was known whose updates were in the sum. One
+        that another version had begun is asked for again, which does not count either: a server that goes on with it is
+        of that version. After any other failure anybody may be asked again.
         """
         self._lasted = math.inf
         if isinstance(error, UpdateTooLarge | RoundingTooCoarse):
@@ -89,6 +91,9 @@ class Attempts:
             self._damaged += 1
             self.same = tuple(sorted(survivors)) or None
             return self._damaged <= MOST_REPEATS
+        if isinstance(error, OtherForms):  # its own name says why; whoever is there is asked anew
+            self.same = None
+            return True
         if not free:
             self._left -= 1
             self._failed += 1

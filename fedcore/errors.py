@@ -26,6 +26,7 @@
     │   ├── UpdateTooLarge       some updates exceed the scales, so that the sum stays closed
     │   ├── RoundingTooCoarse    too much of a tensor's update is rounding
     │   ├── DamagedAtRest        what the server kept of it was changed on its disk
+    │   ├── OtherForms           another version of fedcore had begun it
     │   └── UnmaskFailed
     ├── RunFailed                the run as a whole ended without a model
     ├── BudgetSpent              the run has to stop: one more exchange would exceed its privacy budget
@@ -255,6 +256,16 @@ class DamagedAtRest(RoundFailed):
         super().__init__(
             f"{what} was changed on the server's disk since it was written, or is gone; no client is at fault. Look "
             "after the disk (docs/operating.md, Database and object store)"
+        )
+
+
+class OtherForms(RoundFailed):
+    """The server was upgraded in the middle of a round, and what was sent until then is in another form."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another version of fedcore had begun the exchange, and what its clients sent is in another form; it is "
+            "asked for again"
         )
 
 

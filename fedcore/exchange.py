@@ -189,6 +189,28 @@ def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_h
     `model_hash` is the SHA-256 of the model file that this party holds itself, `roster_hash` that of its own roster.
     """
     encoding = encoding_of(task)
+    return parameters_of(
+        task,
+        Signed(words=encoding.words, encoding=encoding.canonical(), task_hash=task.digest()),
+        federation=federation,
+        roster_hash=roster_hash,
+        model_hash=model_hash,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """What ctx takes from a task's text and its encoding, as whoever signed it had them."""
+
+    words: int
+    encoding: bytes
+    task_hash: bytes
+
+
+def parameters_of(
+    task: Task, signed: Signed, *, federation: str, roster_hash: bytes, model_hash: bytes | None
+) -> RoundParameters:
+    """The parameters of an exchange whose task another version of fedcore may have announced."""
     if task.protection is None:
         raise ConfigurationError("a secure exchange names its graph, threshold and key agreement")
     protection = task.protection
@@ -204,11 +226,11 @@ def round_parameters(task: Task, *, federation: str, roster_hash: bytes, model_h
         threshold=protection.threshold,
         corrupt=protection.corrupt,
         agreement=Agreement(protection.agreement),
-        words=encoding.words,
-        encoding=encoding.canonical(),
+        words=signed.words,
+        encoding=signed.encoding,
         roster_hash=roster_hash,
         model_hash=model_hash or NO_MODEL,
-        task_hash=task.digest(),
+        task_hash=signed.task_hash,
     )
 
 

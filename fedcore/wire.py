@@ -14,7 +14,7 @@ import binascii
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -114,6 +114,7 @@ class ProblemKind(StrEnum):
     STORAGE_FULL = "storage-full"
     STORAGE_UNAVAILABLE = "storage-unavailable"
     NOT_LEADING = "not-leading"
+    OTHER_VERSION = "other-version"
     ROUND_FAILED = "round-failed"
     PROTOCOL_VIOLATION = "protocol-violation"
     APP_NOT_APPROVED = "app-not-approved"
@@ -296,6 +297,9 @@ def _encoding_or_none(value: object, validate: ValidatorFunctionWrapHandler) -> 
     return encoding
 
 
+TASK_TAG: Final = "fedcore/task/v2"
+
+
 class Task(Message):
     """One exchange that a client is asked to take part in: one `send_and_receive` of the ServerApp.
 
@@ -401,8 +405,26 @@ class Task(Message):
 
     def digest(self) -> bytes:
         """SHA-256 over `content`, 32 bytes."""
-        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(b"fedcore/task/v2\x00" + text.encode("ascii")).digest()
+        return task_digest(self.content())
+
+
+class KeptTask(Task):
+    """A task that was kept, by whatever version of fedcore: what this one does not know of it is not read.
+
+    Never serialised: what counts of it is the JSON that was kept.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def task_digest(content: Mapping[str, Any]) -> bytes:
+    """SHA-256 over the content of a task as it was announced, 32 bytes; content: JSON, of whatever version of fedcore.
+
+    The text that is hashed is made of the JSON alone, and JSON that was kept gives the same text again: keys are
+    sorted, and Python writes of a number no more than it takes to read the same one.
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(f"{TASK_TAG}\x00{text}".encode("ascii")).digest()
 
 
 # --- uploads and leaving ----------------------------------------------------------------------------------------

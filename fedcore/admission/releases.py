@@ -26,14 +26,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Set
-from dataclasses import replace
 from typing import Final
 
+from fedcore.admission.bounds import scales_and_bounds
 from fedcore.admission.owner import History, Released, ids_from_text, ids_to_text
 from fedcore.attempts import MOST_REPEATS
-from fedcore.codec import AnyEncoding, Encoding
-from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
-from fedcore.config import NARROW_BITS
+from fedcore.codec import AnyEncoding
 from fedcore.errors import ProtocolViolation
 from fedcore.federation import Policy
 from fedcore.transcript import Chain
@@ -81,7 +79,7 @@ def agree(
 
     chain: the transcript that the task goes on from. here: who takes part, as their keys that were signed show.
     """
-    scales, bounds = _scales_and_bounds(encoding)
+    scales, bounds = scales_and_bounds(encoding)
     asked = Released(
         run=task.run,
         exchange=task.exchange,
@@ -89,12 +87,12 @@ def agree(
         model=_name_of(task.updates_of(survivors)) if task.buffer is not None else task.asked_of,
         survivors=ids_to_text(survivors),
         scales=scales,
-        bounds=bounds,
+        bounds=bounds[0],
     )
     if not policy.allow_differencing:
         earlier = ledger.released(asked.purpose, asked.model)
         if not task.queries:  # numbers are not rounded to scales
-            _check_scales(earlier, asked)
+            _check_scales(earlier, asked, bounds)
         if task.trains:
             _check_once(task, survivors, chain)
         # No other model can be asked of, so what nobody has ever summed must not stand in a query's way for good.
@@ -156,11 +154,14 @@ def _check_groups(
         )
 
 
-def _check_scales(earlier: Iterable[Released], asked: Released) -> None:
-    """Refuse to round or bound a sum of the same survivors in another way, and scales without an end."""
+def _check_scales(earlier: Iterable[Released], asked: Released, bounds: Collection[str]) -> None:
+    """Refuse to round or bound a sum of the same survivors in another way, and scales without an end.
+
+    bounds: all names of those that are asked for.
+    """
     alike = [one for one in earlier if one.survivors == asked.survivors]
     for one in alike:
-        if one.bounds != asked.bounds:
+        if one.bounds not in bounds:
             raise ProtocolViolation(
                 DIFFERENCING,
                 f"the sum differs from that of exchange {one.exchange} of run {one.run[:32]!r}, of the same model and "
@@ -172,20 +173,3 @@ def _check_scales(earlier: Iterable[Released], asked: Released) -> None:
             f"sums of the same model and clients were asked for at {MOST_SCALES} sets of scales already; at many they "
             "would tell magnitudes. Start from another model",
         )
-
-
-def _scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], str]:
-    """The scales where they may change, and a hash of all else that decides how a sum is rounded and bounded.
-
-    The names of the metrics, and when the sum opens, are no part of that: where it stayed closed, the same clients may
-    be asked again with room for those that failed. Nor are the width of the fields and the size of the cohort.
-    """
-    if not isinstance(encoding, Encoding):
-        return (), encoding.canonical().hex()
-    if encoding.settings.clipping == "warn":
-        return (), replace(encoding, metrics=None, failures=0, field_bits=FIRST_BITS).canonical().hex()
-    # With field-bits = "auto" those of the settings too follow from the size of the cohort.
-    bits = NARROW_BITS if encoding.settings.compresses else WIDE_BITS
-    settings, scales = replace(encoding.settings, field_bits=bits), (1.0,) * len(encoding.scales)
-    alike = replace(encoding, metrics=None, failures=0, settings=settings, n_max=1, field_bits=bits, scales=scales)
-    return encoding.scales, alike.canonical().hex()

@@ -128,6 +128,9 @@ _MIN_METRIC_FRACTION = 8
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/encoding/v6"
 
+ENCODING_TAG = _DOMAIN.decode()
+"""Raised with whatever changes words or their meaning."""
+
 _SEED = re.compile(r"([0-9a-f]{64})?")
 
 _Rows = list[tuple[str, str, tuple[StrictInt, ...]]]

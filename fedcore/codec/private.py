@@ -37,6 +37,8 @@ LANE_BITS: Literal[32] = 32
 _LANES = 64 // LANE_BITS
 _MAX_CLIENTS = 1 << 28
 _DOMAIN = b"fedcore/codec/private-encoding/v3"
+PRIVATE_ENCODING_TAG = _DOMAIN.decode()
+"""Likewise, of a noised sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

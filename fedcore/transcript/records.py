@@ -8,16 +8,18 @@ unfinished: no client was shown a quorum of signatures. Which of the two is part
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
 import pydantic
 
 from fedcore.errors import ConfigurationError, ProtocolViolation
-from fedcore.exchange import round_parameters
+from fedcore.exchange import Signed, encoding_of, parameters_of
 from fedcore.secagg import Outcome, verifies
 from fedcore.secagg.domain import pack
-from fedcore.wire import ClientId, Message, Name, Sha256, Signature64, Task
+from fedcore.transcript.before import signed_parts
+from fedcore.wire import Bytes, ClientId, KeptTask, Message, Name, Sha256, Signature64, Task, task_digest
 
 TRANSCRIPT_FORK: Final = "transcript-fork"
 TRANSCRIPT_GAP: Final = "transcript-gap"
@@ -36,6 +38,8 @@ class ExchangeRecord(Message):
 
     task: as it was digested, so with model, app, run config, settings, cohort, encoding and the record before.
     roster_sha256: of the roster that it was bound to. advertised: L1. sharers, survivors: U2 and U3, ascending.
+    words, encoding: of the vector, and the codec's canonical parameters, as they are in ctx, since the codec of another
+    version makes others of the same task; None in records of before, for which `before` knows them.
     """
 
     federation: Name
@@ -44,10 +48,13 @@ class ExchangeRecord(Message):
     advertised: Sha256
     sharers: list[ClientId]
     survivors: list[ClientId]
+    words: int | None = None
+    encoding: Bytes | None = None
 
     @classmethod
     def of(cls, task: Task, *, federation: str, roster_hash: bytes, outcome: Outcome) -> Self:
         """The record of an exchange, as one party saw it."""
+        encoding = encoding_of(task)
         return cls(
             federation=federation,
             roster_sha256=roster_hash.hex(),
@@ -55,23 +62,23 @@ class ExchangeRecord(Message):
             advertised=outcome.cohort.hex(),
             sharers=list(outcome.sharers),
             survivors=list(outcome.survivors),
+            words=encoding.words,
+            encoding=encoding.canonical(),
         )
 
-    def announced(self) -> Task:
+    def announced(self) -> KeptTask:
         """The task; ProtocolViolation("transcript-forged") where it is none."""
         try:
-            task = Task.model_validate({**self.task, "attempt": 1, "seconds": 1.0})
+            return KeptTask.model_validate({**self.task, "attempt": 1, "seconds": 1.0})
         except pydantic.ValidationError:
-            raise _forged("a record holds what is no task of this version of fedcore") from None
-        if task.content() != self.task:
-            raise _forged("a record holds a task in another form than it was announced in")
-        return task
+            raise _forged("a record holds what is no task") from None
 
     def outcome(self, task: Task) -> Outcome:
         """What R3 signs of this exchange, with ctx made anew from the record's parts; `task` is `announced()`."""
         try:
-            parameters = round_parameters(
+            parameters = parameters_of(
                 task,
+                self._signed(),
                 federation=self.federation,
                 roster_hash=bytes.fromhex(self.roster_sha256),
                 model_hash=bytes.fromhex(task.model.sha256) if task.model else None,
@@ -84,6 +91,19 @@ class ExchangeRecord(Message):
             sharers=tuple(self.sharers),
             survivors=tuple(self.survivors),
         )
+
+    def _signed(self) -> Signed:
+        """What was signed of the task and its encoding; ProtocolViolation("transcript-forged") where it is neither.
+
+        Nothing is made anew of what this version understands of them: only the bytes that were signed are hashed.
+        """
+        words, encoding = self.words, self.encoding
+        if words is None or encoding is None:
+            try:
+                words, encoding = signed_parts(self.task["encoding"])
+            except (KeyError, TypeError, ValueError, AttributeError, struct.error):
+                raise _forged("a record says nothing of the vector that was summed") from None
+        return Signed(words=words, encoding=encoding, task_hash=task_digest(self.task))
 
 
 class SignedRecord(Message):

@@ -20,11 +20,13 @@ from fedcore.errors import (
     DamagedAtRest,
     EnvironmentFailure,
     FedcoreError,
+    OtherForms,
     PeerError,
     RoundFailed,
     UsageError,
 )
 from fedcore.events import NOT_NEEDED
+from fedcore.forms import our_forms
 from fedcore.system.concurrency import in_thread
 from fedcore.system.heap import trim
 from fedcore.wire import ManifestIn, WithdrawIn
@@ -45,6 +47,8 @@ log = logging.getLogger("fedcore.server")
 T = TypeVar("T")
 
 _TICK_SECONDS: Final = 0.5
+_FORMS: Final = "forms"
+"""In a row's `extra`: in which forms of messages the exchange goes on."""
 
 
 class Exchange(Intake):
@@ -167,7 +171,7 @@ class Exchange(Intake):
                 cohort=task.cohort,
                 step=self.context.step,
                 task=task.model_dump(mode="json", exclude={"places"}),  # they are those of the draw, which has a row
-                extra=self.context.extra,
+                extra={**(self.context.extra or {}), _FORMS: our_forms()},
                 opened_at=self.services.wall(),
             ),
             f"exchange {task.exchange}",
@@ -355,6 +359,8 @@ class Exchange(Intake):
         damage = damaged_message(history.receipts, self.services.names)
         try:
             self.begin(self.stages.current)
+            if (row.extra or {}).get(_FORMS) != our_forms():
+                raise OtherForms
             for closing in history.closings:
                 self._close_again(Closing.from_json(closing.gone), history.receipts)
             if self.stages.current != row.stage:
@@ -365,6 +371,9 @@ class Exchange(Intake):
             for receipt in sent:
                 self._count(receipt)
             self._let_go_again(history.receipts)
+        except OtherForms as error:  # what was kept is not even looked at
+            self.spoil(error)
+            damage = None
         except DamagedAtRest as error:
             damage = error
         except (RoundFailed, PeerError, UsageError, ConfigurationError, ValueError) as error:

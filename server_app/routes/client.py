@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from fedcore.forms import our_version, refusal, understands
 from fedcore.parts import PART_BYTES
 from fedcore.secagg_wire import (
     AdvertisementIn,
@@ -20,7 +22,6 @@ from fedcore.secagg_wire import (
     SurvivorsOut,
     UnmaskIn,
 )
-from fedcore.system.version import fedcore_version
 from fedcore.transcript import TranscriptOut
 from fedcore.wire import (
     OFFERS_HEADER,
@@ -69,6 +70,8 @@ from server_app.storage.blobs import Body
 K = ProblemKind
 PIECE_BYTES: Final = 1 << 20
 SHA256_OR_NONE: Final = r"^([0-9a-f]{64})?$"
+log = logging.getLogger("fedcore.server")
+
 router = APIRouter(
     prefix="/v1",
     route_class=ForClients,
@@ -108,8 +111,16 @@ _NO_TASK: dict[int | str, dict[str, Any]] = {
 
 @router.post("/join")
 async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
-    """A client says that it is there and which app its owner installed."""
+    """A client says that it is there and which app its owner installed.
+
+    One of a version that would not understand what it is asked is told so, and is not there.
+    """
     await services.store.remember_client(client.client_id, body.app_sha256, body.version)
+    if not understands(body.version):
+        detail = refusal(server=our_version(), client=body.version)
+        if services.presence.refuse(client.client_id):
+            log.warning("%s cannot take part: %s", services.names[client.client_id], detail)
+        raise Rejection(ProblemKind.OTHER_VERSION, detail)
     services.presence.join(
         client.client_id, body.app_sha256, eligible=body.eligible, reports_failures=body.reports_failures
     )
@@ -119,7 +130,7 @@ async def join(body: JoinIn, services: AnyServices, client: Client) -> JoinOut:
     return JoinOut(
         federation=services.roster.federation,
         name=services.names[client.client_id],
-        version=fedcore_version(),
+        version=our_version(),
         heartbeat_seconds=services.settings.heartbeat_seconds,
         roster=services.roster.current.version,
         roster_sha256=services.roster.sha256.hex(),

@@ -20,7 +20,7 @@ from fedcore.exchange import make_draw
 from fedcore.groups import Part, groups_of, is_draw, too_few_groups
 from fedcore.needs import cut_for
 from fedcore.plain_exchange import mean_metrics
-from fedcore.wire import Task
+from fedcore.wire import KeptTask, Task
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.ending import ExchangeEnd
@@ -99,7 +99,7 @@ class GroupedExchanges:
             cohort = await run.clients.cohort(asked.request.nodes, attempt, message_type=kind)
             task = self._task(asked, cohort, attempt, await self._sums.head())
         else:
-            task = Task.model_validate(row.task)
+            task = KeptTask.model_validate(row.task)
         run.note_start(task, model=task.model_sha256)
         if row is not None and row.result is not None:
             return task, ExchangeEnd.from_json(row.result)
@@ -190,12 +190,12 @@ class GroupedExchanges:
 
 
 def _is_draw(row: ExchangeRow) -> bool:
-    return is_draw(Task.model_validate(row.task))
+    return is_draw(KeptTask.model_validate(row.task))
 
 
 def _number(row: ExchangeRow) -> int:
     """The number of the group that an exchange was for; 0 for a draw."""
-    group = Task.model_validate(row.task).group
+    group = KeptTask.model_validate(row.task).group
     return group.number if group is not None else 0
 
 

@@ -10,7 +10,7 @@ from fedcore.attempts import Attempts
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeFailed
 from fedcore.plain_exchange import Question, plain_task
-from fedcore.wire import Task
+from fedcore.wire import KeptTask, Task
 from server_app.exchanges.context import ExchangeContext, ExchangeResult
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.plain import PlainExchange
@@ -66,7 +66,7 @@ class PlainExchanges:
             with services.roster.held() as roster:
                 task = self._task(request, cohort, attempt, roster.version)
                 return task, await self._lead(request, task, None)
-        task = Task.model_validate(row.task)
+        task = KeptTask.model_validate(row.task)
         if row.result is not None:
             return task, ExchangeEnd.from_json(row.result)
         with services.roster.held(task.roster):

@@ -104,6 +104,12 @@ class Presence:
         """The client says that it stops: it is gone, whatever it still sends, until it joins again."""
         self._stopped.add(client)
 
+    def refuse(self, client: int) -> bool:
+        """The client cannot take part as it is, and counts as gone until it joins otherwise; whether that is news."""
+        is_news = client not in self._stopped
+        self.stop(client)
+        return is_news
+
     def touch(self, client: int) -> None:
         """A signed request of `client` arrived, or more of one."""
         self._seen[client] = self.clock()

@@ -12,7 +12,7 @@ from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
 from fedcore.privacy import PrivacyBudget
 from fedcore.secagg import Fault
-from fedcore.wire import Task
+from fedcore.wire import KeptTask, Task
 from server_app.exchanges.ending import ExchangeEnd, KeptSum
 from server_app.exchanges.secure import UNMASK
 from server_app.storage.tables import ExchangeRow
@@ -49,7 +49,7 @@ class RunState:
         """Exchanges of earlier steps; one that never came to its end has cost what it may have told."""
         for row in rows:
             self.count = max(self.count, row.exchange)
-            task = Task.model_validate(row.task)
+            task = KeptTask.model_validate(row.task)
             if row.result is not None:
                 self.take(task, ExchangeEnd.from_json(row.result))
             elif row.stage == UNMASK:

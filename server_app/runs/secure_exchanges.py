@@ -15,7 +15,7 @@ from fedcore.federation import Roster
 from fedcore.groups import Part
 from fedcore.quorum import failures_for
 from fedcore.state import Layout
-from fedcore.wire import Buffer, ModelRef, Task, is_training
+from fedcore.wire import Buffer, KeptTask, ModelRef, Task, is_training
 from server_app.exchanges.context import ExchangeContext
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.secure import SecureExchange
@@ -156,7 +156,7 @@ class SecureExchanges:
                 buffer = chosen.buffer if chosen else None
                 task = self._task(asked, roster, cohort, attempt, previous, whole, part, buffer)
                 return task, await self._lead(asked, task, roster, None)
-        task = Task.model_validate(row.task)
+        task = KeptTask.model_validate(row.task)
         if part is not None:
             task = task.model_copy(update={"places": list(part.places)})
         if row.result is not None:

@@ -22,6 +22,7 @@ from fedcore.codec import encode, encode_nothing
 from fedcore.errors import ProtocolViolation
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
+from fedcore.forms import our_version
 from fedcore.groups import is_draw, make_place
 from fedcore.http_signing import sign_headers
 from fedcore.parts import PART_BYTES, update_digest
@@ -147,7 +148,7 @@ class Member:
         return f"/v1/runs/{self.task.run}/exchanges/{self.task.exchange}/{step}"
 
     async def join(self, app_sha256: str) -> None:
-        await self.ask("POST", "/v1/join", JoinIn(app_sha256=app_sha256, version="test"))
+        await self.ask("POST", "/v1/join", JoinIn(app_sha256=app_sha256, version=our_version()))
 
     # --- an exchange ----------------------------------------------------------------------------
 

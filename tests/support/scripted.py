@@ -44,6 +44,7 @@ from fedcore.config import JobSettings
 from fedcore.errors import Unauthorized, WrongClock
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit, FederationFolder, Policy, Roster, provision
+from fedcore.forms import our_version
 from fedcore.http_signing import NonceCache, verify_headers
 from fedcore.parts import update_digest
 from fedcore.secagg import (
@@ -415,7 +416,7 @@ class Scripted:
                 answer = JoinOut(
                     federation="testing",
                     name="client-1",
-                    version="0",
+                    version=our_version(),
                     heartbeat_seconds=self.heartbeat_seconds,
                     roster=self.kits[1].roster.version,
                     roster_sha256=self.kits[1].roster.hash().hex(),

@@ -16,6 +16,7 @@ from fedcore.codec import Decoded, Encoding, PrivateEncoding, decode
 from fedcore.errors import ConfigurationError, FedcoreError, PeerError, Refused, RoundFailed
 from fedcore.exchange import encoding_of, round_parameters
 from fedcore.federation import ClientKit
+from fedcore.forms import our_version
 from fedcore.parts import update_digest
 from fedcore.secagg import Outcome, ServerRound, apply_masks
 from fedcore.secagg.transitions import ServerStage
@@ -256,7 +257,7 @@ class Adversary:
             return JoinOut(
                 federation=kit.federation,
                 name=f"client-{client}",
-                version="0",
+                version=our_version(),
                 heartbeat_seconds=60.0,
                 roster=kit.roster.version,
                 roster_sha256=kit.roster.hash().hex(),

@@ -24,6 +24,7 @@ from client_app.output import Output
 from client_app.transport import Transport, signer
 from fedcore.errors import ProtocolViolation, Unauthorized
 from fedcore.federation import ClientKit, provision
+from fedcore.forms import our_version
 from fedcore.wire import Task, WithdrawalReason
 
 Script = Any  # support.scripted.Scripted
@@ -96,6 +97,43 @@ async def test_a_task_that_is_none_is_refused_and_the_next_is_taken(
     async with script.serving(), agent_running(client) as running:
         await until(lambda: script.decoded, running)
     assert "malformed" in log.getvalue()
+
+
+async def test_a_task_of_another_version_is_declined_by_name(script: Script, client: Client) -> None:
+    """A client that said nothing would be waited for, and asked again and again."""
+
+    def of_tomorrow(task: Task | None) -> Response | None:
+        return task and Response(json.dumps({**json.loads(task.model_dump_json()), "of_tomorrow": 1}))
+
+    script.lies["task"] = of_tomorrow
+    script.tasks.append(script.task)
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.withdrawals, running)
+        await until(lambda: script.polls[-1].get("after") == "1", running)
+    assert [withdrawal.check for withdrawal in script.withdrawals] == ["unreadable-task"]
+    assert client.work.calls == 0
+
+
+async def test_a_server_of_another_version_ends_the_agent(script: Script, client: Client) -> None:
+    """One of before says a version without forms, and one of later refuses a hello that it does not know."""
+    script.lies["join"] = lambda answer: answer.model_copy(update={"version": "0.1.0"})
+    async with script.serving():
+        with pytest.raises(ProtocolViolation) as refused:
+            await Agent(client, FAST).run()
+        assert refused.value.check == "other-version"
+        assert our_version() in str(refused.value)
+        assert "fedcore 0.1.0" in str(refused.value)
+        script.answers.append(problem(422, "malformed", "body: extra forbidden"))
+        with pytest.raises(ProtocolViolation) as refused:
+            await Agent(client, FAST).run()
+        assert refused.value.check == "other-version"
+    assert script.polls == []
+
+
+async def test_what_a_server_of_before_does_not_know_is_left_out(script: Script, client: Client) -> None:
+    async with script.serving(), agent_running(client) as running:
+        await until(lambda: script.polls, running)
+    assert "work" not in json.loads(script.bodies["join"])
 
 
 async def test_a_foreign_server_ends_the_agent(script: Script, client: Client) -> None:

@@ -15,6 +15,7 @@ from support.serverside import TINY, ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder, Policy, provision
 from fedcore.flower.app import AppBundle
+from fedcore.forms import our_version
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
 from fedcore.wire import WORK_HEADER, WORK_OVER, JoinIn, WithdrawalReason, WithdrawIn, WorkState
@@ -229,7 +230,9 @@ async def test_a_new_server_hears_from_the_clients_what_they_have(
             work = {"run": run, "version": member.work.version, "state": state}
             sha256 = AppBundle.from_folder(TINY).sha256
             await member.ask(
-                "POST", "/v1/join", JoinIn.model_validate({"app_sha256": sha256, "version": "test", "work": work})
+                "POST",
+                "/v1/join",
+                JoinIn.model_validate({"app_sha256": sha256, "version": our_version(), "work": work}),
             )
         one, two, three, _ = after.members.values()
         await three.say(READY)

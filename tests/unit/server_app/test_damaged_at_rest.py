@@ -197,3 +197,25 @@ async def test_a_run_does_not_go_on_with_a_damaged_model_of_an_earlier_round(
     assert ended.status == "failed"
     assert "in exchange 1" in ended.reason or "of exchange 1" in ended.reason
     assert "no client is at fault" in ended.reason
+
+
+@pytest.mark.parametrize("extra", [None, "{}", '{"forms": "forms 1.1.1.1.1"}'])
+async def test_a_round_that_another_version_had_begun_is_asked_for_again(
+    federation: FederationFolder, tmp_path: Path, model: ModelState, extra: str | None
+) -> None:
+    """No disk did that, and an upgraded server understands nothing of what was sent; those of before wrote no forms."""
+    async with site(federation, tmp_path) as first:
+        _, app = await first.begin(ONCE)
+        asked = asyncio.create_task(app.exchange(model, ALL))
+        members = await first.enter_all()
+        await asyncio.gather(*(member.secure(until="upload") for member in members))
+
+        def upgraded(data: Path) -> None:
+            with contextlib.closing(sqlite3.connect(data / "server.sqlite3")) as database, database:
+                database.execute("UPDATE exchanges SET extra = ?", (extra,))
+
+        async with after_a_crash(federation, tmp_path, first, upgraded, asked) as second:
+            mean, _, failed = await repeated(second, model)
+    np.testing.assert_allclose(mean["weight"], model["weight"] + 1, atol=0.01)
+    assert failed["exchange"] == 1
+    assert "another version of fedcore had begun" in failed["reason"]

@@ -14,6 +14,7 @@ from support.messages import model_in
 from support.serverside import ScriptedApp, Site, events_of, site, until
 
 from fedcore.federation import FederationFolder
+from fedcore.forms import our_version
 from fedcore.plain_exchange import APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedcore.state import ModelState
 from fedcore.system.concurrency import end
@@ -483,7 +484,7 @@ async def test_a_run_waits_for_as_many_clients_as_their_policies_ask_for(here: S
     """Without min-clients and quorum, as `fedcore run` submits it: it says whom it waits for, and then goes on."""
     give_locals(here)
     run, app = await here.begin({"min-clients": 0})
-    hello = JoinIn(app_sha256=here.services.presence.installed[2], version="test", reports_failures=True)
+    hello = JoinIn(app_sha256=here.services.presence.installed[2], version=our_version(), reports_failures=True)
     await here.members[2].ask("POST", "/v1/join", hello)
     for absent in (3, 4):
         await here.members[absent].ask("POST", "/v1/heartbeat", HeartbeatIn(eligible=False))
@@ -644,7 +645,7 @@ async def test_a_client_that_stops_is_not_asked_until_it_joins_again(here: Site,
     await together(others)
     assert isinstance(await second, Replies)
 
-    hello = JoinIn(app_sha256=here.services.presence.installed[1], version="test")
+    hello = JoinIn(app_sha256=here.services.presence.installed[1], version=our_version())
     await stopped.ask("POST", "/v1/join", hello)
     third = asyncio.create_task(app.exchange(model, ALL))
     members = await here.enter_all()
@@ -657,7 +658,7 @@ async def test_who_may_not_train_is_counted_where_too_few_are_left(here: Site, m
     run, app = await here.begin({"max-attempts": 2})
     installed = here.services.presence.installed[1]
     for number in (1, 2):
-        hello = JoinIn(app_sha256=installed, version="test", eligible=False)
+        hello = JoinIn(app_sha256=installed, version=our_version(), eligible=False)
         await here.members[number].ask("POST", "/v1/join", hello)
     answer = await here.clock.run_until(asyncio.create_task(app.exchange(model, ALL)))
     assert isinstance(answer, ExchangeRefused)

@@ -1,0 +1,55 @@
+"""What decides how a sum is rounded and bounded, as a name that the ledger keeps for good.
+
+The name is of the JSON of what decides and of nothing else, so that it stays when the codec writes the same in another
+way. Versions of before took the codec's canonical form in its place: what a ledger of theirs says is known, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from fedcore.codec import AnyEncoding, Encoding
+from fedcore.codec.encoding import FIRST_BITS, WIDE_BITS
+from fedcore.config import NARROW_BITS
+from fedcore.plain_json import to_plain
+from fedcore.transcript.before import canonical_before
+
+BOUNDS_TAG: Final = "fedcore/bounds/v1"
+_FORM: Final[TypeAdapter[Any]] = TypeAdapter(AnyEncoding)
+
+
+def scales_and_bounds(encoding: AnyEncoding) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """The scales where they may change, and the names of all else that decides how a sum is rounded and bounded.
+
+    The first name is the one to keep; the others are what earlier versions called the same. The names of the metrics,
+    and when the sum opens, are no part of that: where it stayed closed, the same clients may be asked again with room
+    for those that failed. Nor are the width of the fields and the size of the cohort.
+    """
+    if not isinstance(encoding, Encoding):
+        return (), _names(encoding)
+    alike = replace(encoding, metrics=None, failures=0)
+    if encoding.settings.clipping == "warn":
+        return (), (*_names(replace(alike, field_bits=FIRST_BITS)), *_names(alike)[1:])
+    # With field-bits = "auto" those of the settings too follow from the size of the cohort.
+    bits = NARROW_BITS if encoding.settings.compresses else WIDE_BITS
+    scales = (1.0,) * len(encoding.scales)
+    mended = replace(alike, n_max=1, field_bits=bits, scales=scales)
+    first = replace(mended, settings=replace(encoding.settings, field_bits=bits))
+    # dbcbb8e kept the width that the settings say.
+    return encoding.scales, (*_names(first), *_names(replace(mended, field_bits=encoding.settings.field_bits))[1:])
+
+
+def _names(encoding: AnyEncoding) -> tuple[str, ...]:
+    plain = to_plain(_FORM, encoding)
+    return _name(plain), *(name.hex() for name in canonical_before(plain))
+
+
+def _name(plain: Mapping[str, Any]) -> str:
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(f"{BOUNDS_TAG}\x00{text}".encode("ascii")).hexdigest()

@@ -1,0 +1,50 @@
+"""Whether two sides understand each other, by what each says of itself in the first contact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from fedcore.forms import WIRE, our_forms, our_version, refusal, understands
+from fedcore.wire import JoinIn, JoinOut, Task
+
+FIELDS = {2: "3a850842"}
+"""WIRE -> SHA-256 over the names of the fields, at its beginning, of what both sides have to read alike."""
+
+
+def test_we_understand_ourselves() -> None:
+    assert understands(our_version())
+
+
+@pytest.mark.parametrize(
+    "version", ["0.1.0", "", "1", our_forms(), "0.1.0 (forms 1.1.1.1.1)", f"{our_version()} ", f"({our_forms()})"]
+)
+def test_nobody_else_is_understood(version: str) -> None:
+    assert not understands(version)
+
+
+def test_another_release_of_the_same_forms_is_understood() -> None:
+    assert understands(f"0.9.2 ({our_forms()})")
+
+
+def test_both_versions_are_named() -> None:
+    told = refusal(server=our_version(), client="0.1.0")
+    assert our_version() in told
+    assert "0.1.0 (from before forms were numbered)" in told
+
+
+def test_a_peer_writes_nothing_onto_a_terminal() -> None:
+    assert "\x1b" not in refusal(server="\x1b[31m0.1.0", client=our_version())
+
+
+def test_a_changed_field_raises_the_number_of_the_wire() -> None:
+    """Every field is sent, and an unknown one is refused: another set of them is another `fedcore.forms.WIRE`."""
+    names = {}
+    for kind in (Task, JoinIn, JoinOut):
+        schema = kind.model_json_schema()
+        parts = {kind.__name__: schema, **schema.get("$defs", {})}
+        names |= {name: sorted(part.get("properties", ())) for name, part in parts.items()}
+    found = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:8]
+    assert {WIRE: found} == FIELDS, "raise WIRE, and write its hash here in the place of the one before"
