@@ -99,6 +99,8 @@ class Agent:
     """A withdrawal that the server did not get to hear, for the next contact."""
     _joined: bool = field(default=False, init=False)
     _away: bool = field(default=False, init=False)
+    _told: str = field(default="", init=False)
+    """Which answer the owner has read of, that keeps this client from taking part."""
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _silent: bool = field(default=False, init=False)
     """Whether an exchange goes on during which the server is told nothing of this machine's state."""
@@ -161,7 +163,7 @@ class Agent:
         client = self.client = await agree(self.client, joined)
         again = " again" if self._away and self._joined else ""
         client.output.info("join", f"connected{again} to {kit.federation} at {client.transport.url}")
-        self._away = False
+        self._away, self._told = False, ""
         self._note_idle()
         await self._leave_unfinished()
         return min(max(joined.heartbeat_seconds, _HEARTBEAT_BOUNDS[0]), _HEARTBEAT_BOUNDS[1])
@@ -421,14 +423,15 @@ class Agent:
         self._now.note(doing, why=why, run=run, server=self.client.transport.url)
 
     def _note_away(self, error: FedcoreError) -> None:
-        if not self._away:
+        told = _answer_of(error)
+        if not self._away or told not in ("", self._told):
             self._now.note("away", why=clean(str(error)), server=self.client.transport.url)
             text = f"{error}{_remedy(error, joined=self._joined)}; trying again until that changes"
             if isinstance(error, ProtocolViolation):
                 self.client.output.error("refused", f"refused, taking part in nothing: {text}", check=error.check)
             else:
                 self.client.output.warning("away", text)
-        self._away = True
+        self._away, self._told = True, told or self._told
 
 
 def _may_pass(error: FedcoreError) -> bool:
@@ -441,6 +444,21 @@ def _may_pass(error: FedcoreError) -> bool:
         return error.check in ROSTER_CHECKS
     waits = isinstance(error, ServerUnreachable | WrongClock | NotAccepted)
     return waits or (isinstance(error, Refused) and error.status >= 500)
+
+
+def _answer_of(error: FedcoreError) -> str:
+    """What a server answered that somebody has to change; "" where none answered, or one that does not serve now.
+
+    Said once of each, also where a server was away before: it may come back as one that does not know this client.
+    """
+    match error:
+        case ProtocolViolation(check=check):
+            return check
+        case Refused(status=status, kind=kind):
+            return kind if status < 500 else ""
+        case Unauthorized():
+            return type(error).__name__
+    return ""
 
 
 def _remedy(error: FedcoreError, *, joined: bool) -> str:

@@ -114,6 +114,23 @@ async def test_a_task_of_another_version_is_declined_by_name(script: Script, cli
     assert client.work.calls == 0
 
 
+@pytest.mark.parametrize("met", [False, True])
+async def test_a_server_that_comes_back_otherwise_is_told_of_as_what_it_is(
+    script: Script, client: Client, log: StringIO, met: bool
+) -> None:
+    """That nobody answered was said before; what the server that answers wants is other news, and said once."""
+    async with agent_running(client) as running:
+        if met:
+            async with script.serving():
+                await until(lambda: script.polls, running)
+        await until(lambda: "no fedcore server answers" in log.getvalue(), running)
+        script.authenticate = _unknown
+        async with script.serving():
+            asked = len(script.requests)
+            await until(lambda: len(script.requests) > asked + 3, running)
+    assert log.getvalue().count("does not accept this client's signature") == 1
+
+
 async def test_a_server_of_another_version_ends_the_agent(script: Script, client: Client) -> None:
     """One of before says a version without forms, and one of later refuses a hello that it does not know."""
     script.lies["join"] = lambda answer: answer.model_copy(update={"version": "0.1.0"})
