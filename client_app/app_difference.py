@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcore import terminal
 from fedcore.errors import FedcoreError
 from fedcore.flower.app import AppBundle, FlowerApp
 
@@ -63,10 +64,8 @@ def unified(before: AppBundle, after: AppBundle) -> Iterator[str]:
 
 
 def visible(text: str) -> str:
-    """Text with what is not printable written as its escape: an offer must not steer the terminal, nor hide a word."""
-    return "".join(
-        char if char.isprintable() or char == "\t" else char.encode("unicode_escape").decode() for char in text
-    )
+    """A line with what is not printable as its escape: an offer must not steer the terminal, nor hide a word."""
+    return terminal.visible(text, keep="\t")
 
 
 def _says(app: FlowerApp) -> dict[str, Any]:

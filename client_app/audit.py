@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from client_app.journal import whole_lines
@@ -34,6 +33,7 @@ from client_app.spending import Spending, spent_by_run
 from fedcore.admission.owner import Released, ids_from_text
 from fedcore.errors import ConfigurationError
 from fedcore.federation import ClientKit
+from fedcore.terminal import escape
 
 WORK: Final = "work"
 """The message type of work for a later sum, which is no exchange."""

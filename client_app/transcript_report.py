@@ -10,7 +10,6 @@ from typing import Final
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from client_app.journal import whole_lines
@@ -23,6 +22,7 @@ from fedcore.errors import ConfigurationError, ProtocolViolation
 from fedcore.federation import ClientKit, OperatorKit, Roster
 from fedcore.federation.files import read_authority
 from fedcore.privacy import Release
+from fedcore.terminal import escape
 from fedcore.transcript import TRANSCRIPT_FORK, Chain, Link, SignedRecord, keys_of, record_hash
 from fedcore.wire import Task
 

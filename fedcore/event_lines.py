@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcore.events import AppPrinted, RunEvent
+from fedcore.terminal import visible
 
 
 def event_line(event: RunEvent) -> str:
-    """The kind of the event and what it says, without what is empty; of the app its line as it is."""
+    """The kind of the event and what it says, without what is empty; of the app its line. No terminal obeys it."""
     if isinstance(event, AppPrinted):
-        return f"app: {event.line}"
+        return f"app: {visible(event.line)}"
     data: Mapping[str, Any] = event.model_dump(exclude={"kind"})
     shown = ((key, value) for key, value in data.items() if value not in (None, "", [], {}))
-    return f"{event.kind}: " + ", ".join(f"{key} {_short(value)}" for key, value in shown)
+    return f"{event.kind}: " + ", ".join(f"{key} {visible(_short(value))}" for key, value in shown)
 
 
 def _short(value: Any) -> str:

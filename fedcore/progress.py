@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.spinner import Spinner
 from rich.text import Text
 
@@ -39,6 +38,7 @@ from fedcore.events import (
 )
 from fedcore.operator_wire import RunClientOut
 from fedcore.site_table import MOST_ROWS, SiteTable, in_sum
+from fedcore.terminal import escape
 from fedcore.time_left import TimeLeft, in_words
 from fedcore.wire import is_query
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from fedcore.events import ClientBlamed, ClientDropped, ClientsOnline, ExchangeDone, ExchangeStarted, RunEvent
 from fedcore.operator_wire import ClientState, RunClientOut
+from fedcore.terminal import escape
 from fedcore.units import size
 
 MOST_ROWS: Final = 16

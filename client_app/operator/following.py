@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from client_app.operator.client import POLL_SECONDS, OperatorClient
 from client_app.operator.results import fetch_results
@@ -23,6 +22,7 @@ from fedcore.operator_wire import RunStatus
 from fedcore.progress import PLAIN_WARNING, ProgressView, epsilon_line, metrics_text
 from fedcore.record import RunRecord
 from fedcore.results_home import Home, saved_lines, server_line
+from fedcore.terminal import escape, visible_json
 from fedcore.tracking import Tracking
 from fedcore.trained.card_command import card_beside
 
@@ -124,7 +124,7 @@ def _checkpoint_line(final: RunOut, out: Path | None) -> list[str]:
 
 def _show(event: Recorded, view: ProgressView, screen: Screen) -> None:
     if screen.as_json:
-        sys.stdout.write(event.model_dump_json() + "\n")
+        sys.stdout.write(visible_json(event.model_dump_json()) + "\n")
         sys.stdout.flush()
     else:
         view.show(event.event, event.seconds)

@@ -19,7 +19,7 @@ from client_app.operator.stats import Asked, ask_federation
 from fedcore.events import Recorded, RunOut
 from fedcore.operator_wire import MOST_LISTED, RunInfo, ServerOut
 from fedcore.results_home import Home
-from fedcore.state import sha256_file
+from fedcore.state import open_initial, sha256_file
 from fedcore.statistics import Statistics
 
 
@@ -36,6 +36,8 @@ class Remote:
     ) -> str:
         """Hand in a run, checked here first; its id."""
         submission = make_submission(app, run_config, settings)
+        if initial is not None:
+            open_initial(initial)
         with self._client() as client:
             if initial is not None:
                 submission = submission.model_copy(update={"initial_model": sha256_file(initial)})

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from client_app.operator.client import OperatorClient
 from client_app.operator.finding import find_run
@@ -20,6 +19,7 @@ from fedcore.errors import ConfigurationError
 from fedcore.event_lines import event_line
 from fedcore.events import AppPrinted, RunOut
 from fedcore.operator_wire import RunClientsOut, RunInfo, RunStatus
+from fedcore.terminal import escape, visible, visible_json
 from fedcore.tracking import Track
 
 _HEADINGS = ("RUN", "STATUS", "APP", "ROUNDS", "SUBMITTED", "LASTED", "EPSILON")
@@ -33,7 +33,7 @@ def show_list(client: OperatorClient, *, limit: int, before: str, status: str, a
         raise ConfigurationError(f"--status: there is no {status!r}, only {', '.join(RunStatus)}")
     page = client.list_runs(limit=limit, before=find_run(client, before) if before else "", status=status)
     if as_json:
-        typer.echo(page.model_dump_json(indent=2))
+        typer.echo(visible_json(page.model_dump_json(indent=2)))
         return
     rows = [_row(info, datetime.now(UTC)) for info in page.runs]
     _table([_HEADINGS, *rows] if rows else [])
@@ -87,7 +87,7 @@ def stop_run(client: OperatorClient, word: str, *, as_json: bool) -> None:
         said = f"run {run} {now.status}"
         if now.model is not None:
             said += f"; a checkpoint of {now.rounds} rounds is kept: fedcore runs model {run}"
-    typer.echo(now.model_dump_json(exclude=_EVENTS, indent=2) if as_json else said)
+    typer.echo(visible_json(now.model_dump_json(exclude=_EVENTS, indent=2)) if as_json else visible(said))
 
 
 def print_logs(client: OperatorClient, word: str, *, app_only: bool, as_json: bool) -> None:
@@ -96,8 +96,13 @@ def print_logs(client: OperatorClient, word: str, *, app_only: bool, as_json: bo
         if app_only and not isinstance(item.event, AppPrinted):
             continue
         moment = item.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        line = item.event.line if app_only and isinstance(item.event, AppPrinted) else event_line(item.event)
-        sys.stdout.write((item.model_dump_json() if as_json else f"{moment} {item.seq:>5}  {line}") + "\n")
+        if as_json:
+            line = visible_json(item.model_dump_json())
+        elif app_only and isinstance(item.event, AppPrinted):
+            line = f"{moment} {item.seq:>5}  {visible(item.event.line)}"
+        else:
+            line = f"{moment} {item.seq:>5}  {event_line(item.event)}"
+        sys.stdout.write(line + "\n")
 
 
 def _row(info: RunInfo, now: datetime) -> tuple[str, ...]:
@@ -133,6 +138,7 @@ def _clients(now: RunClientsOut) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

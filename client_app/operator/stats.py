@@ -38,6 +38,7 @@ from fedcore.statistics_report import (
     quantiles_from,
     rows,
 )
+from fedcore.terminal import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,8 @@ def show(statistics: Statistics, quantiles: Sequence[float], *, out: Path | None
     if in_json:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
-    lines = [headings(quantiles), *([as_text(value) for value in row] for row in rows(statistics, quantiles))]
+    found = ([visible(as_text(value)) for value in row] for row in rows(statistics, quantiles))
+    lines = [headings(quantiles), *found]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *rest in lines:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]

@@ -9,11 +9,11 @@ from pathlib import Path
 import rich.table
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from client_app.owner.sections import Section, Table, sections
 from client_app.owner.status import read_status, status_json
 from fedcore.errors import ConfigurationError
+from fedcore.terminal import escape, visible_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def show_status(kit: Path, state_dir: Path | None, wanted: Wanted) -> None:
         export(status, wanted.export)
         typer.echo(json.dumps({"export": str(wanted.export)}) if wanted.as_json else f"written: {wanted.export}")
     elif wanted.as_json:
-        typer.echo(status_json(status))
+        typer.echo(visible_json(status_json(status)))
     else:
         console = Console(highlight=False)
         console.print(f"[bold]{escape(status.client)}[/] in {escape(status.federation)}\n")

@@ -41,10 +41,10 @@ def check(
     import sys
 
     from rich.console import Console
-    from rich.markup import escape
 
     from fedcore.assignments import parse_assignments
     from fedcore.checking.checks import check as check_app
+    from fedcore.terminal import escape
 
     with contextlib.redirect_stdout(sys.stderr):  # what the app prints
         report = check_app(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedcore.compare.app_facts import find_facts
@@ -21,6 +20,7 @@ from fedcore.compare.run import MODEL_FILE, PlannedRun
 from fedcore.errors import ConfigurationError
 from fedcore.events import EventSink, RunEvent, Warned
 from fedcore.progress import ProgressView
+from fedcore.terminal import escape
 from fedcore.tracking import Track, TrackedRun, Tracking
 
 

@@ -145,7 +145,8 @@ def _list(as_json: bool) -> None:
 
 def _print(made: Mapping[str, Any]) -> None:
     from rich.console import Console
-    from rich.markup import escape
+
+    from fedcore.terminal import escape
 
     console = Console(highlight=False, soft_wrap=True)
     for line in (*_summary(made), "", "next:", *(f"  {line}" for line in made["next"])):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from fedcore.compare.judging import LOSS
@@ -33,6 +32,7 @@ from fedcore.compare.report.summary import (
     summarize,
 )
 from fedcore.record import metric_like
+from fedcore.terminal import escape
 from fedcore.units import size
 
 _CAPTION = (

@@ -78,6 +78,32 @@ async def test_whoever_comes_back_sees_it_from_the_beginning(
     assert json.loads(later[1])["seq"] == 3
 
 
+async def test_no_line_of_an_app_steers_the_operators_terminal(
+    here: Site, model: ModelState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, app = await here.begin()
+    line = "\x1b[2J\x1b]0;title\x07 \x9b31m\ttabs stay"
+    app.on_line(line)
+    app.finish(model)
+    await here.follow(run)
+    for app_only in (False, True):
+        shown = await said(here, capsys, functools.partial(print_logs, word=run, app_only=app_only, as_json=False))
+        assert "\\x1b[2J" in shown
+        assert "\ttabs stay" in shown
+        assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+    shown = await said(here, capsys, functools.partial(attach_to, word=run, first=1, out=None, as_json=False))
+    assert not {"\x07", "\x9b"} & set(shown)
+    assert "\x1b[2J" not in shown
+    for what in (
+        functools.partial(print_logs, word=run, app_only=True, as_json=True),
+        functools.partial(attach_to, word=run, first=1, out=None, as_json=True),
+    ):
+        told = await said(here, capsys, what)
+        assert not {"\x1b", "\x07", "\x9b"} & set(told)
+        events = [json.loads(one)["event"] for one in told.splitlines() if '"log"' in one]
+        assert [event["line"] for event in events] == [line], "a program reads it as it was"
+
+
 async def test_a_run_that_failed_ends_the_following_as_it_ends_the_run(here: Site) -> None:
     run, app = await here.begin()
     app.fail("it raised")
