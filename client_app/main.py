@@ -75,7 +75,7 @@ def client(
     Eight GPUs in one machine: add --nproc-per-node 8. Two such machines: add --nnodes 2 --rdzv-endpoint 10.0.0.1:29400
     too, and on the second one run the same without --kit and with --node-rank 1.
 
-    Ctrl-C or SIGTERM leaves an open round in good order; the exit status is then 130 for Ctrl-C and 0 for SIGTERM.
+    Ctrl-C, SIGTERM or SIGHUP leaves an open round in good order; the status is then 130 for Ctrl-C and 0 otherwise.
     A second signal ends it at once. What the kit's policy.toml does not allow is refused, whatever the server says.
     """
     if context.invoked_subcommand is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
+
+from fedcore.system.standard_output import OutputLost
 
 Level = Literal["info", "warning", "error"]
 _MAX_TEXT = 2000
@@ -51,7 +54,8 @@ class Output:
             line = json.dumps({**entry, "stage": stage, "text": clean(text), **fields}, default=str)
         else:
             line = self._human(now, level, stage, text, fields)
-        print(line, file=self.stream, flush=True)
+        with contextlib.suppress(OSError, OutputLost):  # of a terminal that was closed, say: that is no end of the work
+            print(line, file=self.stream, flush=True)
 
     def _human(self, now: float, level: Level, stage: str, text: str, fields: dict[str, Any]) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(now))

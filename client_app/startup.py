@@ -75,7 +75,7 @@ def engine_settings(name: str, assignments: Sequence[str]) -> dict[str, Scalar]:
 def start(options: Options) -> None:
     """Run the agent, or on a machine other than 0 its ranks, until it is told to stop.
 
-    Raises FedcoreError, KeyboardInterrupt after Ctrl-C; returns after SIGTERM.
+    Raises FedcoreError, KeyboardInterrupt after Ctrl-C; returns after SIGTERM and SIGHUP.
     """
     asyncio.run(_run_agent(options) if options.size.node_rank == 0 else _run_node(options))
 
@@ -227,7 +227,10 @@ def _installed(settings: GroupSettings, bundle: AppBundle, state_dir: Path) -> G
 
 
 async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None:
-    """Do `work` until SIGINT or SIGTERM; the first signal cancels it, and a second one those who tidy up."""
+    """Do `work` until SIGINT, SIGTERM or SIGHUP; the first signal cancels it, and a second one those who tidy up.
+
+    SIGHUP is what a terminal sends that is closed. Whoever started this program under nohup has it ignored.
+    """
     loop = asyncio.get_running_loop()
     working = asyncio.ensure_future(work)
     caught: list[signal.Signals] = []
@@ -236,8 +239,9 @@ async def _until_signal(work: Coroutine[Any, Any, None], output: Output) -> None
         caught.append(number)
         working.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, stop, number)
     try:
         await working
     except asyncio.CancelledError:

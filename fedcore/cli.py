@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 import fedcore
 from fedcore import completion
 from fedcore.errors import FedcoreError
+from fedcore.system.standard_output import checked_output
 
 GROUP: Final = "fedcore.commands"
 # The order in which a new user needs the commands; entry points come in no order of their own.
@@ -98,7 +99,7 @@ def provision_command(
     """
     from rich.console import Console
 
-    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, Policy, provision
+    from fedcore.federation import DEFAULT_HOSTS, DEFAULT_PORT, TWO_TELL_EACH_OTHER, Policy, provision
 
     port = port or DEFAULT_PORT
     default = Policy.default(clients)
@@ -110,10 +111,13 @@ def provision_command(
     )
     hosts = host or list(DEFAULT_HOSTS)
     provision(folder, name=name, clients=clients, now=datetime.now(UTC), hosts=hosts, port=port, policy=policy)
+    warnings = [TWO_TELL_EACH_OTHER] if policy.min_cohort == 2 else []
     if as_json:
-        print_json({"folder": str(folder), "federation": name, "clients": clients, "port": port})
+        print_json({"folder": str(folder), "federation": name, "clients": clients, "port": port, "warnings": warnings})
         return
     console = Console(highlight=False, soft_wrap=True)
+    for text in warnings:
+        Console(stderr=True).print(f"[yellow]warning:[/] {text}", highlight=False, soft_wrap=True)
     for line in (
         f"made the federation {name!r} in {folder}, for {clients} clients",
         f"  server    {folder}/server        fedcore server --federation {folder}",
@@ -158,7 +162,8 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except FedcoreError as error:
             from rich.console import Console
-            from rich.markup import escape
+
+            from fedcore.terminal import escape
 
             text = f"[bold red]error:[/] {escape(str(error))}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
@@ -206,7 +211,8 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="fedcore")
+    with checked_output():
+        app(prog_name="fedcore")
 
 
 @contextlib.contextmanager

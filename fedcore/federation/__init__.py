@@ -14,13 +14,14 @@ the owner insists on, whatever a server says.
 """
 
 from fedcore.federation.kits import ClientKit, OperatorKit, ServerKit
-from fedcore.federation.policy import Policy
+from fedcore.federation.policy import TWO_TELL_EACH_OTHER, Policy
 from fedcore.federation.provision import DEFAULT_HOSTS, DEFAULT_PORT, FederationFolder, create, provision
 from fedcore.federation.roster import Member, Roster
 
 __all__ = [
     "DEFAULT_HOSTS",
     "DEFAULT_PORT",
+    "TWO_TELL_EACH_OTHER",
     "ClientKit",
     "FederationFolder",
     "Member",

@@ -58,6 +58,14 @@ _TYPES: Final[Mapping[str, type]] = {
 }
 
 
+TWO_TELL_EACH_OTHER: Final = (
+    "every client's policy.toml has min-cohort = 2: in a sum of two, each of them takes its own update away and reads "
+    "the other's. That is for clients of one owner: where they belong to several, let three or more take part, with "
+    "min-cohort = 3"
+)
+"""What whoever makes such policies has to know."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What a client's owner insists on; the server cannot lower it.

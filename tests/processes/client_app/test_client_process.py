@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import pty
 import shutil
 import signal
 import sys
+import termios
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.serverside import until
 from typer.testing import CliRunner
 
 from fedcore.cli import app
@@ -97,7 +103,7 @@ def sleepy(script: Script, make_task: Callable[..., Task], app_dir: Path) -> Cal
     return task
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 async def test_serves_until_a_signal_and_leaves_in_good_order(
     script: Script, kit: Path, app_dir: Path, sleepy: Callable[..., Task], number: signal.Signals, status: int
 ) -> None:
@@ -121,6 +127,48 @@ async def test_serves_until_a_signal_and_leaves_in_good_order(
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
     for line in [*lines, *output.decode().splitlines()]:
         assert json.loads(line)["client"] == "client-1"
+
+
+async def test_a_terminal_that_is_closed_ends_it_with_a_goodbye(
+    script: Script, kit: Path, app_dir: Path, sleepy: Callable[..., Task]
+) -> None:
+    """Nothing can be printed any more then."""
+    terminal, side = pty.openpty()
+    script.tasks.append(sleepy(600.0))
+    script.task = script.tasks[0]
+    async with script.serving():
+        words = ("client", "--kit", kit, "--app", app_dir, "--node-config", "site='the north'")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fedcore", *map(str, words)),
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            start_new_session=True,
+            preexec_fn=partial(fcntl.ioctl, side, termios.TIOCSCTTY, 0),
+        )
+        os.close(side)
+        said = b""
+        while b"asleep for 600.0" not in said:
+            said += await asyncio.to_thread(os.read, terminal, 4096)
+        os.close(terminal)
+        await asyncio.wait_for(process.wait(), 100)
+    assert [withdrawal.reason for withdrawal in script.withdrawals] == [WithdrawalReason.STOPPED]
+
+
+async def test_under_nohup_it_outlives_the_terminal(script: Script, kit: Path, app_dir: Path) -> None:
+    words = (sys.executable, "-m", "fedcore", "client", "--kit", kit, "--app", app_dir)
+    async with script.serving():
+        process = await asyncio.create_subprocess_exec(
+            *("nohup", *map(str, words)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        await read_until(process, "connected")
+        asked = len(script.polls)
+        process.send_signal(signal.SIGHUP)
+        await until(lambda: len(script.polls) > asked + 3)
+        assert process.returncode is None
+        process.terminate()
+        await asyncio.wait_for(process.communicate(), 100)
+    assert process.returncode == 0
 
 
 async def test_a_server_of_another_authority(script: Script, kit: Path, app_dir: Path, tmp_path: Path) -> None:

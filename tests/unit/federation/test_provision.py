@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import ipaddress
+import json
 import os
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.x509 import verification
+from typer.testing import CliRunner
 
 from fedcore import cli
 from fedcore.errors import EnvironmentFailure, KitError, StorageFull
@@ -292,6 +295,20 @@ def test_keys_are_in_range_at_both_ends():
     assert make_key(lambda size: last[:size]).private_numbers().private_value == order - 1
     beyond = (order - 1).to_bytes(48, "big")
     assert make_key(lambda size: beyond[:size]).private_numbers().private_value == 1
+
+
+def test_two_clients_are_told_that_each_reads_the_other(tmp_path: Path) -> None:
+    """And so is whoever asks for sums of two."""
+    run = CliRunner().invoke
+    for number, (words, warned) in enumerate(
+        {"2": True, "3": False, "3 --min-cohort 2 --min-threshold 2": True}.items()
+    ):
+        command = ["provision", str(tmp_path / f"fed-{number}"), "--clients", *words.split()]
+        done = run(cli.app, command)
+        assert done.exit_code == 0, done.output
+        assert ("min-cohort = 2" in done.stderr) == warned
+        told = json.loads(run(cli.app, [*command[:1], str(tmp_path / f"json-{number}"), *command[2:], "--json"]).stdout)
+        assert bool(told["warnings"]) == warned
 
 
 def test_the_command_gives_large_federations_the_policy_that_their_size_needs(tmp_path):
