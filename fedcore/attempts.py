@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from fedcore.config import JobSettings
 from fedcore.errors import (
@@ -19,6 +19,9 @@ from fedcore.errors import (
     UpdateTooLarge,
 )
 from fedcore.events import ExchangeFailed, ExchangeRepeated
+
+Traffic: TypeAlias = dict[str, dict[str, int]]
+"""`bytes_up` and `bytes_down` of an event, by the names of clients."""
 
 MOST_REPEATS: Final = 4
 """How often an exchange is repeated with larger scales or wider fields, or since the server's disk had damaged it.
@@ -121,9 +124,20 @@ class Attempts:
 
 
 def attempt_ended(
-    error: RoundFailed, reason: str, exchange: int, server_round: int, survivors: int, *, again: bool
+    error: RoundFailed,
+    reason: str,
+    exchange: int,
+    server_round: int,
+    survivors: int,
+    *,
+    again: bool,
+    traffic: Traffic | None = None,
 ) -> ExchangeFailed | ExchangeRepeated:
-    """What is told of an attempt without a sum. reason: why, in words. survivors: how many clients were in the sum."""
+    """What is told of an attempt without a sum.
+
+    reason: why, in words. survivors: how many clients were in the sum. traffic: what travelled.
+    """
+    traffic = traffic or {}
     if isinstance(error, UpdateTooLarge | RoundingTooCoarse) and again:
         return ExchangeRepeated(
             exchange=exchange,
@@ -131,8 +145,9 @@ def attempt_ended(
             large=error.large if isinstance(error, UpdateTooLarge) else 0,
             survivors=survivors,
             coarse=error.tensor if isinstance(error, RoundingTooCoarse) else "",
+            **traffic,
         )
-    return ExchangeFailed(exchange=exchange, server_round=server_round, reason=reason, retry=again)
+    return ExchangeFailed(exchange=exchange, server_round=server_round, reason=reason, retry=again, **traffic)
 
 
 def final_reason(error: RoundFailed, settings: JobSettings) -> str:

@@ -127,7 +127,10 @@ class GroupStarted(Message):
 
 
 class GroupEnded(Message):
-    """A group has given its sum, or an attempt at it has failed for `reason`. retry: whether another one follows."""
+    """A group has given its sum, or an attempt at it has failed for `reason`. retry: whether another one follows.
+
+    bytes_up, bytes_down: of one that failed, as `ExchangeFailed`; those of the others are in `ExchangeDone`.
+    """
 
     kind: Literal["group-ended"] = "group-ended"
     exchange: int
@@ -139,6 +142,8 @@ class GroupEnded(Message):
     seconds: float
     reason: str = ""
     retry: bool = False
+    bytes_up: dict[str, int] = Field(default_factory=dict)
+    bytes_down: dict[str, int] = Field(default_factory=dict)
 
 
 class StageProgress(Message):
@@ -224,19 +229,25 @@ class ExchangeDone(Message):
 
 
 class ExchangeFailed(Message):
-    """An attempt at an exchange ended without a sum. retry: whether another one follows."""
+    """An attempt at an exchange ended without a sum. retry: whether another one follows.
+
+    bytes_up, bytes_down: sent and received all the same by each client, by name.
+    """
 
     kind: Literal["exchange-failed"] = "exchange-failed"
     exchange: int
     server_round: int
     reason: str
     retry: bool
+    bytes_up: dict[str, int] = Field(default_factory=dict)
+    bytes_down: dict[str, int] = Field(default_factory=dict)
 
 
 class ExchangeRepeated(Message):
     """An exchange is repeated: the updates of `large` of its `survivors` exceeded the scales.
 
     coarse: or too much of the update of the tensor of this name was rounding; "" where none was.
+    bytes_up, bytes_down: as `ExchangeFailed`.
     """
 
     kind: Literal["exchange-repeated"] = "exchange-repeated"
@@ -245,6 +256,8 @@ class ExchangeRepeated(Message):
     large: int
     survivors: int
     coarse: str = ""
+    bytes_up: dict[str, int] = Field(default_factory=dict)
+    bytes_down: dict[str, int] = Field(default_factory=dict)
 
 
 class FiguresFound(Message):

@@ -14,6 +14,7 @@ from fedcore.events import (
     ExchangeFailed,
     ExchangeRepeated,
     FiguresFound,
+    GroupEnded,
     PrivacyTerms,
     RunEnded,
     RunEvent,
@@ -28,7 +29,7 @@ class RunRecord:
     """Everything that is kept of one run.
 
     ends: when each of the exchanges was done, seconds since the run began. figures: source -> round -> what the
-    ServerApp made of the replies, as `FiguresFound`.
+    ServerApp made of the replies, as `FiguresFound`. lost: attempts without a sum, whose bytes travelled all the same.
     """
 
     aggregation: str = ""
@@ -40,6 +41,7 @@ class RunRecord:
     failures: list[ExchangeFailed] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     repeats: list[ExchangeRepeated] = field(default_factory=list)
+    lost: list[ExchangeFailed | ExchangeRepeated | GroupEnded] = field(default_factory=list)
     status: str = ""
     reason: str = ""
 
@@ -57,10 +59,14 @@ class RunRecord:
                 self.dropouts.append(event)
             case ExchangeFailed():
                 self.failures.append(event)
+                self.lost.append(event)
+            case GroupEnded(reason=reason) if reason:
+                self.lost.append(event)
             case Warned():
                 self.warnings.append(event.line)
             case ExchangeRepeated():
                 self.repeats.append(event)
+                self.lost.append(event)
             case RunEnded():
                 self.status, self.reason = event.status.value, event.reason
 
@@ -104,7 +110,8 @@ class RunRecord:
 
     def bytes_per_client(self) -> tuple[float, float]:
         """Mean over the clients of the bytes that one sent and received in the whole run."""
-        return _per_client([e.bytes_up for e in self.exchanges]), _per_client([e.bytes_down for e in self.exchanges])
+        travelled = [*self.exchanges, *self.lost]
+        return _per_client([e.bytes_up for e in travelled]), _per_client([e.bytes_down for e in travelled])
 
     def seconds(self) -> float:
         """Sum of the durations of all completed exchanges."""
@@ -138,7 +145,7 @@ class RunRecord:
             "repeats": len(self.repeats),
             "warnings": list(self.warnings),
             "dropouts": [dropped.model_dump(exclude={"kind"}) for dropped in self.dropouts],
-            "failures": [failed.model_dump(exclude={"kind"}) for failed in self.failures],
+            "failures": [failed.model_dump(exclude={"kind", "bytes_up", "bytes_down"}) for failed in self.failures],
         }
 
 

@@ -99,10 +99,13 @@ class Metrics:
                 self._observe_round(event)
             case ExchangeFailed():
                 self.rounds.labels("failed").inc()
+                self._observe_traffic(event)
             case ExchangeRepeated():
                 self.rounds.labels("repeated").inc()
+                self._observe_traffic(event)
             case GroupEnded(reason=reason):
                 self.groups.labels("failed" if reason else "done").inc()
+                self._observe_traffic(event)
             case ClientDropped(stage=stage):
                 self.dropouts.labels(stage).inc()
             case ClientBlamed(stage=stage):
@@ -115,11 +118,14 @@ class Metrics:
         self.round_seconds.observe(event.seconds)
         for stage, seconds in event.stage_seconds.items():
             self.stage_seconds.labels(stage).observe(seconds)
-        self.bytes.labels("up").inc(sum(event.bytes_up.values()))
-        self.bytes.labels("down").inc(sum(event.bytes_down.values()))
+        self._observe_traffic(event)
         self.failures.inc(event.failures)
         if event.epsilon_spent is not None:
             self.epsilon.set(event.epsilon_spent)
+
+    def _observe_traffic(self, event: ExchangeDone | ExchangeFailed | ExchangeRepeated | GroupEnded) -> None:
+        self.bytes.labels("up").inc(sum(event.bytes_up.values()))
+        self.bytes.labels("down").inc(sum(event.bytes_down.values()))
 
     def run_ended(self, status: RunStatus) -> None:
         """A run that was led, or waited, has ended."""

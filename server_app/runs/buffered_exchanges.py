@@ -92,7 +92,15 @@ class BufferedExchanges:
             elif end.survivors:
                 named = _Named(task, tuple(sorted(end.survivors)))
             run.event_log.add(
-                attempt_ended(error, str(error), task.exchange, task.server_round, len(end.survivors), again=again)
+                attempt_ended(
+                    error,
+                    str(error),
+                    task.exchange,
+                    task.server_round,
+                    len(end.survivors),
+                    again=again,
+                    traffic=run.traffic(end.usage),
+                )
             )
             if not again:
                 raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from fedcore.groups import Part, groups_of, is_draw, too_few_groups
 from fedcore.needs import cut_for
 from fedcore.plain_exchange import mean_metrics
 from fedcore.wire import KeptTask, Task
-from server_app.exchanges.context import ExchangeContext
+from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.draw import DrawExchange
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.runs.reasons import explain
@@ -67,7 +66,7 @@ class GroupedExchanges:
         for one in sorted(sums, key=lambda one: one.task.exchange):
             await run.close(one.task, one.end)
         run.state.take_groups()
-        self._check(draw, len(parts), [one for one in found if isinstance(one, _NoSum)])
+        self._check(draw, end, len(parts), sums, [one for one in found if isinstance(one, _NoSum)])
         self._note_done(draw, end, sums)
         return [one.task.exchange for one in sums]
 
@@ -87,7 +86,7 @@ class GroupedExchanges:
                 return task, end
             error = end.failure.error()
             again = attempts.go_on(error, task.cohort, (), free=False, seconds=end.usage.seconds) and end.common is None
-            self._note_failure(task, end.failure.reason, retry=again)
+            self._note_failure(task, end.failure.reason, end.usage, retry=again)
             if not again:
                 raise RoundFailed(explain(error, end, task, settings, run.services.names)) from error
         raise AssertionError("there is always another number")
@@ -148,19 +147,25 @@ class GroupedExchanges:
                 return _NoSum(part.group.number, reason)
         raise AssertionError("there is always another number")
 
-    def _check(self, draw: Task, groups: int, failed: Sequence[_NoSum]) -> None:
-        """Raise RoundFailed where too few groups gave a sum."""
+    def _check(self, draw: Task, end: ExchangeEnd, groups: int, sums: Sequence[_Sum], failed: Sequence[_NoSum]) -> None:
+        """Raise RoundFailed where too few groups gave a sum. end: of the draw."""
         least = self._run.plan.settings.least_groups
         if groups - len(failed) >= least:
             return
         reason = too_few_groups(groups, least, {one.number: one.reason for one in failed})
-        self._note_failure(draw, reason, retry=False)
+        self._note_failure(draw, reason, end.usage, *(one.end.usage for one in sums), retry=False)
         raise RoundFailed(reason)
 
     # --- what is told ---------------------------------------------------------------------------
 
-    def _note_failure(self, draw: Task, reason: str, *, retry: bool) -> None:
-        failed = ExchangeFailed(exchange=draw.exchange, server_round=draw.server_round, reason=reason, retry=retry)
+    def _note_failure(self, draw: Task, reason: str, *usages: ExchangeUsage, retry: bool) -> None:
+        failed = ExchangeFailed(
+            exchange=draw.exchange,
+            server_round=draw.server_round,
+            reason=reason,
+            retry=retry,
+            **self._run.traffic(*usages),
+        )
         self._run.event_log.add(failed)
 
     def _note_done(self, draw: Task, end: ExchangeEnd, sums: Sequence[_Sum]) -> None:
@@ -182,8 +187,7 @@ class GroupedExchanges:
             failures=sum(total.failures for total in totals),
             metrics_agree=all(total.names is not None for total in totals),
             stage_seconds={name: max(usage.stage_seconds.get(name, 0.0) for usage in usages) for name in stages},
-            bytes_up=run.by_name(_added([usage.up for usage in usages])),
-            bytes_down=run.by_name(_added([usage.down for usage in usages])),
+            **run.traffic(*usages),
             groups=len(sums),
         )
         run.event_log.add(done)
@@ -197,10 +201,6 @@ def _number(row: ExchangeRow) -> int:
     """The number of the group that an exchange was for; 0 for a draw."""
     group = KeptTask.model_validate(row.task).group
     return group.number if group is not None else 0
-
-
-def _added(counts: Sequence[dict[int, int]]) -> dict[int, int]:
-    return dict(sum(map(Counter, counts), Counter()))
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, _Sum | _NoSum]]) -> list[_Sum | _NoSum]:

@@ -51,7 +51,13 @@ class PlainExchanges:
             error = end.failure.error()
             again = attempts.go_on(error, task.cohort, (), free=False, seconds=end.usage.seconds) and end.common is None
             run.event_log.add(
-                ExchangeFailed(exchange=task.exchange, server_round=task.server_round, reason=str(error), retry=again)
+                ExchangeFailed(
+                    exchange=task.exchange,
+                    server_round=task.server_round,
+                    reason=str(error),
+                    retry=again,
+                    **run.traffic(end.usage),
+                )
             )
             if not again:
                 raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from fedcore.attempts import Attempts
+from fedcore.attempts import Attempts, Traffic
 from fedcore.errors import RoundFailed
 from fedcore.events import ExchangeDone, ExchangeStarted, FiguresFound, GroupEnded, GroupStarted
 from fedcore.groups import groups_in
 from fedcore.state import ModelFacts
 from fedcore.wire import Task
+from server_app.exchanges.context import ExchangeUsage
 from server_app.exchanges.ending import ExchangeEnd
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.cohort import CohortSelection
@@ -188,6 +190,7 @@ class RunContext:
             seconds=round(end.usage.seconds, 4),
             reason=reason,
             retry=retry,
+            **(self.traffic(end.usage) if reason else {}),
         )
         self.event_log.add(ended)
 
@@ -211,6 +214,14 @@ class RunContext:
     def names(self, clients: Collection[int]) -> list[str]:
         """Clients by name, in the order of their numbers."""
         return [self.services.names[client] for client in sorted(clients)]
+
+    def traffic(self, *usages: ExchangeUsage) -> Traffic:
+        """What travelled in all of these exchanges together."""
+        up, down = Counter[int](), Counter[int]()
+        for usage in usages:
+            up.update(usage.up)
+            down.update(usage.down)
+        return {"bytes_up": self.by_name(up), "bytes_down": self.by_name(down)}
 
     def by_name(self, counts: Mapping[int, int]) -> dict[str, int]:
         """Figures of clients, by name."""

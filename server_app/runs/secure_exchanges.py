@@ -120,7 +120,15 @@ class SecureExchanges:
             again = attempts.go_on(error, task.cohort, end.survivors, free=free, seconds=seconds)
             again = again and end.common is None
             run.event_log.add(
-                attempt_ended(error, str(error), task.exchange, task.server_round, len(end.survivors), again=again)
+                attempt_ended(
+                    error,
+                    str(error),
+                    task.exchange,
+                    task.server_round,
+                    len(end.survivors),
+                    again=again,
+                    traffic=run.traffic(end.usage),
+                )
             )
             if not again:
                 raise RoundFailed(explain(error, end, task, run.plan.settings, run.services.names)) from error

@@ -24,6 +24,9 @@ _ANY: dict[str, dict[str, Any]] = {
     },
     "exchange-failed": {"exchange": 1, "server_round": 1, "reason": "too few", "retry": True},
     "exchange-repeated": {"exchange": 1, "server_round": 1, "large": 1, "survivors": 2},
+    "group-ended": {
+        "exchange": 2, "drawn": 1, "server_round": 1, "group": 1, "groups": 2, "survivors": [], "seconds": 0.5,
+    },
     "statistics": {"statistics": {"columns": {}, "clients": 3, "asked": 3}},
     "log": {"line": "hello"},
     "warning": {"line": "take care"},

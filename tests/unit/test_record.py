@@ -58,6 +58,17 @@ def test_a_record_adds_up() -> None:
     assert (summary["status"], summary["aggregation"]) == ("finished", "secure")
 
 
+def test_what_travelled_for_nothing_travelled_all_the_same() -> None:
+    record = RunRecord()
+    lost = {"server_round": 1, "bytes_up": {"a": 40}, "bytes_down": {"a": 7, "b": 9}}
+    record.add(event("exchange-failed", exchange=1, reason="too few", retry=True, **lost), 1.0)
+    record.add(event("exchange-repeated", exchange=2, large=1, survivors=2, **lost), 2.0)
+    record.add(event("group-ended", exchange=4, reason="too few", **lost), 3.0)
+    record.add(event("ended", status="failed", reason="too few"), 5.0)
+    summary = record.summary()
+    assert (summary["bytes_up_per_client"], summary["bytes_down_per_client"]) == (120, 24)
+
+
 def test_questions_before_the_first_round_are_no_rounds() -> None:
     record = RunRecord()
     for exchange in (1, 2):

@@ -202,6 +202,8 @@ async def test_below_the_threshold_the_exchange_is_tried_again(here: Site, model
     assert failed["retry"] is True
     assert "2 clients are left at step 'input', 3 are needed" in failed["reason"]
     assert "client-1: withdrew: worker-died" in failed["reason"]
+    assert all(failed["bytes_up"][f"client-{number}"] > 0 for number in ALL), "it failed, and its bytes travelled"
+    assert all(failed["bytes_down"][f"client-{number}"] > model.layout.nbytes for number in ALL)
 
 
 async def test_the_run_fails_with_the_reason_of_the_last_attempt(here: Site, model: ModelState) -> None:
