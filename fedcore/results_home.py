@@ -65,7 +65,12 @@ class Home:
 
 def saved_lines(summary: Mapping[str, Any]) -> list[str]:
     """Where a run's model, results and files were saved, as far as there are any."""
-    places = (("model", "model"), ("results", "results_file"), ("files of the ServerApp", "files"))
+    places = (
+        ("model", "model"),
+        ("best model", "best_model"),
+        ("results", "results_file"),
+        ("files of the ServerApp", "files"),
+    )
     return [f"{what} saved to {summary[key]}" for what, key in places if summary.get(key)]
 
 

@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from fedcore.compare.judging import Better, known_by_name
+from fedcore.compare.own_figures import CLIENTS
 from fedcore.compare.results import Point, number_of
 from fedcore.errors import ConfigurationError
+from fedcore.events import ExchangeDone, FiguresFound, RunEvent
 
 _SHAPE = "--target is NAME:VALUE, NAME:VALUE:max or NAME:VALUE:min, as in eval_acc:0.9 or rmse:4:min"
 
@@ -92,6 +94,31 @@ class Target:
         known = [value for point in curve if (value := number_of(point.metrics, self.metric)) is not None]
         best = (max if self.better == "max" else min)(known, default=None)
         return {**asdict(self), "reached": None if found is None else asdict(found), "best": best}
+
+
+class Unseen:
+    """Notices, once a second round trains, that no evaluation has the metric of a target, which may be a wrong name."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._names: set[str] = set()
+        self._rounds: set[int] = set()
+        self._told = False
+
+    def take(self, event: RunEvent) -> str:
+        """What is to be said after an event of the run; mostly nothing."""
+        match event:
+            case ExchangeDone() if event.evaluates:
+                self._names.update(event.metrics)
+            case FiguresFound(source="evaluate" | "server", metrics=metrics):
+                self._names.update(metrics)
+            case ExchangeDone() if event.trains:
+                self._rounds.add(event.server_round)
+        if self._told or len(self._rounds) < 2 or self._target.metric.removeprefix(CLIENTS) in self._names:
+            return ""
+        self._told = True
+        there = ", ".join(sorted(self._names)) or "nothing"
+        return f"--target: no evaluation has reported {self._target.metric!r} so far; there is {there}"
 
 
 def line_of(told: Mapping[str, Any], reported: Iterable[str]) -> str:

@@ -21,11 +21,13 @@ from fedcore.config import ROUNDS_KEY
 from fedcore.errors import ConfigurationError, UnknownKey
 from fedcore.flower import algorithm_strategies as ours
 from fedcore.flower.buffered import FedBuff
-from fedcore.flower.engine_app import LocalApp
+from fedcore.flower.engine_app import LocalApp, SupervisedApp
 from fedcore.flower.metric_aggregation import finish
 from fedcore.flower.personal_strategies import DITTO_KEY, LAYERS_KEY
+from fedcore.flower.personalized import PREFIX
 from fedcore.flower.server_tests import TestSet, server_test
 from fedcore.training.algorithms import ALPHA
+from fedcore.training.metrics import accuracy
 from fedcore.training.seeds import derive_seed
 
 NAME = "strategy"
@@ -101,6 +103,17 @@ def make_strategy(config: UserConfig, *, trained: Collection[str] | None = None,
     return choice.make(**options, **chosen)
 
 
+class AveragingServer(ServerApp):
+    """What `averaging_server` makes.
+
+    reports: names of all metrics that its evaluations can have; None where its strategy may make others of them.
+    """
+
+    def __init__(self, *, reports: frozenset[str] | None) -> None:
+        super().__init__()
+        self.reports = reports
+
+
 def averaging_server(
     client: LocalApp, *, test: TestSet | None = None, strategy: Callable[..., FedAvg] = make_strategy
 ) -> ServerApp:
@@ -115,7 +128,7 @@ def averaging_server(
     examples of it before the first round and after each, as Flower's `evaluate_fn`; most want `fraction-evaluate` = 0
     then. strategy: makes another than the run config names; it is called as `make_strategy` is.
     """
-    app = ServerApp()
+    app = AveragingServer(reports=_reported(client) if strategy is make_strategy else None)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -136,6 +149,18 @@ def averaging_server(
             print(line, flush=True)  # noqa: T201 - what a ServerApp prints comes home with the run
 
     return app
+
+
+def _reported(client: LocalApp) -> frozenset[str] | None:
+    """What tests of the ClientApp's model find, at clients and at the server, with those of clients' own models.
+
+    None where a function of the app's own tests it.
+    """
+    if not isinstance(client, SupervisedApp):
+        return None
+    names = {"eval_loss", *(metric.name for metric in client.metrics if metric is not accuracy)}
+    names |= {"eval_acc"} if any(metric.name == accuracy.name for metric in client.metrics) else set()
+    return frozenset(start + name for name in names for start in ("", PREFIX))
 
 
 def _figures(client: LocalApp, rounds: Mapping[int, MetricRecord]) -> str:

@@ -180,6 +180,8 @@ def simulate(
     if aggregation:
         set_ = [*(set_ or []), f'aggregation="{aggregation}"']
     wanted = Wanted.of(app, clients, run_config, set_, per_round, target)
+    with user_output_to_stderr():
+        wanted.check_target()
     outputs = Outputs(out=out, best=best, report=report, force=force)
     trains = checked_engine(engine)
     initial = None if initial_model is None else open_initial(initial_model)
@@ -326,6 +328,7 @@ def _followed(
     """Show how a run goes on, for the record and the trackers too: the view, the trackers, and who takes the events."""
     from rich.console import Console
 
+    from fedcore.compare.target import Unseen
     from fedcore.events import Warned
     from fedcore.flower.output import quiet_flower
     from fedcore.progress import ProgressView
@@ -338,11 +341,14 @@ def _followed(
         ProgressView(Console(stderr=True), "simulated", clients=wanted.clients) as view,
         Tracking.begin(tracks, _tracked(wanted), lambda line: view.show(Warned(line=line))) as tracking,
     ):
+        unseen = None if wanted.target is None else Unseen(wanted.target)
 
         def emit(event: RunEvent) -> None:
             record.add(event, time.monotonic() - started)
             view.show(event)
             tracking(event)
+            if unseen is not None and (doubt := unseen.take(event)):
+                emit(Warned(line=doubt))
 
         yield view, tracking, emit
 
@@ -369,6 +375,7 @@ def _summary(
 
         summary["target"] = wanted.target.told(curve or model_curve(record, simulation.results))
     summary["model"] = str(outputs.out) if outputs.out else None
+    summary["best_model"] = str(outputs.best) if outputs.best and simulation.best is not None else None
     summary["report"] = str(outputs.report) if outputs.report else None
     return summary
 
@@ -388,13 +395,14 @@ def _tracked(wanted: Wanted) -> Any:
 
 def _print_metrics(record: RunRecord, summary: Mapping[str, Any]) -> None:
     from rich.console import Console
-    from rich.markup import escape
 
     from fedcore.progress import epsilon_line, metrics_text
-    from fedcore.results_home import server_line
+    from fedcore.results_home import saved_lines, server_line
+    from fedcore.terminal import escape
 
     metrics = metrics_text(summary["metrics"])
     lines = [f"{summary['app']}: {summary['rounds']} rounds, {metrics}", server_line(summary["results"])]
+    lines += saved_lines(summary)
     if "target" in summary:
         from fedcore.compare.target import line_of
 

@@ -65,6 +65,24 @@ class Wanted:
             target=Target.parse(target) if target else None,
         )
 
+    def check_target(self) -> None:
+        """Refuse a target that no evaluation can reach, as far as the app says what it reports."""
+        from fedcore.compare.own_figures import CLIENTS
+        from fedcore.errors import ConfigurationError
+        from fedcore.flower.personalized import PREFIX
+        from fedcore.flower.serverside import load_server_app
+        from fedcore.flower.strategies import AveragingServer
+
+        if self.target is None:
+            return
+        server = load_server_app(self.app)
+        reports = server.reports if isinstance(server, AveragingServer) else None
+        if reports is not None and self.target.metric.removeprefix(CLIENTS) not in reports:
+            raise ConfigurationError(
+                f"--target: no evaluation of {self.app.name} reports {self.target.metric!r}; "
+                f"there is {', '.join(sorted(name for name in reports if not name.startswith(PREFIX)))}"
+            )
+
     def at(self, point: Point) -> Wanted:
         """The same with the values of one of several runs, and its seed where the app has one."""
         from fedcore.config import JobSettings

@@ -76,6 +76,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 def _read_table(path: Path) -> tuple[dict[str, Any], int]:
     """The header of an intact file, and its length in bytes."""
+    with path.open("rb"):
+        pass  # the library's own errors do not say what is wrong with a file that cannot be opened
     try:
         with safe_open(path, framework="numpy"):
             pass

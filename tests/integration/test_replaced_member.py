@@ -80,8 +80,7 @@ def test_a_member_is_replaced_and_a_csv_app_goes_on(tmp_path: Path) -> None:
         assert first.status == 0, first.stderr
 
         kit = replace_client_3(federation)
-        place = f'csv="{csv / "d.csv"}" partition-id=2 num-partitions=3'
-        federation.start_node("site-d", "--kit", kit, "--node-config", place)
+        federation.start_node("site-d", "--kit", kit, "--node-config", f'csv="{csv / "d.csv"}"')
         federation.wait_for_log("site-d", "connected")
         refused = run()
         assert refused.status == 5

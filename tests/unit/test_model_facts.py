@@ -9,8 +9,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from fedcore.errors import PeerError
-from fedcore.state import ModelFacts, ModelState, read_facts, sha256_file, write_model
+from fedcore.errors import ConfigurationError, PeerError
+from fedcore.state import ModelFacts, ModelState, open_initial, read_facts, sha256_file, write_model
 
 STATE = ModelState.from_arrays({"body": np.arange(6, dtype=np.float32), "steps": np.array(3, np.int64)})
 FACTS = ModelFacts(
@@ -36,6 +36,15 @@ def test_any_reader_of_the_format_shows_them(tmp_path: Path) -> None:
     assert said["format"] == "pt", "transformers reads no file with metadata that lack it"
     assert load_file(path)["body"].tolist() == STATE["body"].tolist()
     assert dict(ModelState.open(path).items()).keys() == {"body", "steps"}
+
+
+@pytest.mark.parametrize(("name", "why"), [("nosuch", "No such file"), (".", "Is a directory"), ("empty", "no safe")])
+def test_a_file_to_start_from_that_is_none_is_named_with_what_is_wrong(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigurationError) as refused:
+        open_initial(tmp_path / name)
+    assert str(tmp_path / name) in str(refused.value)
+    assert why in str(refused.value)
 
 
 def test_the_hash_covers_them_and_the_tensors_do_not_change(tmp_path: Path) -> None:

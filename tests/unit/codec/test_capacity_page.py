@@ -9,10 +9,13 @@ import pytest
 from fedcore.codec import CodecSettings, Encoding, first_encoding, rotation_seed
 from fedcore.codec.encoding import LEAST_LEVELS, levels_of_bits, scale_groups
 from fedcore.codec.settings import FIELD_BITS
+from fedcore.config import JobSettings
+from fedcore.encoding_plan import EncodingPlan
 from fedcore.errors import EncodingError
 from fedcore.state import Layout, TensorSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
+FOR_IT = PAGE.parent / "howto" / "for-it.md"
 PARAMETERS = 10**7
 LAYOUT = Layout(specs=(TensorSpec(name="weight", dtype="F32", shape=(PARAMETERS,)),))
 SEED = rotation_seed("0" * 64)
@@ -30,6 +33,23 @@ def rows() -> dict[int, list[str]]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         found[int(cells[0])] = cells[1:]
     return found
+
+
+def test_the_page_for_it_departments_says_what_a_round_takes() -> None:
+    """With the settings that an app has which says nothing of them."""
+    text = " ".join(FOR_IT.read_text(encoding="utf-8").split())
+    plan = EncodingPlan(JobSettings())
+    (down,) = {spec.nbytes // spec.size for spec in LAYOUT.specs}
+    beginning = plan.encoding("train", LAYOUT, CLIENTS)
+    scales = (1.0,) * len(scale_groups(LAYOUT))
+    later = Encoding(
+        settings=beginning.settings, layout=LAYOUT, n_max=CLIENTS, field_bits=JobSettings().field_bits, scales=scales,
+        metrics=(),
+    )  # fmt: skip
+    first, up = (round(8 * one.words / PARAMETERS, 1) for one in (beginning, later))
+    assert f"{down:g} bytes down in every round, and {up:g} bytes up, but {first:g} in the first round" in text
+    megabytes = [one * PARAMETERS // 10**6 for one in (down, up, first)]
+    assert "{:g} MB down and {:g} MB up a round, and {:g} MB up in the first".format(*megabytes) in text
 
 
 def test_every_width_is_in_the_table() -> None:

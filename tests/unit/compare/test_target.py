@@ -92,6 +92,29 @@ def test_the_command_tells_when(tmp_path: Path) -> None:
     assert "round of eval_loss ≤" in (report / "report.md").read_text()
 
 
+def test_a_metric_that_the_app_has_not_is_refused_before_anything_trains() -> None:
+    digits = Path(__file__).parents[3] / "examples" / "digits"
+    for target in ("acc:0.9", "auc:0.9:max", "train_loss:1:min", "clients/acc:0.9"):
+        done = CliRunner().invoke(app, ["simulate", str(digits), "--clients", "3", "--target", target])
+        assert done.exit_code == ConfigurationError.exit_code
+        assert "there is eval_acc, eval_loss" in done.stderr
+        assert "round" not in done.stderr
+
+
+@pytest.mark.parametrize("target", ["acc", "acc:", ":0.9", "acc:many", "length:3"])
+def test_a_target_that_is_none_is_refused_before_anything_trains(target: str) -> None:
+    done = CliRunner().invoke(app, [*SIMULATE, "--target", target])
+    assert done.exit_code == ConfigurationError.exit_code
+    assert "round" not in done.stderr
+
+
+def test_of_an_app_that_does_not_say_what_it_reports_it_is_told_after_a_round() -> None:
+    done = CliRunner().invoke(app, [*SIMULATE, "--target", "acc:0.9"])
+    assert done.exit_code == 0, done.output
+    assert "no evaluation has reported 'acc' so far; there is eval_loss" in done.stderr
+    assert "so far" not in CliRunner().invoke(app, [*SIMULATE, "--target", "eval_loss:0.9"]).stderr
+
+
 def test_over_several_seeds_it_is_a_column() -> None:
     """A mean over those that reached it would flatter those that did not."""
     shown = CliRunner().invoke(app, [*SIMULATE, "--seeds", "1,2", "--json", "--target", "eval_loss:1e9"])

@@ -47,7 +47,11 @@ def test_results_and_files_stand_beside_the_model(tmp_path: Path, monkeypatch: p
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
     assert "exists already" in again.output
-    assert CliRunner().invoke(app, [*command, "--force"]).exit_code == 0
+    again = CliRunner().invoke(app, [*command, "--force"])
+    assert again.exit_code == 0
+    assert summary["model"] == "out/m.safetensors"
+    for line in ("model saved to out/m.safetensors", "results saved to out/m.results.json", "saved to out/m.files"):
+        assert line in again.stdout
 
 
 def test_a_run_that_fails_half_way_leaves_what_there_is(tmp_path: Path) -> None:
