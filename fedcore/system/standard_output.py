@@ -23,6 +23,17 @@ class OutputLost(EnvironmentFailure):
 class _Checked(io.TextIOWrapper):
     """Raises OutputLost where writing fails. A pipe that nobody reads any more stays a BrokenPipeError."""
 
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        stream.flush()
+        super().__init__(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        self._stream = stream  # which would close what both write to when nobody holds it any more
+
     def write(self, text: str, /) -> int:
         with _named():
             return super().write(text)
@@ -41,7 +52,7 @@ def checked_output() -> Iterator[None]:
     if sys.stdout is None:  # closed by whoever started this program
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process lives
     elif isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = _over(sys.stdout)
+        sys.stdout = _Checked(sys.stdout)
     code: Any = 0
     try:
         yield
@@ -58,17 +69,6 @@ def checked_output() -> Iterator[None]:
         code = code or 1
         _silence()
     sys.exit(code)
-
-
-def _over(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    stream.flush()
-    return _Checked(
-        stream.buffer,
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
 
 
 @contextlib.contextmanager
