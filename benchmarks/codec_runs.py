@@ -152,6 +152,9 @@ class Sites(ExchangeBackend):
         """All of them; who is there in a round the grids say."""
         return [*range(1, len(self.story.sizes) + 1)]
 
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        """Nobody waits here."""
+
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """The grids here deliver themselves."""
         raise NotImplementedError

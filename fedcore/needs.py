@@ -7,6 +7,7 @@ federation has.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fedcore.config import JobSettings
 from fedcore.encoding_plan import EncodingPlan
@@ -98,6 +99,19 @@ def check_asked(
         f"the strategy asks {asked} of {members} clients to {what}, a sum needs {least} ({why}): of fewer it would "
         f"show single updates. Let the strategy ask more: {nodes}{other}"
     )
+
+
+def waiting_for(nodes: int, setting: str, present: int, members: int, missing: Sequence[str]) -> str:
+    """What an operator reads of a ServerApp that waits for nodes. missing: the members that are not there, with why.
+
+    nodes: for how many it waits, by a setting of its strategy; 0 where nobody knows, since it asks in its own code.
+    """
+    there = f"{present} of {members} members are there"
+    absent = f"; missing: {', '.join(missing)}" if missing else ""
+    if nodes:
+        return f"the strategy waits for {nodes} clients{f' ({setting})' if setting else ''}: {there}{absent}"
+    more = absent or "; no others can come, so one that waits for more waits for ever"
+    return f"the ServerApp asks again and again who is there, and sends nothing: {there}{more}"
 
 
 def check_needs(settings: JobSettings, members: int, min_cohort: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -21,7 +21,7 @@ from fedcore.flower.figures import NewFigures
 from fedcore.flower.handover import DEFAULT_WEIGHT_KEY, receiver
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.records import cast_to_layout, state_from_arrays
-from fedcore.flower.sampling import samples, waited_for
+from fedcore.flower.sampling import Awaited, Polling, awaited, samples
 from fedcore.plain_exchange import PlainReply
 from fedcore.state import Layout, ModelState
 from fedcore.wire import is_query
@@ -34,6 +34,10 @@ class ExchangeBackend(Protocol):
 
     def nodes(self) -> list[int]:
         """Ids of the clients that are connected now."""
+        ...
+
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        """Say for whom the ServerApp waits: for `nodes` nodes by a setting, or 0 where that is not known."""
         ...
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
@@ -60,7 +64,7 @@ class ExchangeGrid(Grid):
     """Flower's Grid over exchanges; a mode says in `deliver` how messages become replies.
 
     weight_key: the metric with the number of examples. found: by Flower's own loop that used this grid last, so far.
-    most_nodes: that there can ever be; None where others may come. noised: whether sums have privacy noise, and none
+    most_nodes: that there can ever be, as far as is known now. noised: whether sums have privacy noise, and none
     of the metrics of a training. compressed: whether updates lose a part, evenly. buffered: whether a training sums
     updates of several rounds. ahead: message type ->
     how many nodes the strategy will ask, while it has its first message. awaits_start: whether a model lies ready that
@@ -70,7 +74,8 @@ class ExchangeGrid(Grid):
 
     backend: ExchangeBackend
     run_id: int = field(kw_only=True)
-    most_nodes: int | None = field(default=None, kw_only=True)
+    most_nodes: Callable[[], int | None] = field(default=lambda: None, kw_only=True)
+    polling: Polling = field(default_factory=Polling, kw_only=True)
     noised: bool = field(default=False, kw_only=True)
     compressed: bool = field(default=False, kw_only=True)
     buffered: bool = field(default=False, kw_only=True)
@@ -115,10 +120,22 @@ class ExchangeGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Ids of the clients that are connected now; raises ConfigurationError for a strategy that waits in vain."""
+        waits = awaited()
+        if waits is not None:
+            self.check_wait(waits)  # nobody need be there for that
         nodes = self.backend.nodes()
         self._present = len(nodes)
-        self.check_wait(waited_for())
+        if waits is not None:
+            self.check_wait(waits)
+            self.note_wait(waits)
         return nodes
+
+    def note_wait(self, waits: Awaited) -> None:
+        """Nodes were asked for: where they do not suffice for long, the backend says so."""
+        if 0 < waits.nodes <= self._present:
+            self.polling.over()
+        elif self.polling.in_vain():
+            self.backend.waits(waits.nodes, waits.setting, self._present)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Deliver the messages at once; `pull_messages` then hands out the replies. Returns the messages' ids."""
@@ -155,6 +172,7 @@ class ExchangeGrid(Grid):
         self.weight_key = asking.weight_key
         self.found = asking.found or self.found
         self.tell_figures()
+        self.polling.over()
         self._look_ahead()
         try:
             self._check_started(messages)
@@ -186,20 +204,23 @@ class ExchangeGrid(Grid):
                 "the model in the app"
             )
 
-    def check_wait(self, nodes: int) -> None:
+    def check_wait(self, waits: Awaited) -> None:
         """Refuse to wait for so many nodes where there will never be as many; raises ConfigurationError."""
-        if self.most_nodes is not None and nodes > self.most_nodes:
+        most = self.most_nodes()
+        if most is not None and waits.nodes > most:
+            setting = f" ({waits.setting})" if waits.setting else ""
             raise ConfigurationError(
-                f"the strategy waits for {nodes} nodes; --clients {self.most_nodes}: it would wait for ever. Name more "
-                "clients, or let it wait for fewer (min_available_nodes, min_train_nodes, min_evaluate_nodes; of the "
-                "legacy API min_available_clients, min_fit_clients, min_evaluate_clients)"
+                f"the strategy waits for {waits.nodes} nodes{setting}, and there are {most} (members of the "
+                "federation; --clients of a simulation): it would wait for ever. Let it wait for fewer "
+                "(min_available_nodes, min_train_nodes, min_evaluate_nodes; of the legacy API min_available_clients, "
+                "min_fit_clients, min_evaluate_clients), or let there be more"
             )
 
     def _look_ahead(self) -> None:
         """What cannot be asked later in the first round is refused before its first message."""
         coming = [] if self._looked_ahead else samples(self._present)
         for sample in coming:
-            self.check_wait(sample.least)
+            self.check_wait(Awaited.of(sample.least))
         self.ahead = {sample.message_type: sample.size for sample in coming}
         self._looked_ahead |= bool(coming)
 

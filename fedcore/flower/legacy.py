@@ -22,10 +22,13 @@ from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.server import Server, run_fl
 
 from fedcore.flower.grid import ExchangeGrid
+from fedcore.flower.sampling import Awaited
 from fedcore.flower.secure_grid import SecureGrid
 
 Ins: TypeAlias = FitIns | EvaluateIns
 Res: TypeAlias = FitRes | EvaluateRes
+_A_WHILE: Final = 5
+"""Seconds of Flower's waiting, after which is looked who is there: a question of its own goes on beside it."""
 Found: TypeAlias = tuple[list[tuple[ClientProxy, Any]], list[Any]]
 
 
@@ -136,11 +139,18 @@ def _mean_of(content: RecordDict) -> tuple[int, dict[str, Any]]:
 
 
 def _never_in_vain(grid: ExchangeGrid, original: Callable[..., bool]) -> Callable[..., bool]:
-    """Flower's waiting, which lasts a day, but not for nodes that never come."""
+    """Flower's waiting, which lasts a day, but not for nodes that never come, and not without a word."""
 
     def wait_for(manager: SimpleClientManager, num_clients: int, timeout: int = 86400) -> bool:
-        grid.check_wait(num_clients)
-        return original(manager, num_clients, timeout)
+        waits, left = Awaited.of(num_clients), timeout
+        while True:
+            grid.check_wait(waits)
+            if original(manager, num_clients, min(_A_WHILE, left)):
+                return True
+            left -= _A_WHILE
+            if left <= 0:
+                return False
+            grid.note_wait(waits)
 
     return wait_for
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
@@ -13,6 +14,13 @@ from fedcore.flower.declarations import code_of
 from fedcore.flower.handover import callers, looping_strategy, of_flower
 
 _SAMPLE = sample_nodes.__code__
+_SETTINGS: Final = (
+    "min_available_nodes", "min_train_nodes", "min_evaluate_nodes",
+    "min_available_clients", "min_fit_clients", "min_evaluate_clients",
+)  # fmt: skip
+_TOLD_EVERY: Final = 10.0
+_APART: Final = 60.0
+"""Seconds between two questions for nodes after which the second begins another wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,56 @@ def samples(present: int) -> list[Sample]:
     if strategy is None:
         return []
     return list(_legacy(strategy, present) if isinstance(strategy, LegacyStrategy) else _sampled(strategy, present))
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What code that asks for nodes waits for. nodes: how many, 0 where that is not known. setting: which says so."""
+
+    nodes: int
+    setting: str = ""
+
+    @classmethod
+    def of(cls, nodes: int) -> Awaited:
+        """With the setting of the strategy on the stack that has this value, if there is one."""
+        strategy: Any = looping_strategy()
+        while strategy is not None:
+            if (name := next((it for it in _SETTINGS if getattr(strategy, it, None) == nodes), "")) != "":
+                return cls(nodes, f"{name}={nodes}")
+            strategy = getattr(strategy, "strategy", None)  # of one that wraps another
+        return cls(nodes)
+
+
+def awaited() -> Awaited | None:
+    """What the code on the stack waits for; None where Flower itself looks who is there."""
+    if nodes := waited_for():
+        return Awaited.of(nodes)
+    caller = next(callers(), None)
+    return None if caller is None or of_flower(caller.f_code) else Awaited(0)
+
+
+@dataclass(slots=True)
+class Polling:
+    """How long nodes have been asked for in vain, and when that is to be said. clock: seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    _last: float | None = field(default=None, init=False)
+    _told: float = field(default=0.0, init=False)
+
+    def in_vain(self) -> bool:
+        """Note that nodes were asked for and did not suffice; whether it is time to say so."""
+        now = self.clock()
+        if self._last is None or now - self._last > _APART:
+            self._told = now
+        self._last = now
+        if now - self._told < _TOLD_EVERY:
+            return False
+        self._told = now
+        return True
+
+    def over(self) -> None:
+        """There are enough, or something was sent."""
+        self._last = None
 
 
 def waited_for() -> int:

@@ -47,7 +47,7 @@ def run_server_app(
     run: str,
     run_config: dict[str, Scalar],
     aggregation: Aggregation,
-    most_nodes: int | None = None,
+    most_nodes: Callable[[], int | None] = lambda: None,
     on_results: OnResults | None = None,
     initial: ModelState | None = None,
     on_refusal: OnRefusal = refuse,
@@ -59,11 +59,11 @@ def run_server_app(
 ) -> ServerAppOutcome:
     """Run the app's ServerApp to its end in this process; errors of the user's code are raised as they are.
 
-    most_nodes: that there can ever be, where that is known: a strategy that waits for more is refused. on_results: gets
-    what there is by then when the run ends, be it by an error or its privacy budget. initial: what its strategy starts
-    from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply, and
-    ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's own
-    code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
+    most_nodes: that there can ever be, as far as is known now: a strategy that waits for more is refused. on_results:
+    gets what there is by then when the run ends, be it by an error or its privacy budget. initial: what its strategy
+    starts from in place of its own model. Raises RunFailed where it came to its end although no exchange gave a reply,
+    and ConfigurationError where it cannot start from `initial`. on_refusal: gets what secure mode refuses of the app's
+    own code, and may go on to hear of more; by default it ends the run. noised: whether secure sums have privacy noise.
     compressed: whether the updates in them lose a part, evenly.
     buffered: whether a training sums updates of several rounds.
     groups: those into which its trainings are cut. on_loaded: called when the app is imported, and nothing has run yet.

@@ -194,6 +194,10 @@ class Resumable:
         )
         return found
 
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        """As `ExchangeBackend`."""
+        self.simulation.waits(nodes, setting, present)
+
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """As `ExchangeBackend`."""
         model = model_ref(request.model)

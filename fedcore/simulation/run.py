@@ -42,7 +42,7 @@ from fedcore.flower.results import Results
 from fedcore.flower.robust import Groups
 from fedcore.flower.sampling import waited_for
 from fedcore.flower.serverside import ServerAppOutcome, run_server_app
-from fedcore.needs import check_asked, check_needs, least_clients
+from fedcore.needs import check_asked, check_needs, least_clients, waiting_for
 from fedcore.operator_wire import RunStatus
 from fedcore.plain_exchange import PlainReply
 from fedcore.privacy import PrivacyBudget
@@ -245,7 +245,7 @@ class Simulation:
                 run=RUN,
                 run_config=dict(self.run_config),
                 aggregation=self.settings.aggregation,
-                most_nodes=self.clients,
+                most_nodes=lambda: self.clients,
                 on_results=self.results.update,
                 initial=self.initial,
                 on_refusal=self.refuse,
@@ -274,6 +274,10 @@ class Simulation:
             return members
         least = least_clients(self.settings, self.clients, self._least)
         return self._virtual.nodes(members, least=least, wanted=waited_for())
+
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        """Say that the ServerApp asks for nodes and goes on asking."""
+        self.emit(Warned(line=waiting_for(nodes, setting, present, self.clients, ())))
 
     def found(self, figures: FiguresFound) -> None:
         """Tell of what the strategy made of replies; a model may be judged by it."""

@@ -58,6 +58,7 @@ from server_app.runs.app_messages import (
     Replies,
     Start,
     ToApp,
+    Waits,
 )
 
 SERVER_GONE = 70
@@ -66,10 +67,11 @@ SERVER_GONE = 70
 class ServerBackend:
     """An ExchangeBackend whose exchanges the server carries out.
 
-    folder: where models are left for the server.
+    folder: where models are left for the server. members: how many the federation has, as the server said last.
     """
 
-    def __init__(self, server: BlockingConnection[ToApp], folder: Path) -> None:
+    def __init__(self, server: BlockingConnection[ToApp], folder: Path, members: int | None = None) -> None:
+        self.members = members
         self._server = server
         self._folder = folder
         self._count = 0
@@ -80,12 +82,19 @@ class ServerBackend:
         with self._lock:
             self._server.send(NodesAsked())
             match self._server.receive():
-                case Nodes(nodes=nodes):
+                case Nodes(nodes=nodes, members=members):
+                    self.members = members
                     return nodes
                 case ExchangeRefused(reason=reason):
                     raise RoundFailed(reason)
                 case _:
                     raise WorkerDied("the server gave an answer to another question")
+
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        """Tell for how many nodes the app waits; the server knows who is missing."""
+        del present
+        with self._lock:
+            self._server.send(Waits(nodes=nodes, setting=setting))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """Carry out one exchange; blocks. Raises RoundFailed or BudgetSpent."""
@@ -163,7 +172,7 @@ def run(server: BlockingConnection[ToApp]) -> int:
     quiet_flower()
     seed(start.run)
     try:
-        backend = ServerBackend(server, Path(start.folder))
+        backend = ServerBackend(server, Path(start.folder), start.members)
         server.send(_run_app(start, backend) if start.question is None else _ask(start, start.question, backend))
     except FedcoreError as error:
         server.send(Broken(reason=str(error)))
@@ -197,6 +206,7 @@ def _run_app(start: Start, backend: ServerBackend) -> Finished:
         run=start.run,
         run_config=start.run_config,
         aggregation=start.aggregation,
+        most_nodes=lambda: backend.members,
         on_results=lambda results: _keep(results, folder),
         initial=None if start.initial is None else ModelState.open(Path(start.initial)),
         noised=start.noised,

@@ -21,7 +21,7 @@ class Start(Message):
     groups: into how many a training is cut, each with a reply of its own; least_groups: how many are sure to have one.
     buffered: whether a training sums updates of several rounds.
     initial: the path of the model that its strategy starts from; None for the app's own. noised: whether secure sums
-    have privacy noise.
+    have privacy noise. members: how many the federation has.
     """
 
     op: Literal["start"] = "start"
@@ -37,6 +37,7 @@ class Start(Message):
     initial: str | None = None
     noised: bool = False
     compressed: bool = False
+    members: int | None = None
 
 
 class NodesAsked(Message):
@@ -46,10 +47,19 @@ class NodesAsked(Message):
 
 
 class Nodes(Message):
-    """Server to app: these clients are."""
+    """Server to app: these clients are. members: how many the federation has now."""
 
     op: Literal["nodes"] = "nodes"
     nodes: list[ClientId]
+    members: int | None = None
+
+
+class Waits(Message):
+    """App to server, without an answer: it asks for nodes in vain; the fields are those of `ExchangeBackend.waits`."""
+
+    op: Literal["waits"] = "waits"
+    nodes: int = Field(ge=0)
+    setting: str = Field(max_length=200)
 
 
 class ExchangeAsked(Message):
@@ -141,7 +151,9 @@ class Broken(Message):
     reason: str
 
 
-FromApp = Annotated[NodesAsked | ExchangeAsked | PlainAsked | Found | Finished | Broken, Field(discriminator="op")]
+FromApp = Annotated[
+    NodesAsked | Waits | ExchangeAsked | PlainAsked | Found | Finished | Broken, Field(discriminator="op")
+]
 ToApp = Annotated[Start | Nodes | Replies | PlainReplies | ExchangeRefused | BudgetReached, Field(discriminator="op")]
 
 FROM_APP: TypeAdapter[FromApp] = TypeAdapter(FromApp)

@@ -9,7 +9,7 @@ from typing import Final
 
 from fedcore.errors import RoundFailed
 from fedcore.events import ClientDropped, ClientsOnline, name_some
-from fedcore.needs import check_asked, least_group, least_of
+from fedcore.needs import check_asked, least_group, least_of, waiting_for
 from fedcore.secagg import Fault
 from fedcore.wire import is_query, is_training
 from server_app.runs.event_log import EventLog
@@ -17,6 +17,7 @@ from server_app.runs.plan import RunPlan
 from server_app.services import Services
 
 _TICK_SECONDS: Final = 0.1
+_MOST_NAMED: Final = 5
 
 
 class CohortSelection:
@@ -42,14 +43,26 @@ class CohortSelection:
         return [client for client in clients if client not in self._cheats]
 
     @property
-    def _members(self) -> frozenset[int]:
+    def members(self) -> frozenset[int]:
         """Who may be asked at all."""
         return frozenset(self._services.roster.keys) - self._cheats.keys()
 
     async def nodes(self) -> list[int]:
         """Clients that can be asked now, as many as the run needs or more; raises RoundFailed."""
-        least = self._least(len(self._members))
-        return sorted(await self._wait(self._members, least, least))
+        least = self._least(len(self.members))
+        return sorted(await self._wait(self.members, least, least))
+
+    def waiting(self, nodes: int, setting: str) -> str:
+        """For whom the ServerApp waits that waits for `nodes` nodes, 0 where that is not known, by a setting."""
+        presence, within, members = self._services.presence, self._settings.liveness_seconds, self.members
+        present, online = self._present(members), presence.online(within)
+        other = presence.mismatched(self._plan.app_sha256, within)
+        missing = []
+        for client in sorted(members - present):
+            why = "has another app" if client in other else "may not train now" if client in online else "not connected"
+            missing.append(f"{self._services.names[client]} ({why})")
+        shown = [*missing[:_MOST_NAMED], *([f"{len(missing) - _MOST_NAMED} more"] if missing[_MOST_NAMED:] else [])]
+        return waiting_for(nodes, setting, len(present), len(members), shown)
 
     def check(self, asked: int, message_type: str) -> None:
         """Refuse what asks too few clients; raises CohortBelowMinimum."""
@@ -66,7 +79,7 @@ class CohortSelection:
         asked than `asked` names, if they are there. In a buffered run an evaluation goes to whoever does not train now.
         """
         asked = asked if same is None else same
-        wanted, members = frozenset(asked), self._members
+        wanted, members = frozenset(asked), self.members
         least = max(self._least(len(wanted)), self._least_grouped(message_type))
         self.check(len(wanted), message_type)
         pool = wanted & members

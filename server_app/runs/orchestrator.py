@@ -33,6 +33,7 @@ from server_app.runs.app_messages import (
     PlainReplies,
     Replies,
     Start,
+    Waits,
 )
 from server_app.runs.app_process import AppConnection
 from server_app.runs.buffered_exchanges import BufferedExchanges
@@ -94,6 +95,8 @@ class RunOrchestrator:
             match message:
                 case Found(figures=figures):
                     await run.take_figures(figures, self._evaluated)
+                case Waits(nodes=nodes, setting=setting):
+                    run.event_log.add(Warned(line=run.clients.waiting(nodes, setting)))
                 case Finished(model=model, statistics=found):
                     run.warn_unjudged()
                     if found is not None and run.plan.question is not None:
@@ -120,7 +123,12 @@ class RunOrchestrator:
             initial=None if initial is None else str(initial),
             noised=plan.settings.private,
             compressed=plan.settings.compresses,
+            members=self._members,
         )
+
+    @property
+    def _members(self) -> int:
+        return len(self._run.clients.members)
 
     async def _listen(self, app: AppConnection) -> FromApp:
         """What the app says next; RunFailed where it says nothing for longer than app-seconds."""
@@ -237,7 +245,7 @@ class RunOrchestrator:
     async def _delivered(self, kept: KeptAnswer) -> Answer:
         """An answer as the app gets it, with files that it can read."""
         if kept.nodes is not None:
-            return Nodes(nodes=kept.nodes)
+            return Nodes(nodes=kept.nodes, members=self._members)
         if kept.refused is not None:
             return ExchangeRefused(reason=kept.refused)
         if kept.spent is not None:

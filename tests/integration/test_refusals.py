@@ -137,6 +137,14 @@ def test_a_single_update_strategy_is_refused_before_the_first_round(federation: 
     assert done.of("exchange") == []
 
 
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+def test_a_strategy_that_waits_for_more_than_there_are(federation: Deployment, aggregation: str) -> None:
+    done = federation.submit(min_nodes=5, settings={"aggregation": aggregation}).finish()
+    assert done.status == 5
+    assert "the strategy waits for 5 nodes (min_available_nodes=5), and there are 4" in done.stderr
+    assert done.of("exchange") == []
+
+
 def strangers(federation: Deployment) -> LocalFederation:
     """Another federation whose kits point at this one's server."""
     other = LocalFederation.create(Path(tempfile.mkdtemp(dir=federation.folder)) / "other", clients=4)

@@ -41,6 +41,7 @@ from server_app.runs.app_messages import (
     PlainReplies,
     Replies,
     Start,
+    Waits,
 )
 from server_app.services import Services
 
@@ -106,6 +107,10 @@ class ScriptedApp:
     async def nodes(self) -> Message:
         self._asked.put_nowait(NodesAsked())
         return await self._answers.get()
+
+    def waits(self, nodes: int, setting: str) -> None:
+        """The ServerApp asks for nodes in vain."""
+        self._asked.put_nowait(Waits(nodes=nodes, setting=setting))
 
     async def exchange(
         self,

@@ -19,7 +19,7 @@ from fedcore.compare.workers.problem import Problem
 from fedcore.compare.workers.processes import ReportSink, WorkerReport, Workers
 from fedcore.config import JobSettings
 from fedcore.engine_config import EngineConfig
-from fedcore.errors import AppError, BudgetSpent, UsageError
+from fedcore.errors import AppError, BudgetSpent, ConfigurationError, UsageError
 from fedcore.events import FiguresFound
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
@@ -27,6 +27,7 @@ from fedcore.flower.plain_request import Content, PlainRequest
 from fedcore.flower.records import state_from_arrays
 from fedcore.flower.serverside import run_server_app
 from fedcore.flower.telling import ToldTest
+from fedcore.needs import waiting_for
 from fedcore.plain_exchange import PlainReply
 from fedcore.simulation.crew import OneByOne
 from fedcore.simulation.plain import PlainSimulation
@@ -59,6 +60,9 @@ class _Ending:
 
     def nodes(self) -> list[int]:
         return list(range(1, self.run.sites + 1))
+
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        raise ConfigurationError(waiting_for(nodes, setting, present, self.run.sites, ()))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         raise UsageError("the first model is looked for in plain mode")
@@ -103,7 +107,7 @@ def first_of(run: PlannedRun) -> First:
         run="initial model",
         run_config=dict(run.config),
         aggregation="plain",
-        most_nodes=run.sites,
+        most_nodes=lambda: run.sites,
     )
     if outcome.state is None or ending.sent is None:
         raise AppError(f"the ServerApp of {run.app.name} sends no model before it needs an answer")

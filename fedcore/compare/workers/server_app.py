@@ -24,6 +24,7 @@ from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower.app import AppBundle
 from fedcore.flower.plain_request import PlainRequest
 from fedcore.flower.serverside import run_server_app
+from fedcore.needs import waiting_for
 from fedcore.plain_exchange import PlainReply
 from fedcore.record import metric_like
 from fedcore.simulation.crew import OneByOne
@@ -64,7 +65,7 @@ def _run_server_app(report: ReportSink, run: PlannedRun) -> None:
         run="centralized",
         run_config=dict(run.config),
         aggregation="plain",
-        most_nodes=run.sites,
+        most_nodes=lambda: run.sites,
         on_results=lambda results: report(OwnResults(results=results)),
     )
     if outcome.state is not None:
@@ -93,6 +94,10 @@ class PooledBackend:
     def nodes(self) -> list[int]:
         """As many as there are sites, so that the ServerApp need not know."""
         return list(range(1, self.run.sites + 1))
+
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        """All that there are are there."""
+        raise ConfigurationError(waiting_for(nodes, setting, present, self.run.sites, ()))
 
     def exchange(self, request: ExchangeRequest) -> list[ExchangeReply]:
         """Nothing is aggregated here."""

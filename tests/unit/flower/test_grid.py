@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp.strategy import strategy_utils
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcore.errors import ConfigurationError
 from fedcore.exchange import ExchangeReply, ExchangeRequest
 from fedcore.flower import mean_only
 from fedcore.flower.grid import ExchangeGrid
+from fedcore.flower.sampling import Polling
 from fedcore.flower.secure_grid import SecureGrid
 from fedcore.state import ModelState
 
@@ -71,3 +74,55 @@ def test_a_message_that_is_sent_again_gets_a_new_id() -> None:
     grid, sent = secure(), messages()
     first = list(grid.push_messages(sent))
     assert not set(first) & set(grid.push_messages(sent))
+
+
+@dataclass
+class Growing(Mean):
+    """Of five members two are there, and one more after a time."""
+
+    now: float = 0.0
+    third_at: float = 1e9
+    told: list[tuple[float, int, str, int]] = field(default_factory=list)
+
+    def nodes(self) -> list[int]:
+        return [1, 2, 3] if self.now >= self.third_at else [1, 2]
+
+    def waits(self, nodes: int, setting: str, present: int) -> None:
+        self.told.append((self.now, nodes, setting, present))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def grid(self) -> ExchangeGrid:
+        return SecureGrid(self, run_id=1, most_nodes=lambda: 5, polling=Polling(clock=lambda: self.now))
+
+
+def test_a_strategy_that_waits_is_told_of_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Growing(third_at=25.0)
+    monkeypatch.setattr(strategy_utils, "sleep", backend.sleep)
+    assert strategy_utils.sample_nodes(backend.grid(), 3, 2)[1] == [1, 2, 3]
+    assert backend.told == [(10.0, 3, "", 2), (20.0, 3, "", 2)]
+    with pytest.raises(ConfigurationError, match="waits for 6 nodes, and there are 5"):
+        strategy_utils.sample_nodes(backend.grid(), 6, 2)
+
+
+def test_so_is_a_loop_of_the_apps_own() -> None:
+    backend = Growing()
+    grid = backend.grid()
+    while len(list(grid.get_node_ids())) < 6 and backend.now < 25:
+        backend.sleep(0.5)
+    assert [(now, nodes) for now, nodes, _, _ in backend.told] == [(10.0, 0), (20.0, 0)]
+
+
+@mean_only
+def test_an_app_that_works_between_two_questions_does_not_wait() -> None:
+    backend = Growing()
+    grid = backend.grid()
+    for _ in range(5):
+        list(grid.get_node_ids())
+        backend.sleep(9.0)
+        grid.send_and_receive(messages())
+    for _ in range(3):
+        list(grid.get_node_ids())
+        backend.sleep(100.0)
+    assert backend.told == []

@@ -268,6 +268,23 @@ async def test_a_message_that_owners_refuse_is_the_strategys_and_not_the_runs(he
     assert "the run sets it" not in answer.reason
 
 
+async def test_a_server_app_that_waits_for_more_clients_says_for_whom(here: Site) -> None:
+    run, app = await here.begin()
+    await here.members[4].ask("POST", "/v1/heartbeat", HeartbeatIn(eligible=False))
+    answer = await app.nodes()
+    assert isinstance(answer, Nodes)
+    assert app.start is not None
+    assert (app.start.members, answer.members, answer.nodes) == (4, 4, [1, 2, 3])
+    app.waits(4, "min_available_nodes=4")
+    app.waits(0, "")
+    app.fail("enough")
+    lines = [item["line"] for item in events_of(await here.follow(run), "warning")]
+    waits, asks = [line for line in lines if "members are there" in line]
+    missing = "3 of 4 members are there; missing: client-4 (may not train now)"
+    assert waits == f"the strategy waits for 4 clients (min_available_nodes=4): {missing}"
+    assert asks.endswith(missing)
+
+
 async def test_refusals_of_some_stand_beside_what_they_led_to(here: Site, model: ModelState) -> None:
     said = WithdrawIn(reason=WithdrawalReason.POLICY, check="config-not-allowed", subject="lr")
     _, app = await here.begin({"max-attempts": 1})
