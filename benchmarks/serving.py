@@ -116,8 +116,11 @@ class Site:
     scratch: Path
     pid: int
 
-    def submit(self, parameters: int, rounds: int, cohort: int) -> list[float]:
-        """Have one run led; the seconds of its rounds but the first. Raises RunFailed."""
+    def submit(self, parameters: int, rounds: int, cohort: int, *, liveness: float = 15.0) -> list[float]:
+        """Have one run led; the seconds of its rounds but the first. Raises RunFailed.
+
+        liveness: how long a member may be silent; as by default, where members send signs of life.
+        """
         share = min(cohort, self.crowd.count) / self.crowd.count
         config = {
             "parameters": parameters, "num-server-rounds": rounds, "min-nodes": cohort, "fraction-train": share,
@@ -126,7 +129,7 @@ class Site:
         # Fields must hold a sum of the whole roster, however few of it are asked.
         settings = {
             "min-clients": cohort, "train-seconds": PATIENCE, "step-seconds": PATIENCE,
-            "field-bits": 32 if self.crowd.count > FEW else 16,
+            "liveness-seconds": liveness, "field-bits": 32 if self.crowd.count > FEW else 16,
         }  # fmt: skip
         ends: list[float] = []
         with OperatorClient(OperatorKit.load(self.crowd.folder.operator)) as operator:
@@ -196,7 +199,7 @@ async def _transfer(site: Site, parameters: int) -> tuple[int, int, Transfer, in
         await join(members, APP)
         idle = resident_bytes(site.pid)
         reset_peak(site.pid)
-        leading = asyncio.create_task(asyncio.to_thread(site.submit, parameters, 1, AT_ONCE))
+        leading = asyncio.create_task(asyncio.to_thread(site.submit, parameters, 1, AT_ONCE, liveness=PATIENCE))
         await asyncio.gather(*(member.enter() for member in members))
         for step in (Member.advertise, Member.share, Member.receive):
             await asyncio.gather(*map(step, members))

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,16 +28,26 @@ from fedcore.federation import Member as Listed
 from fedcore.federation.chain import chain_text
 from fedcore.federation.files import private_pem
 from fedcore.flower.app import AppBundle
+from fedcore.system.concurrency import end
+from fedcore.wire import HeartbeatIn
 from tests.support.members import Local, Member
 
 NAME = "serving"
 JOINING_AT_ONCE = 64
+HEARTBEAT_SECONDS = 3.0
+"""What servers ask of agents."""
 
 
 class SmallHttp:
-    """As much of an httpx client as a `Member` uses, over one connection and for a tenth of the work."""
+    """As much of an httpx client as a `Member` uses, over one connection and for a tenth of the work.
 
-    def __init__(self, url: str, tls: ssl.SSLContext) -> None:
+    turns: what is done with an answer is done by one member in each turn of the event loop. Hundreds whose answers come
+    at once would else be at work for half a minute in which nobody of the crowd is heard.
+    """
+
+    def __init__(self, url: str, tls: ssl.SSLContext, turns: asyncio.Lock) -> None:
+        self._turns = turns
+        self._url = url
         parts = urlsplit(url)
         self._address = (parts.hostname or "", parts.port or 443)
         self._tls = tls
@@ -46,18 +56,32 @@ class SmallHttp:
     async def request(
         self, method: str, path: str, *, content: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """One request and its whole answer."""
+        """One request and its whole answer; again, as agents do, where the connection ended meanwhile."""
+        while True:
+            try:
+                return await self._request(method, path, content, headers or {})
+            except (OSError, EOFError):
+                self.close()
+                await asyncio.sleep(0.2)
+
+    async def _request(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> httpx.Response:
         if self._streams is None:
             self._streams = await asyncio.open_connection(*self._address, ssl=self._tls, limit=1 << 20)
         reader, writer = self._streams
-        writer.write(head(method, path, len(content), headers or {}) + content)
+        writer.write(head(method, path, len(content), headers) + content)
         await writer.drain()
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         fields = dict(line.split(": ", 1) for line in lines[1:] if line)
         body = await reader.readexactly(int(fields.get("content-length", "0")))
         if fields.get("connection") == "close":
             self.close()
+        async with self._turns:
+            await asyncio.sleep(0)
         return httpx.Response(int(lines[0].split(" ")[1]), headers=fields, content=body)
+
+    def another(self) -> SmallHttp:
+        """One over a connection of its own."""
+        return SmallHttp(self._url, self._tls, asyncio.Lock())
 
     def close(self) -> None:
         """Let the connection go."""
@@ -102,7 +126,8 @@ class Crowd:
         """All of them, each with a connection of its own that it opens when it first asks."""
         kit = ClientKit.load(self.folder.clients[0])
         tls = ssl.create_default_context(cafile=str(self.folder.server / "ca.crt"))
-        clients = [SmallHttp(self.folder.server_url, tls) for _ in range(self.count)]
+        turns = asyncio.Lock()
+        clients = [SmallHttp(self.folder.server_url, tls, turns) for _ in range(self.count)]
         try:
             yield [
                 _idle_member(
@@ -139,7 +164,29 @@ async def take_part(member: Member) -> None:
     while True:
         with contextlib.suppress(AssertionError):  # nothing came from all polls of one turn, or the exchange had ended
             await member.enter()
-            await member.secure()
+            async with _signs_of_life(member):
+                await member.secure()
+
+
+@contextlib.asynccontextmanager
+async def _signs_of_life(member: Member) -> AsyncIterator[None]:
+    """Heartbeats beside the steps, over a connection of their own: all members of an exchange share one processor."""
+    http = member.http.another()  # type: ignore[attr-defined]
+    beside = Member(member.kit, http, member.base)
+    task = member.task
+
+    async def beat() -> None:
+        while task is not None:
+            with contextlib.suppress(AssertionError):
+                await beside.ask("POST", "/v1/heartbeat", HeartbeatIn(run=task.run, exchange=task.exchange))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        await end(beating)
+        http.close()
 
 
 def _key(number: int) -> Ed25519PrivateKey:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Final, Self, TypeAlias
 
 _STEP_SECONDS: Final = 0.25
-_LONGEST_STEP_SECONDS: Final = 1.0
 AHEAD: Final = "has gone on to later exchanges, of which this server knows nothing: an older state of it was put back"
 """Why a client is gone that has taken a task with a larger number than that of the newest exchange."""
 
@@ -27,8 +26,9 @@ ExchangeId: TypeAlias = tuple[str, int]
 class Uptime:
     """A clock that counts the seconds in which this server could hear its clients.
 
-    A process that was stopped, or did not get the processor, finds on its return that nobody has been heard of for
-    long, and only then reads what they sent meanwhile. By this clock that was a second.
+    It grows by a quarter of a second whenever the event loop comes round to it, and that is due every quarter of a
+    second: what the loop is late is no client's silence. A process that was stopped, did not get the processor, or has
+    more to do than it can, finds what its clients sent meanwhile unread, and reads it before this clock has moved on.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -41,9 +41,9 @@ class Uptime:
         return self._seconds
 
     def step(self) -> None:
-        """Count the time since the last step, a second of it at most."""
+        """Count the time since the last step, as far as the step was due."""
         now = self._clock()
-        self._seconds += min(now - self._last, _LONGEST_STEP_SECONDS)
+        self._seconds += min(now - self._last, _STEP_SECONDS)
         self._last = now
 
     @classmethod
@@ -162,10 +162,10 @@ class Presence:
         else:
             self._handed[client] = _Handed(task, now, now)
 
-    def why_gone(self, client: int, task: ExchangeId, liveness: float) -> str:
+    def why_gone(self, client: int, task: ExchangeId, liveness: float, pause: float | None = None) -> str:
         """Why there is nothing to wait for from a client in the exchange `task`, empty where there may be.
 
-        liveness: seconds that it may be silent.
+        liveness: seconds that it may be silent. pause: the same in the middle of a transfer, None where it is in none.
         """
         run, after = self._asks_after.get(client, ("", 0))
         if run == task[0] and after > task[1]:
@@ -175,8 +175,12 @@ class Presence:
         handed = self._handed.get(client)
         if handed is not None and handed.task == task and handed.last - handed.first > liveness:
             return f"asks for its task for more than {liveness:g} s and does not begin"
-        if self.silent_for(client) > liveness:
-            return "has stopped" if client in self._stopped else f"silent for more than {liveness:g} s"
+        limit = liveness if pause is None else max(liveness, pause)
+        if self.silent_for(client) > limit:
+            if client in self._stopped:
+                return "has stopped"
+            what = " in the middle of a transfer (pause-seconds)" if limit > liveness else ""
+            return f"silent for more than {limit:g} s{what}"
         return ""
 
     def note_eligible(self, client: int, eligible: bool) -> None:

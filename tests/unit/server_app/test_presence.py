@@ -44,10 +44,26 @@ def test_a_client_that_stops_is_gone_until_it_joins_again() -> None:
     assert presence.eligible("app", SECONDS) == {1}
 
 
+def test_what_a_busy_server_was_too_late_to_hear_is_no_silence() -> None:
+    """Each turn of its loop takes nearly a second, and a request needs a dozen until it is known whose it is."""
+    clock = Clock()
+    uptime = Uptime(clock)
+    presence = Presence(clock=uptime)
+    presence.touch(1)
+    for _ in range(20):
+        clock.advance(0.9)
+        uptime.step()
+    assert presence.why_gone(1, ("run", 1), SECONDS) == ""
+    for _ in range(60):
+        clock.advance(0.25)
+        uptime.step()
+    assert presence.why_gone(1, ("run", 1), SECONDS), "who is silent while the server listens is gone all the same"
+
+
 async def test_time_is_counted_while_the_loop_runs() -> None:
     clock = Clock()
     async with Uptime.counted(clock) as uptime:
         clock.advance(0.5)
         while not uptime():  # noqa: ASYNC110 - what it waits for is the clock
             await asyncio.sleep(0.01)
-        assert uptime() == 0.5
+        assert uptime() == 0.25, "more was not due"
