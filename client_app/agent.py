@@ -385,7 +385,8 @@ class Agent:
             run, exchange = self._working_on or ("", 0)
             with contextlib.suppress(FedcoreError):
                 eligible = self._hides or self.client.eligibility.holds
-                message = HeartbeatIn(run=run, exchange=exchange, eligible=eligible)
+                received = self.client.transport.received if self._working_on else None
+                message = HeartbeatIn(run=run, exchange=exchange, eligible=eligible, received=received)
                 await self.client.transport.send("POST", "/v1/heartbeat", message, retry=ONCE)
 
     async def _watch_eligibility(self) -> NoReturn:

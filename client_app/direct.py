@@ -34,7 +34,8 @@ _WRITE_BYTES: Final = 256 * 1024
 """What has to be on its way within those: 70 kbit/s."""
 _IDLE_SECONDS: Final = 60.0
 """The server ends connections that nobody has used for 75."""
-_BUFFER_BYTES: Final = 1 << 20
+_BUFFER_BYTES: Final = 1 << 18
+"""Read at a time; a download is told to make progress when one is full."""
 _AT_ONCE: Final = 1 << 16
 """Bytes of an answer up to which it is read in the same turn of a thread as its head."""
 _THREADS: Final = 16

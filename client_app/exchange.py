@@ -92,7 +92,8 @@ async def take_part(task: Task, client: Client, unread: ProtocolViolation | None
     await in_thread(check_drawn, task, settings, client.kit, client.ledger)
     exchange = _Exchange(task=task, settings=settings, client=client)
     try:
-        async with asyncio.timeout(task.seconds + client.others_seconds):
+        async with asyncio.timeout(task.seconds + client.others_seconds) as limit:
+            exchange.limit = limit
             await exchange.take_part()
     except TimeoutError:
         raise RoundFailed("the server did not bring the exchange to an end in time") from None
@@ -110,6 +111,7 @@ class _Exchange:
     task: Task
     settings: JobSettings
     client: Client
+    limit: asyncio.Timeout | None = None
     _started: float = field(init=False)
     _counted: CountedRounds = field(init=False)
     _contributes: bool = field(default=False, init=False)
@@ -214,10 +216,16 @@ class _Exchange:
         if not await in_thread(models.has, reference.sha256):
             came = await models.fetch(reference, self.client.transport, self._path("model"))
             self._say("model", f"received {units.size(came)}", started)
+            self._wait_longer(self.client.clock() - started)
         try:
             return ModelState.open(path), bytes.fromhex(reference.sha256)
         except FedcoreError as error:
             raise ProtocolViolation("model-malformed", str(error)) from None
+
+    def _wait_longer(self, seconds: float) -> None:
+        """What the download took is not taken from what comes after it."""
+        if self.limit is not None and (end := self.limit.when()) is not None:
+            self.limit.reschedule(end + seconds)
 
     async def _contribute(self, session: ClientSession, spending: Spending, model: ModelState | None) -> Words:
         """The words to upload, when that is due, with R0 and R1 beside; ends at once when the exchange does."""

@@ -1,8 +1,8 @@
 """HTTPS to the server: every request signed, every answer bounded, every failure told apart.
 
 A request that nobody answered, or that was answered with a 5xx, is sent again after a growing, jittered pause, with a
-new signature each time; all routes are idempotent. A 4xx is an answer and never repeated. A federation may have several
-addresses: where nobody answers, or somebody who does not lead, the next attempt goes to the next one.
+new signature each time; all routes are idempotent. A 4xx but 408 is an answer and never repeated. A federation may have
+several addresses: where nobody answers, or somebody who does not lead, the next attempt goes to the next one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from fedcore.system.files import full_disk_named, replacing
 from fedcore.wire import DELTA_BASE, Message
 
 CHUNK: Final = 1 << 20
+_PIECE: Final = 1 << 18
+"""Of a model; what has come of it is counted in these."""
 MAX_CONTROL_BYTES: Final = 64 << 20
 """Largest JSON answer: the sealed shares of a cohort of 10,000 have some 40 MiB."""
 LONG_POLL_SECONDS: Final = 25
@@ -67,11 +69,13 @@ class _Incoming:
     def __init__(self, file: BinaryIO, size: int, traffic: ByteCount) -> None:
         self.digest = hashlib.sha256()
         self._file = file
+        self.received = 0
         self._left = size
         self._traffic = traffic
 
     def take(self, chunk: memoryview) -> None:
         """The next bytes; raises ProtocolViolation("model-digest") where they are more than there can be."""
+        self.received += len(chunk)
         self._left -= len(chunk)
         self._traffic.down += len(chunk)
         if self._left < 0:
@@ -122,6 +126,7 @@ class Transport:
         self._urls = tuple(urls)
         self._at = 0
         self._answers = 0
+        self._incoming: _Incoming | None = None
         self.interruptions = 0
         self.traffic = ByteCount()
         self._notice = notice
@@ -233,7 +238,7 @@ class Transport:
 
         async def attempt() -> bool:
             with replacing(target, mode=0o600) as file:
-                incoming = _Incoming(file, size, self.traffic)
+                self._incoming = incoming = _Incoming(file, size, self.traffic)
                 if size >= LEAST_BYTES and self._direct is not None:
                     headers = await self._fetch_directly(self._direct, address, incoming)
                 else:
@@ -244,12 +249,20 @@ class Transport:
             return is_difference
 
         with full_disk_named(f"no space is left in {target.parent} for a model of {size} bytes"):
-            return await self._repeat(attempt, None)
+            try:
+                return await self._repeat(attempt, None)
+            finally:
+                self._incoming = None
+
+    @property
+    def received(self) -> int | None:
+        """Bytes that are here of the model that is being fetched; None where none is."""
+        return self._incoming.received if self._incoming is not None else None
 
     async def _fetch(self, target: str, incoming: _Incoming) -> httpx.Headers:
         async with self._open("GET", target, _EMPTY_DIGEST, {}, None) as response:
             await self._check_status(response)
-            async for chunk in response.aiter_raw(CHUNK):
+            async for chunk in response.aiter_raw(_PIECE):
                 await in_thread(incoming.take, memoryview(chunk))
             return response.headers
 
@@ -395,7 +408,10 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException:
 
 
 def _is_transient(error: BaseException) -> bool:
-    return may_pass(error) or isinstance(error, WrongClock) or (isinstance(error, Refused) and error.status >= 500)
+    """408: the line paused in the middle of a body until the server gave that up."""
+    if isinstance(error, Refused):
+        return error.status >= 500 or error.status == httpx.codes.REQUEST_TIMEOUT
+    return may_pass(error) or isinstance(error, WrongClock)
 
 
 async def _parse(

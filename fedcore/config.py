@@ -25,8 +25,8 @@ LEAST_UPLOAD: Final = 2.0**-10
 SERVER_SETTINGS: Final = frozenset(
     {
         "aggregation", "quorum", "max-corrupt", "max-dropout", "key-agreement", "min-clients", "join-seconds",
-        "step-seconds", "liveness-seconds", "max-attempts", "app-seconds", "over-selection", "best-model",
-        "buffer-size", "concurrency",
+        "step-seconds", "liveness-seconds", "pause-seconds", "max-attempts", "app-seconds", "over-selection",
+        "best-model", "buffer-size", "concurrency",
         "min-groups", "download-bits",
     }
 )  # fmt: skip
@@ -69,6 +69,7 @@ class JobSettings:
     train_seconds: time for the local work of one exchange.
     step_seconds: time for any other step.
     liveness_seconds: a client that is silent for longer has dropped out.
+    pause_seconds: the same of one in the middle of a download or an upload, whose line may pause.
     app_seconds: a ServerApp that asks for nothing for longer fails the run; a sixth of it earns a warning.
     max_attempts: how often a failed exchange is tried before the run fails.
     over_selection: fraction of clients asked beyond those that the strategy wants; once as many as it wants have sent
@@ -118,6 +119,7 @@ class JobSettings:
     train_seconds: float = 3600.0
     step_seconds: float = 60.0
     liveness_seconds: float = 15.0
+    pause_seconds: float = 120.0
     app_seconds: float = 3600.0
     max_attempts: int = 3
     over_selection: float = 0.0
@@ -139,7 +141,7 @@ class JobSettings:
     def __post_init__(self) -> None:
         positive = (
             "w_max", "metric_max", "max_metrics", "query_max", "join_seconds", "train_seconds", "step_seconds",
-            "liveness_seconds", "app_seconds", "max_attempts", "groups",
+            "liveness_seconds", "pause_seconds", "app_seconds", "max_attempts", "groups",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:

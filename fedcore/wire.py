@@ -24,8 +24,10 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_serializer,
     model_validator,
 )
 
@@ -179,13 +181,21 @@ class HeartbeatIn(Message):
     """A sign of life: which exchange the client works on, if any, and whether it may train now.
 
     One that may not (its owner's rules on hours, power and load) stays connected and is not asked. Nor is one that is
-    `stopping`, until it joins again; this is its last word.
+    `stopping`, until it joins again; this is its last word. received: bytes that it has of the model that it
+    fetches.
     """
 
     run: str = ""
     exchange: int = 0
     eligible: bool = True
     stopping: bool = False
+    received: int | None = Field(None, ge=0)
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, plainly: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nothing is received most of the time, and servers of before know no such field."""
+        made: dict[str, Any] = plainly(self)
+        return {name: value for name, value in made.items() if name != "received" or value is not None}
 
 
 class AppOut(Message):

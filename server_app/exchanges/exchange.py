@@ -203,10 +203,9 @@ class Exchange(Intake):
     async def _wait(self, stage: str) -> None:
         """Until nobody is missing, or the time is up, or too few are left to go on."""
         clock = self.services.clock
-        seconds = self.seconds_for(stage)
-        deadline = clock() + seconds
+        began = clock()
         progress = StageReporter(self.context, stage, self._opened)
-        while clock() < deadline and self._spoilt is None:
+        while clock() < (deadline := self._deadline(stage, began)) and self._spoilt is None:
             self._drop_silent()
             progress.show(self.clients.done, self.clients.missing)
             if (
@@ -225,13 +224,27 @@ class Exchange(Intake):
         if late:
             self.late = self.clients.missing
             for client in self.late:
-                self.give_up(client, f"no answer in stage {stage} within {seconds:g} s")
+                self.give_up(client, self._why_late(client, stage, clock() - began))
         elif self.has_enough(stage):
             for client in self.clients.missing:
                 self.give_up(client, NOT_NEEDED)
         progress.show(self.clients.done, self.clients.missing, final=True)
         if self._is_lost():
             raise CohortTooSmall(stage, self._present(), self.task.quorum)
+
+    def _deadline(self, stage: str, began: float) -> float:
+        """When a stage ends. The first goes on while models are on their way to clients, as long as local work may."""
+        end, step = began + self.seconds_for(stage), self.context.settings.step_seconds
+        newest = self.transfers.newest(self.clients.missing) if self.stages.is_first else None
+        if newest is None:
+            return end
+        return max(end, min(newest + step, began + step + self.task.seconds))
+
+    def _why_late(self, client: int, stage: str, seconds: float) -> str:
+        model = self.task.model
+        if said := self.transfers.why_late(client, model.size if model is not None else 0, seconds):
+            return said
+        return f"no answer in stage {stage} within {self.seconds_for(stage):g} s"
 
     def _present(self) -> int:
         return len(self.clients.missing | self.clients.done)
@@ -245,9 +258,10 @@ class Exchange(Intake):
         return alike and progress.seconds_lost() < self.services.settings.grace_seconds
 
     def _drop_silent(self) -> None:
-        limit, task = self.context.settings.liveness_seconds, (self.task.run, self.task.exchange)
+        settings, task = self.context.settings, (self.task.run, self.task.exchange)
         for client in self.clients.missing - self.clients.being_taken:
-            if reason := self.services.presence.why_gone(client, task, limit):
+            pause = settings.pause_seconds if self.transfers.under_way(client) else None
+            if reason := self.services.presence.why_gone(client, task, settings.liveness_seconds, pause):
                 self.give_up(client, reason)
 
     async def _close(self, stage: str) -> None:

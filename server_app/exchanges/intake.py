@@ -18,6 +18,7 @@ from fedcore.wire import ComplaintIn, ManifestIn, Message, ModelRef, ProblemKind
 from server_app.exchanges.context import ExchangeContext, ExchangeUsage
 from server_app.exchanges.receipts import WITHDRAWAL, Receipts
 from server_app.exchanges.stages import Participants, Stages, Standing
+from server_app.exchanges.transfers import Transfers
 from server_app.exchanges.uploads import UpdateLimits, Uploads
 from server_app.http.problems import Rejection
 from server_app.storage.blobs import Body
@@ -45,6 +46,7 @@ class Intake(ABC):
         self.stages = Stages(self.stage_names)
         self.clients = Participants(task.cohort)
         self.blamed: dict[int, Fault] = {}
+        self.transfers = Transfers(services.clock)
         self.receipts = Receipts(services.store, task.run, task.exchange)
         self.uploads = Uploads(services.spool, services.objects, f"{context.key}/{self.updates_folder}", limits)
         self._kept_stage = ""
@@ -141,6 +143,7 @@ class Intake(ABC):
         if self.was_taken(client, step, digest):
             return
         self.require_step(client, step)
+        self.transfers.went_on(client)
         apply()
         with self._writing_down():
             await self.receipts.keep(client, step, digest, body)
@@ -172,7 +175,8 @@ class Intake(ABC):
             self.services.presence.touch(client)
 
         try:
-            await self.uploads.take(client, index, body, admit=admit, progress=progress)
+            with self.transfers.sending(client):
+                await self.uploads.take(client, index, body, admit=admit, progress=progress)
         except StorageFull:
             self._storage_was_full = True  # for the operator, who sees neither this answer nor the log
             raise
@@ -194,6 +198,7 @@ class Intake(ABC):
             # becomes of the client, and the stage does not end before that.
             self.require_step(client, "manifest")
             self.clients.admit(client)
+            self.transfers.sent(client)
             taking = asyncio.create_task(self._use_update(client, manifest, digest))
             self._taking.add(taking)
             taking.add_done_callback(self._taking.discard)

@@ -158,6 +158,7 @@ async def heartbeat(
     shown = queue.shown.find(body.run, body.exchange)
     if shown is not None:
         guarded_request(request).count_bytes = shown.usage.byte_counter(client.client_id)
+        shown.transfers.heard(client.client_id, body.received)
 
 
 @router.get("/task", response_model=Task, responses=_NO_TASK)
@@ -267,6 +268,7 @@ async def model(
     Where the server has it as a difference to `base`, that comes in its place, and the header `Delta-Base` says so.
     """
     exchange.require(client.client_id)
+    exchange.transfers.asked(client.client_id)
     if base and (difference := exchange.difference_to(base)) is not None:
         return DifferenceResponse(difference, base)
     found = exchange.model_for(client.client_id)

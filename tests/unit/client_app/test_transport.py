@@ -80,6 +80,13 @@ class TestRetries:
         assert joined.federation == "testing"
         assert script.requests == ["POST join"] * 3
 
+    async def test_a_body_that_a_pause_cut_off_is_sent_again(self, script: Script, client: Client) -> None:
+        """408 is no word about the request: the line stood still until the server gave it up."""
+        script.answers.append(problem(408, "malformed", "the body made no progress; send it again"))
+        async with script.serving():
+            await client.transport.ask("POST", "/v1/join", JOIN, JoinOut)
+        assert script.requests == ["POST join"] * 2
+
     async def test_a_4xx_is_never_tried_again(self, script: Script, client: Client) -> None:
         script.answers.append(problem(409, "conflict", "other bytes"))
         async with script.serving():

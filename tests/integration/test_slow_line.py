@@ -1,0 +1,71 @@
+"""Federations over lines that are slow, and that pause."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+from support.deployment import LIVENESS_SECONDS, PATIENCE, Deployment, wait_until
+from support.slow_line import Line
+
+from fedcore.federation import OperatorKit
+
+NOOP = Path(__file__).parents[2] / "benchmarks" / "apps" / "noop"
+PARAMETERS = 600_000
+MODEL_BYTES = 4 * PARAMETERS
+
+
+@contextlib.contextmanager
+def over_a_line(folder: Path, names: list[str], *, up: float, down: float) -> Iterator[tuple[Deployment, Line]]:
+    """A federation of which some clients are behind one line. up, down: its bytes a second."""
+    with Deployment.open(folder, clients=3, allow_plain=True) as made:
+        made.app = NOOP
+        with Line.to(made.federation.port, up=up, down=down) as line:
+            for name in names:
+                kit = made.kit(name) / "client.toml"
+                text = kit.read_text()
+                assert f":{made.federation.port}" in text
+                kit.write_text(text.replace(f":{made.federation.port}", f":{line.port}"))
+            made.start()
+            yield made, line
+            assert made.stop("server") == 0
+
+
+def last_seen(made: Deployment, name: str) -> float:
+    kit = OperatorKit.load(made.federation.operator)
+    trusted = ssl.create_default_context(cafile=str(kit.ca_file))
+    with httpx.Client(
+        base_url=kit.servers[0], verify=trusted, headers={"Authorization": f"Bearer {kit.token}"}
+    ) as http:
+        (client,) = [one for one in http.get("/v1/clients").json()["clients"] if one["name"] == name]
+    return float(client["last_seen_seconds"])
+
+
+def test_a_model_that_takes_longer_than_a_step_arrives(tmp_path: Path) -> None:
+    """Plain and secure alike; by the time of a step a third of it is here."""
+    step = 5.0
+    with over_a_line(tmp_path, ["client-1"], up=10 * MODEL_BYTES, down=MODEL_BYTES / (3 * step)) as (made, _):
+        for aggregation in ("secure", "plain"):
+            settings = {"min-clients": 3, "step-seconds": step, "max-attempts": 1, "aggregation": aggregation}
+            ended = made.submit(settings=settings, num_server_rounds=1, min_nodes=3, parameters=PARAMETERS).finish()
+            assert ended.status == 0, ended.stderr
+            assert ended.of("dropped") == []
+            (done,) = [sum(one["stage_seconds"].values()) for one in ended.of("exchange-done")]
+            assert done > 2 * step
+
+
+def test_a_line_that_pauses_in_the_midst_of_an_upload_does_not_lose_its_site(tmp_path: Path) -> None:
+    with over_a_line(tmp_path, ["client-1"], up=MODEL_BYTES / 8, down=10 * MODEL_BYTES) as (made, line):
+        before = line.up.passed
+        run = made.submit(settings={"min-clients": 3}, num_server_rounds=1, min_nodes=3, parameters=PARAMETERS)
+        wait_until("an upload to be under way", lambda: line.up.passed - before > MODEL_BYTES / 4)
+        line.pause()
+        wait_until("the silence", lambda: last_seen(made, "client-1") > 1.5 * LIVENESS_SECONDS, PATIENCE)
+        line.go_on()
+        ended = run.finish()
+    assert ended.status == 0, ended.stderr
+    assert ended.of("dropped") == []
+    assert ended.trained() == [["client-1", "client-2", "client-3"]]
