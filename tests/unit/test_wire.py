@@ -49,7 +49,7 @@ def task(encoding: object) -> Task:
 @pytest.mark.parametrize(
     ("encoding", "digest"),
     [
-        (EXACT, "f050af056d15bb1540f538860d0284592d8eb5e3f29b753eabefab7940ed87ef"),
+        (EXACT, "6a454e6ba0bbbc630843b760cc69f931b02121ef9d5efae490eb058ebe220d83"),
         (NOISED, "214bde23e26cee3031a897d6879e97c8d680e259776dc86d0200f0d130373e76"),
         (None, "c2aa493613f8eaf946c738816fed8b106402b2d032a03e4e76b1b05598ac3522"),
     ],
