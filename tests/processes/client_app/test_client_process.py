@@ -164,7 +164,7 @@ async def test_under_nohup_it_outlives_the_terminal(script: Script, kit: Path, a
         await read_until(process, "connected")
         asked = len(script.polls)
         process.send_signal(signal.SIGHUP)
-        await until(lambda: len(script.polls) > asked + 3)
+        await until(lambda: process.returncode is not None or len(script.polls) > asked + 3)
         assert process.returncode is None
         process.terminate()
         await asyncio.wait_for(process.communicate(), 100)
