@@ -301,6 +301,6 @@ class RunQueue:
             raise Rejection(ProblemKind.NOT_FOUND, "there is no such exchange")
         if client not in row.cohort:
             raise Rejection(ProblemKind.NOT_IN_COHORT, f"this client is not in exchange {exchange}")
-        if row.result is None:
+        if row.result is None and not RunStatus((await self._row(run)).status).final:
             raise Rejection(ProblemKind.BUSY, f"exchange {exchange} is being taken up again; ask again")
         raise Rejection(ProblemKind.ROUND_FAILED, f"exchange {exchange} has ended")

@@ -21,6 +21,7 @@ from server_app import logs
 from server_app.exchanges.exchange import Exchange
 from server_app.runs.app_process import AppConnection, AppKilled, AppProcess, OnLine
 from server_app.runs.cohort import CohortSelection
+from server_app.runs.deaths import Deaths
 from server_app.runs.event_log import EventLog
 from server_app.runs.journal import Journal, RunInterrupted
 from server_app.runs.orchestrator import RunEnd, RunOrchestrator
@@ -64,6 +65,7 @@ class RunWorker:
         self._to_cancel: set[str] = set()
         self._trouble = ""
         self._resumed_because = ""
+        self._deaths = Deaths(services.store, services.settings.data_dir)
         self.shown = Shown()
 
     def start(self) -> None:
@@ -178,6 +180,7 @@ class RunWorker:
             raise
         finally:
             self._active = None
+            await asyncio.shield(self._deaths.end())
         self._to_cancel.discard(row.run)
 
     async def _event_log(self, row: RunRow) -> EventLog:
@@ -230,6 +233,7 @@ class RunWorker:
     async def _run(self, row: RunRow, event_log: EventLog) -> RunEnd:
         """Lead a run; where a signal ends its ServerApp, that is started anew, a number of times."""
         logs.note(run=row.run)
+        await self._deaths.begin(row.run)
         plan = RunPlan.stored(row)
         files = RunFiles(self._services.objects, row.run, self._services.settings.work_dir / row.run)
         if refused := await asyncio.to_thread(self._services.settings.not_approved, plan.app_sha256):

@@ -85,8 +85,25 @@ class RunTables:
         """From one of the final statuses `before` to waiting; False otherwise."""
         known = [status.value for status in before]
         statement = update(RunRow).where(RunRow.run == run, RunRow.status.in_(known))
-        statement = statement.values(status=RunStatus.WAITING.value, reason="", ended_at=None)
+        statement = statement.values(status=RunStatus.WAITING.value, reason="", ended_at=None, deaths=0)
         return (await self._database.execute(statement)).rowcount == 1
+
+    async def count_death(self, run: str) -> int:
+        """A server was killed while it led a run: how often that was, since the run came further last."""
+        tables = (StepRow, ExchangeRow, ClosingRow, ReceiptRow)
+        counts = [select(func.count()).select_from(table).where(table.run == run) for table in tables]
+        answered = select(func.count(StepRow.answer)).where(StepRow.run == run)
+        before = select(RunRow.deaths, RunRow.came_to).where(RunRow.run == run)
+
+        async def work(connection: AsyncConnection) -> int:
+            came_to = sum([(await connection.execute(count)).scalar_one() for count in [*counts, answered]])
+            deaths, last = (await connection.execute(before)).one()
+            deaths = deaths + 1 if deaths and came_to == last else 1
+            changed = {"deaths": deaths, "came_to": came_to}
+            await connection.execute(update(RunRow).where(RunRow.run == run).values(**changed))
+            return int(deaths)
+
+        return await self._database.write(work)
 
     async def end_run(
         self,

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from server_app.storage.column_types import JSON_TEXT, LONG, PlainText
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 """Of these tables: one more than the number of alembic's newest revision, and SQLite's `user_version`."""
 
 
@@ -42,6 +42,9 @@ class RunRow(Base):
 
     rounds: how many have ended. epsilon: what was spent of the privacy budget, None without one. question: of a run
     that asks for statistics. initial_sha256: of the model that the run was told to begin with, "" without one.
+
+    deaths: how often its server was killed while it led it, since it came further last.
+    came_to: how far it had come when that happened last: how many rows it had.
     """
 
     __tablename__ = "runs"
@@ -64,6 +67,8 @@ class RunRow(Base):
     epsilon: Mapped[float | None]
     question: Mapped[dict[str, Any] | None]
     initial_sha256: Mapped[str] = mapped_column(default="", server_default="")
+    deaths: Mapped[int] = mapped_column(default=0, server_default="0")
+    came_to: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class ExchangeRow(Base):

@@ -259,3 +259,43 @@ def test_two_bits_of_an_update_that_the_disk_changes_cost_one_attempt_and_no_cli
     (failed,) = done.of("exchange-failed")
     assert (failed["retry"], done.of("blamed"), done.of("dropped")) == (True, [], [])
     assert "the update of client-1 in exchange 1 was changed on the server's disk" in federation.log("server")
+
+
+def kill_server(federation: Deployment) -> None:
+    """The server's process, as an app does that fills the machine's memory; then it is started again."""
+    federation.kill("server")
+    wait_until("the ServerApp to end with its server", lambda: not federation.server_apps())
+    federation.start_server()
+
+
+def test_a_run_whose_server_is_killed_twice_in_the_same_place_ends_and_the_next_goes_on(
+    federation: Deployment,
+) -> None:
+    run = federation.submit(gated=True)
+    run.wait_for_training()
+    waiting = federation.submit()
+    kill_server(federation)
+    run.wait_until_resumed(1)
+    for times in (2, 3):  # a stop on purpose is no death
+        assert federation.stop("server") == 0
+        federation.start_server()
+        run.wait_until_resumed(times)
+    kill_server(federation)
+    ended = run.finish()
+    assert ended.status == 5
+    assert "killed 2 times while it led this run" in ended.stderr
+    run.go_on()
+    assert waiting.finish().status == 0
+
+
+def test_a_run_that_comes_further_between_two_deaths_of_its_server_goes_on(federation: Deployment) -> None:
+    run = federation.submit(gated=True, num_server_rounds=2)
+    run.wait_for_training()
+    kill_server(federation)
+    run.wait_until_resumed(1)
+    run.go_on()
+    run.wait_for("exchange", server_round=2)
+    kill_server(federation)
+    done = run.finish()
+    assert done.status == 0, done.stderr
+    assert done.trained() == [list(NAMES)] * 2
