@@ -159,14 +159,15 @@ def trust(federation: Deployment, kit: Path) -> None:
     shutil.copy2(federation.federation.operator / "ca.crt", kit / "ca.crt")
 
 
-def test_an_identity_that_is_not_on_the_roster(federation: Deployment) -> None:
+def test_an_identity_that_is_not_on_the_roster_waits_for_one_that_has_it(federation: Deployment) -> None:
     stranger = strangers(federation)
     kit = stranger.folder / "clients" / "client-1"
     trust(federation, kit)
-    done = forked("client", "--kit", kit, "--app", TINY)
-    assert done.returncode == 3
-    assert "the server does not accept this client's signature" in done.stderr
-    assert "Traceback" not in done.stderr
+    federation.start_node("stranger", "--kit", kit)
+    federation.wait_for_log("stranger", "the server does not accept this client's signature")
+    federation.wait_for_log("stranger", "fedcore federation publish")
+    assert federation.stop("stranger") == 0
+    assert "Traceback" not in federation.log("stranger")
 
 
 def test_an_operators_token_that_is_wrong(federation: Deployment) -> None:
